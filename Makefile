@@ -1,0 +1,107 @@
+# Every target that needs the virtual environment sets it up itself. Needed beforehand: Python 3.11+, make, PyPI.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp-dev
+BENCH_STAMP := $(VENV)/.stamp-bench
+
+# uv is used where it runs (a shim on PATH may not). --seed below keeps pip in the environment either way.
+UV := $(shell uv --version >/dev/null 2>&1 && echo uv)
+INSTALL := $(if $(UV),uv pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet --disable-pip-version-check)
+
+SEEDS ?= 5000
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(STAMP) ## Create .venv with the project and all tools (PYTHON=... picks the interpreter)
+
+.PHONY: fmt
+fmt: $(STAMP) ## Format the code and apply the safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: check
+check: $(STAMP) ## Format, lint, types, import layers, links of the docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python docs/check_links.py
+
+.PHONY: test
+test: $(STAMP) ## Run all tests (ARGS=... goes to pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: demo
+demo: $(STAMP) ## Watch Headgate work
+	$(BIN)/headgate demo
+
+.PHONY: bench
+bench: $(BENCH_STAMP) ## Run the benchmarks, peers included
+	$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: sim
+sim: $(STAMP) ## Run the simulation over many more seeds (SEEDS=5000)
+	HEADGATE_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest --timeout=0 tests/engine/test_simulation.py $(ARGS)
+
+.PHONY: docs
+docs: $(STAMP) ## List the pages of the docs and check their links
+	$(BIN)/python docs/check_links.py --list
+
+.PHONY: clean
+clean: ## Remove .venv, caches and build output
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+.PHONY: ci
+ci: check test ## The gate: check and test
+
+# ------------------------------------------------------------------------------------------------------- set-up
+
+$(STAMP): pyproject.toml
+	@$(if $(UV),$(make_venv_with_uv),$(make_venv_with_python))
+	$(INSTALL) --editable . --group dev
+	@touch $@
+
+$(BENCH_STAMP): $(STAMP)
+	$(INSTALL) --group bench
+	@touch $@
+
+define make_venv_with_uv
+	$(BIN)/python -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null \
+		|| uv venv --quiet --clear --seed --python "$(or $(PYTHON),>=3.11)" $(VENV)
+endef
+
+# 1. An environment that works is kept. 2. Otherwise the first Python that really runs, is new enough and can make one.
+# 3. `--group` needs pip 25.1, newer than the pip most Pythons bring along.
+define make_venv_with_python
+	set -e; \
+	new_enough='import sys; sys.exit(sys.version_info < (3, 11))'; \
+	if ! $(BIN)/python -c "$$new_enough" 2>/dev/null || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		found=; bare=; \
+		for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3); do \
+			"$$python" -c "$$new_enough" >/dev/null 2>&1 || continue; \
+			if "$$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then found=$$python; break; fi; \
+			bare=$$python; \
+		done; \
+		if [ -z "$$found" ]; then \
+			if [ -n "$$bare" ]; then \
+				echo "$$bare is new enough but cannot make a virtual environment: its modules venv and ensurepip are missing." >&2; \
+				echo "Install them (Debian and Ubuntu: apt install python3-venv), or name another Python: make PYTHON=/path/to/python" >&2; \
+			else \
+				echo "Headgate needs Python 3.11 or newer, and none of these runs and is: $(or $(PYTHON),python3.13 python3.12 python3.11 python3)." >&2; \
+				echo "Install one, or say where it is: make PYTHON=/path/to/python" >&2; \
+			fi; \
+			exit 1; \
+		fi; \
+		echo "Creating $(VENV) with $$("$$found" --version)"; \
+		"$$found" -m venv --clear $(VENV); \
+	fi; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+endef
