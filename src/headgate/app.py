@@ -1,0 +1,517 @@
+"""Headgate, the app: declare tasks and limits, enqueue, look, run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from random import Random
+from typing import Any, ParamSpec, Self, TypeVar, overload
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from headgate.admin import Admin
+from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds, sleep
+from headgate.engine.bus import Callback, EventBus
+from headgate.engine.node import Node, NodeSettings
+from headgate.errors import (
+    DeclarationError,
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    NotOpen,
+    StorageUnavailable,
+)
+from headgate.jobs.event import Event, JobEnqueued, LimitSkipped
+from headgate.jobs.identity import IdSource
+from headgate.jobs.job import JobRecord, JobState, NewJob
+from headgate.jobs.retry import RetryPolicy
+from headgate.limits.limit import Limit
+from headgate.observe.log import log_event, logged_kinds
+from headgate.settings import load_settings
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.protocol import EXPIRED_ERROR, Storage
+from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.sync import LoopPortal
+from headgate.tasks.gate import bind_limits
+from headgate.tasks.handle import Job, JobStatus, status_of
+from headgate.tasks.payload import PayloadType
+from headgate.tasks.registry import DEFAULT_QUEUE, Queue, Registry, require_name
+from headgate.tasks.task import Call, EnqueueOptions, Task, checked_timeout, require_priority
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFAULT_URL = "sqlite:///headgate.db"
+
+
+class Headgate:
+    """Durable background jobs with a budget per key.
+
+    `url` says where jobs live: `sqlite:///relative.db`, `sqlite:////absolute.db` or `memory://` (default:
+    `$HEADGATE_URL`, then `sqlite:///headgate.db`); an object that satisfies `headgate.storage.protocol.Storage` may
+    stand in its place. `retry` is for tasks that have none (default: 3 retries, 1 s × 2ⁿ with full jitter, up to 1 h).
+    All other settings are those of `headgate.settings.Settings`, also read from `HEADGATE_*`.
+
+    Declaring needs no connection. To enqueue and look: `async with app.open():`. To also run jobs in this process:
+    `async with app:`. A worker process: `await app.run()`, or `headgate worker module:app`.
+    """
+
+    def __init__(
+        self,
+        url: str | Storage | None = None,
+        *,
+        retry: RetryPolicy | None = None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+        **settings: Any,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._random = random or Random()
+        self._settings = load_settings(settings)
+        self._retry = retry or RetryPolicy()
+        self._storage = self._choose_storage(url if url is not None else os.environ.get("HEADGATE_URL", DEFAULT_URL))
+        self._registry = Registry()
+        self._ids = IdSource()
+        self._bus = EventBus()
+        self._skipped: set[tuple[str, str]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._openings = 0
+        self._results: _ResultWatch | None = None
+        self._node: Node | None = None
+        self._own_node: contextlib.AsyncExitStack | None = None
+        self._portal = LoopPortal(self.open, lambda: self._loop)
+
+    def _choose_storage(self, url: str | Storage) -> Storage:
+        if not isinstance(url, str):
+            return url
+        scheme, separator, path = url.partition("://")
+        if separator and scheme == "memory":
+            return MemoryStorage(self._clock)
+        if separator and scheme == "sqlite":
+            if urlsplit(url).netloc or not path.strip("/"):
+                raise DeclarationError(
+                    f"storage URL {url!r} names no file; write sqlite:///jobs.db, or sqlite:////var/lib/jobs.db for an "
+                    "absolute path"
+                )
+            if "?" in path:
+                raise DeclarationError(f"storage URL {url!r} has options; pass them to Headgate(…), as synchronous=")
+            return SqliteStorage(unquote(path[1:]), self._clock, synchronous=self._settings.synchronous)
+        raise DeclarationError(
+            f"storage URL {url!r} is not known; use sqlite:///path, or memory:// for tests and throw-away work"
+        )
+
+    # ------------------------------------------------------------------------------------------- declaring
+
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        limits: Sequence[Limit | str] = (),
+        retry: RetryPolicy | None = None,
+        timeout: Duration | None = None,
+        priority: int = 0,
+    ) -> _TaskDecorator: ...
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        limits: Sequence[Limit | str] = (),
+        retry: RetryPolicy | None = None,
+        timeout: Duration | None = None,
+        priority: int = 0,
+    ) -> Any:
+        """Make a function a task: `@app.task`, or `@app.task(limits=[StrictRate("15/m", key="{tenant_id}")])`.
+
+        An `async def` runs on the event loop, a plain `def` in a thread. `name` (default: the function's) is what is
+        stored with each job. `limits` must all open for a job to start, and none is charged unless all are. `timeout`
+        is for each attempt. `priority` 0 to 9, higher first inside a lane. Raises DeclarationError for what can never
+        work, UnknownQueue for a queue that is not declared.
+        """
+
+        def declare(function: Callable[..., Any]) -> Task[Any, Any]:
+            if not callable(function):
+                raise DeclarationError(f"@app.task needs a function, not {function!r}")
+            task_name = name if name is not None else str(getattr(function, "__name__", ""))
+            where = f"task {task_name!r}"
+            require_name(task_name, "task")
+            payload = PayloadType(function, where, self._settings.max_payload)
+            require_priority(priority, where)
+            task: Task[Any, Any] = Task(
+                self,
+                function,
+                name=task_name,
+                queue=queue,
+                payload=payload,
+                gate=bind_limits(limits, self._registry.shared, task_name, payload.parameters),
+                retry=retry or self._retry,
+                timeout=self._settings.timeout if timeout is None else checked_timeout(timeout, where),
+                priority=priority,
+            )
+            self._registry.add_task(task)
+            return task
+
+        return declare if function is None else declare(function)
+
+    def limit(self, name: str, limit: Limit) -> None:
+        """Declare a limit that several tasks share as one budget, each with `limits=["name"]`."""
+        self._registry.add_shared(name, limit)
+
+    def queue(self, name: str, *, concurrency: int | None = None) -> None:
+        """Declare a queue, with its slots per node (default: 100, or max(4, 2 × cores) for plain functions)."""
+        self._registry.add_queue(Queue(name, concurrency))
+
+    def require_queue(self, queue: str, where: str) -> None:
+        """Raise UnknownQueue unless the queue is declared."""
+        self._registry.require_queue(queue, where)
+
+    def subscribe(self, callback: Callback, *kinds: type[Event]) -> Callable[[], None]:
+        """Call `callback` (plain or async) with each event of these kinds (default: all) of this process.
+
+        A subscriber that falls 10,000 events behind loses what comes then. Returns the function that ends it.
+        """
+        return self._bus.subscribe(callback, *kinds)
+
+    @property
+    def tasks(self) -> Mapping[str, Task[Any, Any]]:
+        """The declared tasks by name."""
+        return self._registry.tasks
+
+    # ---------------------------------------------------------------------------------------- open and run
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Self]:
+        """Connect, for enqueueing and looking; runs no jobs. May be entered again while it is open."""
+        if self._openings == 0:
+            await self._storage.open()
+            self._loop = asyncio.get_running_loop()
+            self._results = _ResultWatch(self._storage, self._clock)
+            self._end_log = self._bus.subscribe(log_event, *logged_kinds())
+        self._openings += 1
+        try:
+            yield self
+        finally:
+            self._openings -= 1
+            if self._openings == 0:
+                assert self._results is not None
+                await self._results.close()
+                await self._bus.drain()
+                self._end_log()
+                self._loop = None
+                await self._storage.close()
+
+    async def __aenter__(self) -> Self:
+        """Open, and run jobs in this process until the block ends."""
+        if self._own_node is not None:
+            raise DeclarationError("this app already runs jobs in this process; enter `async with app:` once")
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(self.open())
+            node = self._make_node()
+            running = asyncio.get_running_loop().create_task(node.run(), name="headgate-node")
+            stack.push_async_callback(_end, node, running)
+            self._node = node
+            self._own_node = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        stack, self._own_node, self._node = self._own_node, None, None
+        if stack is not None:
+            await stack.aclose()
+
+    async def run(
+        self,
+        *,
+        queues: Mapping[str, int | None] | None = None,
+        grace: Duration | None = None,
+        handle_signals: bool = True,
+    ) -> None:
+        """Be a worker process until SIGTERM or SIGINT; a second signal ends it at once.
+
+        `queues` chooses what to serve, with slots (None: as declared); default: all declared queues. `grace` is how
+        long running jobs may go on after the first signal (default: the app's own).
+        """
+        if isinstance(self._storage, MemoryStorage):
+            raise DeclarationError(
+                "a worker process on memory:// would never see a job: what another process enqueues stays there; "
+                "use sqlite:///path, or `async with app:` inside the process that enqueues"
+            )
+        node = self._make_node(queues, grace)
+        # Around opening and closing too: a signal then must not cut either short.
+        with _signals(node) if handle_signals else contextlib.nullcontext():
+            async with self.open():
+                self._node = node
+                try:
+                    await node.run()
+                finally:
+                    self._node = None
+
+    def _make_node(self, queues: Mapping[str, int | None] | None = None, grace: Duration | None = None) -> Node:
+        settings = self._settings
+        chosen = dict.fromkeys(self._registry.queues) if queues is None else queues
+        slots: dict[str, int] = {}
+        for queue, given in chosen.items():
+            self._registry.require_queue(queue, "this worker")
+            slots[queue] = given or self._registry.concurrency(queue, settings.concurrency)
+        return Node(
+            self._storage,
+            self._registry,
+            NodeSettings(
+                queues=slots,
+                heartbeat=settings.heartbeat,
+                lease=settings.lease,
+                grace=settings.grace if grace is None else microseconds(grace) / SECOND,
+                retention=settings.retention,
+            ),
+            clock=self._clock,
+            bus=self._bus,
+            random=self._random,
+            ids=self._ids,
+        )
+
+    # ------------------------------------------------------------------------------------------- enqueueing
+
+    async def enqueue_calls(
+        self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]
+    ) -> list[Job[Any]]:
+        """Store the calls as jobs in one commit; what `task.enqueue` and `task.enqueue_many` do."""
+        self._require_open()
+        jobs = self._new_jobs(task, options, calls)
+        await self._storage.add(jobs)
+        if self._bus.wants(JobEnqueued):
+            for job in jobs:
+                self._bus.publish(
+                    JobEnqueued(at=job.enqueued_at, job_id=job.id, task=job.task, queue=job.queue, run_at=job.run_at)
+                )
+        return [Job(job.id, self) for job in jobs]
+
+    def _new_jobs(self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]) -> list[NewJob]:
+        now = self._clock.now()
+        asked_for = options.at if options.delay is None else now + options.delay
+        delayed = asked_for is not None and asked_for > now
+        run_at = asked_for if delayed and asked_for is not None else now
+        headers = None if not options.headers else dict(options.headers)
+        priority = task.priority if options.priority is None else options.priority
+        encode, gate, on_skip = task.payload.encode, task.gate, partial(self._skip, task.name)
+        new_id = self._ids.next
+        jobs: list[NewJob] = []
+        for call in calls:
+            payload, arguments = encode(call.args, call.kwargs)
+            draws, costs = gate.draws(arguments, headers or {}, on_skip) if gate.limits else ((), None)
+            jobs.append(
+                NewJob(
+                    id=new_id(now),
+                    task=task.name,
+                    queue=options.queue or task.queue,
+                    payload=payload,
+                    priority=priority,
+                    delayed=delayed,
+                    run_at=run_at,
+                    enqueued_at=now,
+                    expires_at=options.expires_at,
+                    draws=draws,
+                    costs=costs,
+                    headers=headers,
+                    options=options.options,
+                )
+            )
+        return jobs
+
+    def _skip(self, task: str, limit: str, reason: str) -> None:
+        # Once for each task and limit: a thousand jobs without a key are one mistake.
+        if (task, limit) not in self._skipped:
+            self._skipped.add((task, limit))
+            self._bus.publish(LimitSkipped(at=self._clock.now(), task=task, limit=limit, reason=reason))
+
+    # ------------------------------------------------------------------------------------------- following
+
+    def job(self, job_id: str) -> Job[Any]:
+        """The handle of a job whose id was kept."""
+        return Job(job_id, self)
+
+    async def job_status(self, job_id: str) -> JobStatus:
+        """As `Job.status`."""
+        self._require_open()
+        record = await self._storage.job(job_id)
+        if record is None:
+            raise _not_found(job_id)
+        return status_of(record, self._clock.now())
+
+    async def job_result(self, job_id: str, timeout: float | None) -> Any:
+        """As `Job.result`."""
+        self._require_open()
+        assert self._results is not None
+        record = await self._results.wait(job_id, timeout)
+        match record.state:
+            case JobState.CANCELLED:
+                raise JobCancelled(job_id)
+            case JobState.FAILED:
+                error = record.error
+                assert error is not None
+                cause = JobExpired(error.message) if error == EXPIRED_ERROR else None
+                raise JobFailed(job_id, error.type, error.message, error.traceback) from cause
+            case _:
+                task = self._registry.tasks.get(record.task)
+                assert record.result is not None
+                return msgspec.json.decode(record.result) if task is None else task.payload.decode_result(record.result)
+
+    async def cancel_job(self, job_id: str) -> bool:
+        """As `Job.cancel`."""
+        self._require_open()
+        state = await self._storage.cancel(job_id)
+        if state is None:
+            raise _not_found(job_id)
+        if state is JobState.RUNNING and self._node is not None:
+            self._node.cancel(job_id)
+        return not state.is_final
+
+    @property
+    def admin(self) -> Admin:
+        """What operators see and steer."""
+        self._require_open()
+        return Admin(self._storage, self._registry.rules, self._clock)
+
+    @property
+    def portal(self) -> LoopPortal:
+        """Runs coroutines for threads that cannot await."""
+        return self._portal
+
+    @property
+    def sync(self) -> LoopPortal:
+        """For code that cannot await: `app.sync.run(coroutine)` and `app.sync.close()`; tasks have `task.sync`."""
+        return self._portal
+
+    def _require_open(self) -> None:
+        if self._openings == 0:
+            raise NotOpen
+
+
+class _TaskDecorator:
+    """Only for type checkers: what `@app.task(…)` with options does to a function."""
+
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Any:
+        raise AssertionError("never called")
+
+
+class _ResultWatch:
+    """Serves everybody who waits for results with one look at the storage at a time."""
+
+    def __init__(self, storage: Storage, clock: Clock) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._waiting: dict[str, asyncio.Future[JobRecord]] = {}
+        self._changed = asyncio.Event()
+        self._unwatch = storage.watch(self._changed.set)
+        self._looking: asyncio.Task[None] | None = None
+
+    async def wait(self, job_id: str, timeout: float | None) -> JobRecord:
+        record = await self._storage.job(job_id)
+        if record is None:
+            raise _not_found(job_id)
+        if record.state.is_final:
+            return record
+        loop = asyncio.get_running_loop()
+        future = self._waiting.get(job_id)
+        if future is None:
+            future = self._waiting[job_id] = loop.create_future()
+        # It may have become final since the look above.
+        self._changed.set()
+        if self._looking is None:
+            self._looking = loop.create_task(self._look(), name="headgate-results")
+        timer = None
+        own = asyncio.shield(future)
+        if timeout is not None:
+            when = self._clock.monotonic() + round(timeout * SECOND)
+            timer = self._clock.call_at(when, partial(_time_out, own, job_id, timeout))
+        try:
+            return await own
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def _look(self) -> None:
+        while self._waiting:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                records = await self._storage.final(list(self._waiting))
+            except StorageUnavailable:
+                # Whoever waits goes on waiting, as for a job that takes long; the next change looks again.
+                await sleep(self._clock, 1.0)
+                self._changed.set()
+                continue
+            for record in records:
+                future = self._waiting.pop(record.id)
+                if not future.done():
+                    future.set_result(record)
+            if self._waiting:
+                # Under load many changes share one look.
+                await sleep(self._clock, 0.002)
+        self._looking = None
+
+    async def close(self) -> None:
+        self._unwatch()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(NotOpen())
+                future.exception()
+
+
+def _time_out(future: asyncio.Future[Any], job_id: str, timeout: float) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError(f"job {job_id} was not final within {timeout:g} s; it goes on"))
+
+
+async def _end(node: Node, running: asyncio.Task[None]) -> None:
+    node.stop()
+    await running
+
+
+@contextlib.contextmanager
+def _signals(node: Node) -> Any:
+    """SIGTERM and SIGINT stop the node; the second of them ends it at once."""
+    loop = asyncio.get_running_loop()
+    count = 0
+
+    def on_signal() -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            node.stop()
+        else:
+            node.abort()
+
+    caught = (signal.SIGTERM, signal.SIGINT)
+    for number in caught:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in caught:
+            loop.remove_signal_handler(number)
+
+
+def _not_found(job_id: str) -> JobNotFound:
+    return JobNotFound(f"no job {job_id} is stored; it may have been pruned after its retention")

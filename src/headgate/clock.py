@@ -1,0 +1,154 @@
+"""Time, handed in: the only module that reads a clock.
+
+Two scales, both in integer microseconds. `now()` is wall time since the Unix epoch: what people and cron mean; it can
+step. `monotonic()` runs since boot, counts sleep, is the same for all processes of a machine and never steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+SECOND = 1_000_000
+
+Duration = float | timedelta
+"""Seconds, or a `timedelta`."""
+
+
+class Timer(Protocol):
+    """A callback that has been scheduled and can still be called off."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """What time it is, and a call when it is later."""
+
+    def now(self) -> int:
+        """Wall time, microseconds since the Unix epoch."""
+        ...
+
+    def monotonic(self) -> int:
+        """Microseconds since boot; never steps."""
+        ...
+
+    def boot_id(self) -> str:
+        """Which boot `monotonic()` counts from; two readings compare only under the same id."""
+        ...
+
+    def call_at(self, when: int, callback: Callable[[], object]) -> Timer:
+        """Call back on the running loop when `monotonic()` reaches `when`, never before."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def __init__(self) -> None:
+        # CLOCK_BOOTTIME goes on while the machine sleeps, as a limit must; macOS's monotonic clock does the same.
+        self._source = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+    def now(self) -> int:
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> int:
+        return time.clock_gettime_ns(self._source) // 1000
+
+    def boot_id(self) -> str:
+        path = Path("/proc/sys/kernel/random/boot_id")
+        if path.exists():
+            return path.read_text().strip()
+        # No boot id here: the minute of the boot tells boots apart. A wall clock that steps looks like a new boot, and
+        # a new boot only re-anchors limit time, never below the last one used.
+        return f"booted-{(self.now() - self.monotonic()) // (60 * SECOND)}"
+
+    def call_at(self, when: int, callback: Callable[[], object]) -> Timer:
+        return _ExactTimer(self, when, callback)
+
+
+class _ExactTimer:
+    """asyncio and uvloop round to their own ticks and may fire early; this one looks again before it calls."""
+
+    def __init__(self, clock: SystemClock, when: int, callback: Callable[[], object]) -> None:
+        self._clock = clock
+        self._when = when
+        self._callback = callback
+        self._loop = asyncio.get_running_loop()
+        self._arm()
+
+    def _arm(self) -> None:
+        # A long wait is cut: the machine may have slept, and loop time does not count that everywhere.
+        seconds = min((self._when - self._clock.monotonic()) / SECOND, 60.0)
+        self._handle = self._loop.call_later(max(seconds, 0.0), self._fire)
+
+    def _fire(self) -> None:
+        if self._clock.monotonic() < self._when:
+            self._arm()
+        else:
+            self._callback()
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+
+async def sleep(clock: Clock, seconds: float) -> None:
+    """Return after `seconds` on the clock's monotonic scale."""
+    await sleep_until(clock, clock.monotonic() + microseconds(seconds))
+
+
+async def sleep_until(clock: Clock, when: int) -> None:
+    """Return once `clock.monotonic()` has reached `when` (microseconds)."""
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    timer = clock.call_at(when, wake)
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+
+
+async def wait_for_event(clock: Clock, event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for `event`, at most `seconds`; True when it is set, False when the time is up."""
+    if event.is_set():
+        return True
+    if seconds is None:
+        return await event.wait()
+    waiting = asyncio.ensure_future(event.wait())
+    timer = clock.call_at(clock.monotonic() + microseconds(seconds), waiting.cancel)
+    try:
+        await asyncio.wait([waiting])
+        # Set and cleared again counts as set, as it does for `event.wait()`.
+        return event.is_set() or not waiting.cancelled()
+    finally:
+        timer.cancel()
+        waiting.cancel()
+
+
+def microseconds(duration: Duration) -> int:
+    """A duration as integer microseconds, rounded."""
+    if isinstance(duration, timedelta):
+        return duration // timedelta(microseconds=1)
+    return round(duration * SECOND)
+
+
+def from_datetime(instant: datetime) -> int:
+    """An aware datetime as microseconds since the epoch. Raises ValueError for a naive one."""
+    if instant.tzinfo is None:
+        raise ValueError(f"{instant!r} has no time zone; pass an aware datetime, for example datetime.now(UTC)")
+    return (instant - _EPOCH) // timedelta(microseconds=1)
+
+
+def to_datetime(instant: int) -> datetime:
+    """Microseconds since the epoch as an aware UTC datetime."""
+    return _EPOCH + timedelta(microseconds=instant)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

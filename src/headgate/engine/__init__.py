@@ -1,0 +1,1 @@
+"""What moves: claiming, running, and looking after the nodes."""

@@ -1,0 +1,100 @@
+"""The event bus: who subscribes is told. A slow subscriber loses events, counted, and never slows a job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from headgate.jobs.event import Event
+
+Callback = Callable[[Event], Awaitable[None] | None]
+
+logger = logging.getLogger("headgate.events")
+
+
+class Subscription:
+    """One subscriber: its events in order, at most `room` of them waiting. `lost` counts those that found no room."""
+
+    def __init__(self, callback: Callback, kinds: tuple[type[Event], ...], room: int) -> None:
+        self.lost = 0
+        self._callback = callback
+        self._kinds = kinds
+        self._room = room
+        self._waiting: deque[Event] = deque()
+        self._delivering: asyncio.Task[None] | None = None
+
+    def wants(self, kind: type[Event]) -> bool:
+        return issubclass(kind, self._kinds)
+
+    def put(self, event: Event) -> None:
+        if len(self._waiting) >= self._room:
+            self.lost += 1
+            return
+        self._waiting.append(event)
+        if self._delivering is None:
+            self._delivering = asyncio.get_running_loop().create_task(self._deliver(), name="headgate-subscriber")
+
+    async def drain(self) -> None:
+        """Return when all events that wait have been delivered."""
+        while self._delivering is not None:
+            await asyncio.wait([self._delivering])
+
+    async def _deliver(self) -> None:
+        try:
+            while self._waiting:
+                event = self._waiting.popleft()
+                try:
+                    answer = self._callback(event)
+                    if answer is not None:
+                        await answer
+                except Exception:
+                    logger.exception("a subscriber failed on %s", type(event).__name__)
+        finally:
+            self._delivering = None
+
+
+class EventBus:
+    """Hands events to subscribers, each at its own pace."""
+
+    def __init__(self) -> None:
+        self._subscriptions: list[Subscription] = []
+        self._wanted: dict[type[Event], bool] = {}
+
+    def subscribe(self, callback: Callback, *kinds: type[Event], room: int = 10_000) -> Callable[[], None]:
+        """Call `callback` with each event of these kinds (default: all). Returns the function that ends it."""
+        subscription = Subscription(callback, kinds or (Event,), room)
+        self._subscriptions.append(subscription)
+        self._wanted.clear()
+
+        def unsubscribe() -> None:
+            if subscription in self._subscriptions:
+                self._subscriptions.remove(subscription)
+                self._wanted.clear()
+
+        return unsubscribe
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether anybody listens; events that nobody wants are not even made."""
+        wanted = self._wanted.get(kind)
+        if wanted is None:
+            wanted = self._wanted[kind] = any(subscription.wants(kind) for subscription in self._subscriptions)
+        return wanted
+
+    def publish(self, event: Event) -> None:
+        """Tell the subscribers; returns at once."""
+        if self.wants(type(event)):
+            for subscription in self._subscriptions:
+                if subscription.wants(type(event)):
+                    subscription.put(event)
+
+    async def drain(self) -> None:
+        """Return when every subscriber has been told everything."""
+        for subscription in list(self._subscriptions):
+            await subscription.drain()
+
+    def statistics(self) -> dict[str, Any]:
+        """How many subscribers there are, and how many events were lost by slow ones."""
+        return {"subscribers": len(self._subscriptions), "lost": sum(s.lost for s in self._subscriptions)}

@@ -1,0 +1,45 @@
+"""Leases: which nodes are dead, judged by each observer on its own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.storage.protocol import NodeRecord
+
+
+class LeaseWatch:
+    """Remembers when each node's beat last grew.
+
+    A node is dead when its process is gone, or when its beat has stood still for `lease` microseconds of the observer's
+    own monotonic time, so no clocks are compared. If the observer itself could not write for a while (a long write
+    transaction of somebody stops every heartbeat), it begins to count anew.
+    """
+
+    def __init__(self, lease: int, interval: int) -> None:
+        self._lease = lease
+        self._interval = interval
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._last_own_beat: int | None = None
+
+    def own_beat(self, now: int) -> None:
+        """The observer has renewed its own lease."""
+        if self._last_own_beat is not None and now - self._last_own_beat > 2 * self._interval:
+            self._seen = {node: (beat, now) for node, (beat, _) in self._seen.items()}
+        self._last_own_beat = now
+
+    def dead(self, nodes: Sequence[NodeRecord], own: str, now: int) -> list[NodeRecord]:
+        """Those of the nodes that are dead at `now`; recover each with the beat it was judged by."""
+        dead: list[NodeRecord] = []
+        current: dict[str, tuple[int, int]] = {}
+        stale = self._last_own_beat is None or now - self._last_own_beat > 2 * self._interval
+        for node in nodes:
+            if node.id == own:
+                continue
+            beat, since = self._seen.get(node.id, (-1, now))
+            if beat != node.beat:
+                since = now
+            current[node.id] = (node.beat, since)
+            if node.is_gone or (not stale and now - since > self._lease):
+                dead.append(node)
+        self._seen = current
+        return dead

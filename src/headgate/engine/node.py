@@ -1,0 +1,456 @@
+"""A node: one engine process that claims jobs, runs them, records how they ended, and looks after its neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from headgate.clock import SECOND, Clock, Timer, sleep, wait_for_event
+from headgate.engine.bus import EventBus
+from headgate.engine.executor import Attempt, Cause
+from headgate.engine.lease import LeaseWatch
+from headgate.engine.throttle_log import ThrottleLog
+from headgate.errors import HeadgateError, StorageUnavailable
+from headgate.jobs.event import (
+    EndingRefused,
+    JobFailure,
+    JobFinished,
+    JobRetried,
+    JobReturned,
+    JobStarted,
+    JobThrottled,
+    LoopBlocked,
+    NodeDisowned,
+    NodeLost,
+    NodeStarted,
+    NodeStopped,
+    StorageTroubled,
+    TaskUnknown,
+)
+from headgate.jobs.identity import IdSource
+from headgate.jobs.job import ClaimedJob, JobState
+from headgate.jobs.lifecycle import Ending, Finished, Returned, decide
+from headgate.jobs.outcome import Outcome
+from headgate.storage.protocol import EXPIRED_ERROR, Claim, Expired, Room, Storage, Throttled
+from headgate.tasks.registry import Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """How a node behaves; all durations in seconds.
+
+    `heartbeat` (5) renews the lease, which other nodes take for lost after `lease` (30). `grace` (30) is how long
+    running jobs may go on after the node was asked to stop. Final jobs are kept for `retention` (7 days).
+    `queues` maps the queues to serve to their slots.
+    """
+
+    queues: Mapping[str, int]
+    heartbeat: float = 5.0
+    lease: float = 30.0
+    grace: float = 30.0
+    retention: float = 7 * 86400.0
+
+
+class Node:
+    """Runs jobs of one app until it is stopped."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        registry: Registry,
+        settings: NodeSettings,
+        *,
+        clock: Clock,
+        bus: EventBus,
+        random: Random,
+        ids: IdSource,
+    ) -> None:
+        self._storage = storage
+        self._registry = registry
+        self._settings = settings
+        self._clock = clock
+        self._bus = bus
+        self._random = random
+        self._ids = ids
+        self.id = self._new_id()
+        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self._pool = ThreadPoolExecutor(sum(settings.queues.values()), thread_name_prefix="headgate-job")
+        self._running: dict[str, Attempt] = {}
+        self._busy = dict.fromkeys(settings.queues, 0)
+        self._odd_for_gated = dict.fromkeys(settings.queues, True)
+        self._endings: list[tuple[ClaimedJob, Ending]] = []
+        self._recording: list[tuple[ClaimedJob, Ending]] = []
+        self._ended = asyncio.Event()
+        self._recorded = asyncio.Event()
+        self._look = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._aborting = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._timer: Timer | None = None
+        self._leases = LeaseWatch(round(settings.lease * SECOND), round(settings.heartbeat * SECOND))
+        self._throttles = ThrottleLog()
+        self._unheard: set[str] = set()
+        self._unknown_tasks: set[str] = set()
+
+    def _new_id(self) -> str:
+        return f"node-{self._ids.next(self._clock.now())[-12:]}"
+
+    # ---------------------------------------------------------------------------------------------- life
+
+    def stop(self) -> None:
+        """Claim nothing more, let running jobs finish within the grace, then hand them back and end."""
+        self._stopping.set()
+        self._look.set()
+
+    def abort(self) -> None:
+        """End at once: running jobs are cancelled and handed back."""
+        self.stop()
+        self._aborting.set()
+
+    async def run(self) -> None:
+        """Work until stopped. A crash of any part ends the whole node loudly."""
+        unwatch = self._storage.watch(self._look.set)
+        try:
+            await self._storage.join(self.id, self._name)
+            self._publish_started()
+            async with asyncio.TaskGroup() as services:
+                background = [
+                    services.create_task(service(), name=f"headgate-{service.__name__.strip('_')}")
+                    for service in (self._claim_loop, self._heartbeats, self._watch_nodes, self._housekeeping)
+                ]
+                recorder = services.create_task(self._record_loop(), name="headgate-record")
+                await self._stopping.wait()
+                await self._let_finish()
+                for service in background:
+                    service.cancel()
+                await self._flush()
+                recorder.cancel()
+        finally:
+            unwatch()
+            if self._timer is not None:
+                self._timer.cancel()
+            for attempt in list(self._running.values()):
+                attempt.cancel(Cause.SHUTDOWN)
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        try:
+            recovered = await self._storage.leave(self.id)
+        except StorageUnavailable as error:
+            # Whoever sees this node's lease run out takes its jobs back.
+            self._trouble("leaving", error)
+        else:
+            self._bus.publish(NodeStopped(at=self._clock.now(), node=self.id, returned=len(recovered.returned)))
+
+    async def _let_finish(self) -> None:
+        """Running jobs go on for the grace; those that are left are cancelled and get a moment to clean up."""
+        if self._running:
+            self._idle.clear()
+            stop_waiting = asyncio.ensure_future(self._aborting.wait())
+            finished = asyncio.ensure_future(wait_for_event(self._clock, self._idle, self._settings.grace))
+            await asyncio.wait([stop_waiting, finished], return_when=asyncio.FIRST_COMPLETED)
+            stop_waiting.cancel()
+            finished.cancel()
+        for attempt in list(self._running.values()):
+            attempt.cancel(Cause.SHUTDOWN)
+        if self._running:
+            self._idle.clear()
+            await wait_for_event(self._clock, self._idle, 1.0 if self._aborting.is_set() else 5.0)
+
+    async def _flush(self) -> None:
+        """Record what has ended before leaving; a storage that is down is waited for a little only."""
+        if self._endings or self._recording:
+            self._recorded.clear()
+            await wait_for_event(self._clock, self._recorded, 1.0 if self._aborting.is_set() else 10.0)
+
+    # ------------------------------------------------------------------------------------------- claiming
+
+    async def _claim_loop(self) -> None:
+        """Ask for jobs whenever something may have changed: an arrival, a freed slot, an opened bucket."""
+        self._look.set()
+        while not self._stopping.is_set():
+            await self._look.wait()
+            self._look.clear()
+            if self._stopping.is_set():
+                return
+            rooms = self._rooms()
+            if not rooms:
+                continue
+            asked_at = self._clock.monotonic()
+            claim = Claim(self.id, rooms, self._registry.rules, frozenset(self._registry.tasks))
+            try:
+                claimed = await self._storage.claim(claim)
+            except StorageUnavailable as error:
+                self._trouble("claiming", error)
+                await sleep(self._clock, self._random.uniform(0.5, 1.5))
+                self._look.set()
+                continue
+            for job in claimed.jobs:
+                self._start(job)
+            if claimed.more:
+                self._look.set()
+            self._arm(asked_at, claimed.next_in)
+            if claimed.throttled:
+                self._publish_throttled(claimed.throttled)
+            self._publish_expired(claimed.expired)
+            for task in claimed.unknown:
+                if task not in self._unknown_tasks:
+                    self._unknown_tasks.add(task)
+                    self._bus.publish(TaskUnknown(at=self._clock.now(), task=task))
+
+    def _rooms(self) -> dict[str, Room]:
+        rooms: dict[str, Room] = {}
+        for queue, concurrency in self._settings.queues.items():
+            free = concurrency - self._busy[queue]
+            if free > 0:
+                # The odd slot goes to each kind in turn, so that a node with one slot starves neither.
+                self._odd_for_gated[queue] = not self._odd_for_gated[queue]
+                rooms[queue] = Room(free, gated_first=self._odd_for_gated[queue])
+        return rooms
+
+    def _arm(self, asked_at: int, next_in: int | None) -> None:
+        # Counted from before the claim: a little early costs an empty claim, a little late would cost budget.
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if next_in is not None:
+            self._timer = self._clock.call_at(asked_at + next_in, self._look.set)
+
+    # -------------------------------------------------------------------------------------------- running
+
+    def _start(self, job: ClaimedJob) -> None:
+        task = self._registry.tasks.get(job.task)
+        assert task is not None, f"the storage gave out {job.task!r}, which was not asked for"
+        attempt = Attempt(job, task, self._clock, self._pool)
+        self._running[job.id] = attempt
+        self._busy[job.queue] += 1
+        if self._bus.wants(JobStarted):
+            self._bus.publish(
+                JobStarted(at=self._clock.now(), job_id=job.id, task=job.task, queue=job.queue, attempt=job.attempt)
+            )
+        attempt.start().add_done_callback(lambda done: self._attempt_ended(attempt, done))
+
+    def _attempt_ended(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> None:
+        job = attempt.job
+        self._running.pop(job.id, None)
+        # An attempt that was cancelled before its first step has no outcome of its own.
+        outcome = attempt.outcome_when_cancelled() if done.cancelled() else done.result()
+        thread = attempt.thread
+        if thread is not None and not thread.done():
+            thread.add_done_callback(lambda ended: self._free_after_thread(job.queue, ended))
+        else:
+            self._free(job.queue)
+        if attempt.cause is Cause.DISOWNED:
+            return
+        self._end(job, outcome, attempt)
+
+    def _end(self, job: ClaimedJob, outcome: Outcome, attempt: Attempt | None) -> None:
+        policy = attempt.retry if attempt is not None else self._registry.tasks[job.task].retry
+        self._endings.append((job, decide(job, outcome, policy, self._clock.now(), self._random)))
+        self._ended.set()
+
+    def _free(self, queue: str) -> None:
+        self._busy[queue] -= 1
+        self._look.set()
+        if not self._running:
+            self._idle.set()
+
+    def _free_after_thread(self, queue: str, ended: asyncio.Future[Any]) -> None:
+        if not ended.cancelled():
+            # Its attempt has ended before; what it raised now is nobody's any more.
+            ended.exception()
+        self._free(queue)
+
+    # ------------------------------------------------------------------------------------------ recording
+
+    async def _record_loop(self) -> None:
+        """Write endings, all that have gathered in one go; keep them until the storage has them."""
+        while True:
+            await self._ended.wait()
+            self._ended.clear()
+            self._recording, self._endings = self._endings, []
+            if not self._recording:
+                self._recorded.set()
+                continue
+            try:
+                written = await self._storage.finish(self.id, [ending for _, ending in self._recording])
+            except StorageUnavailable as error:
+                self._endings = self._recording + self._endings
+                self._trouble("recording finished jobs", error)
+                await sleep(self._clock, self._random.uniform(0.2, 1.0))
+                self._ended.set()
+                continue
+            for (job, ending), was_written in zip(self._recording, written, strict=True):
+                if was_written:
+                    self._publish_ending(job, ending)
+                else:
+                    self._bus.publish(EndingRefused(at=self._clock.now(), job_id=job.id, task=job.task))
+            self._recording = []
+            if not self._endings:
+                self._recorded.set()
+
+    # ---------------------------------------------------------------------------------- leases, recovery
+
+    async def _heartbeats(self) -> None:
+        while True:
+            await sleep(self._clock, self._settings.heartbeat)
+            try:
+                await self._beat()
+            except StorageUnavailable as error:
+                self._trouble("sending a heartbeat", error)
+
+    async def _beat(self) -> None:
+        beat = await self._storage.beat(self.id)
+        self._leases.own_beat(self._clock.monotonic())
+        if not beat.known:
+            await self._rejoin()
+            return
+        # Jobs that the storage has this node own, but of which it never heard: the reply of their claim was lost.
+        # Only what was so twice counts, since a claim may be on its way.
+        recording = {job.id for job, _ in self._endings + self._recording}
+        unheard = {id for id in beat.owned if id not in self._running and id not in recording}
+        lost = unheard & self._unheard
+        self._unheard = unheard
+        if lost:
+            await self._storage.finish(
+                self.id, [Returned(id, beat.owned[id], "interrupted", spent=False) for id in lost]
+            )
+
+    async def _rejoin(self) -> None:
+        """Another node declared this one dead: its jobs are others' now, so it drops them and begins anew."""
+        attempts = list(self._running.values())
+        for attempt in attempts:
+            attempt.cancel(Cause.DISOWNED)
+        self._endings.clear()
+        self._bus.publish(NodeDisowned(at=self._clock.now(), node=self.id, cancelled=len(attempts)))
+        self.id = self._new_id()
+        await self._storage.join(self.id, self._name)
+        self._look.set()
+
+    async def _watch_nodes(self) -> None:
+        """Every second: recover dead nodes, hear of cancellations, and notice a blocked event loop."""
+        while True:
+            expected = self._clock.monotonic() + SECOND
+            try:
+                await self._recover_dead()
+                if self._running:
+                    for job_id in await self._storage.cancels(self.id):
+                        attempt = self._running.get(job_id)
+                        if attempt is not None:
+                            attempt.cancel(Cause.USER)
+            except StorageUnavailable as error:
+                self._trouble("looking after the nodes", error)
+            await sleep(self._clock, 1.0)
+            late = (self._clock.monotonic() - expected) / SECOND
+            if late > 1.0:
+                self._bus.publish(LoopBlocked(at=self._clock.now(), seconds=late))
+
+    async def _recover_dead(self) -> None:
+        nodes = await self._storage.nodes()
+        for dead in self._leases.dead(nodes, self.id, self._clock.monotonic()):
+            recovered = await self._storage.recover(dead.id, dead.beat)
+            if recovered is not None:
+                self._bus.publish(
+                    NodeLost(
+                        at=self._clock.now(),
+                        node=dead.id,
+                        returned=len(recovered.returned),
+                        poisonous=len(recovered.poisonous),
+                    )
+                )
+
+    def cancel(self, job_id: str) -> None:
+        """Cancel a job that runs here for its user; without effect if it does not."""
+        attempt = self._running.get(job_id)
+        if attempt is not None:
+            attempt.cancel(Cause.USER)
+
+    # ---------------------------------------------------------------------------------------- housekeeping
+
+    async def _housekeeping(self) -> None:
+        """Fail what has expired, forget what is old or idle; small steps, so that nobody waits for them."""
+        turns = 0
+        while True:
+            await sleep(self._clock, 1.0)
+            turns += 1
+            try:
+                self._publish_expired(await self._storage.expire())
+                if turns % 30 == 0:
+                    while await self._storage.evict(1000) >= 1000:
+                        await sleep(self._clock, 0.05)
+                    before = self._clock.now() - round(self._settings.retention * SECOND)
+                    while await self._storage.prune(before, 500) >= 500:
+                        await sleep(self._clock, 0.05)
+            except StorageUnavailable as error:
+                self._trouble("housekeeping", error)
+
+    # ---------------------------------------------------------------------------------------------- events
+
+    def _trouble(self, doing: str, error: HeadgateError) -> None:
+        self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=str(error)))
+
+    def _publish_started(self) -> None:
+        self._bus.publish(NodeStarted(at=self._clock.now(), node=self.id, storage=str(self._storage)))
+
+    def _publish_ending(self, job: ClaimedJob, ending: Ending) -> None:
+        now = self._clock.now()
+        match ending:
+            case Finished():
+                kind = JobFailure if ending.state is JobState.FAILED else JobFinished
+                if self._bus.wants(kind):
+                    self._bus.publish(
+                        kind(
+                            at=now,
+                            job_id=job.id,
+                            task=job.task,
+                            queue=job.queue,
+                            attempt=job.attempt,
+                            state=ending.state,
+                            error=ending.error,
+                        )
+                    )
+            case Returned(spent=True, run_at=int(run_at)):
+                self._bus.publish(
+                    JobRetried(
+                        at=now,
+                        job_id=job.id,
+                        task=job.task,
+                        queue=job.queue,
+                        attempt=job.attempt,
+                        run_at=run_at,
+                        error=ending.error,
+                    )
+                )
+            case Returned():
+                self._bus.publish(
+                    JobReturned(at=now, job_id=job.id, task=job.task, queue=job.queue, reason=ending.outcome)
+                )
+
+    def _publish_throttled(self, throttled: Sequence[Throttled]) -> None:
+        if self._bus.wants(JobThrottled):
+            for event in self._throttles.events(throttled, self._clock.now(), self._clock.monotonic()):
+                self._bus.publish(event)
+
+    def _publish_expired(self, expired: Sequence[Expired]) -> None:
+        for job in expired:
+            self._bus.publish(
+                JobFailure(
+                    at=self._clock.now(),
+                    job_id=job.id,
+                    task=job.task,
+                    queue=job.queue,
+                    attempt=0,
+                    state=JobState.FAILED,
+                    error=EXPIRED_ERROR,
+                )
+            )
+
+    # ------------------------------------------------------------------------------------------ statistics
+
+    def statistics(self) -> dict[str, Any]:
+        """Slots in use by queue, and endings that wait to be recorded."""
+        return {"node": self.id, "busy": dict(self._busy), "unrecorded": len(self._endings)}

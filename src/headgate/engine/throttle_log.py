@@ -1,0 +1,46 @@
+"""Throttling told in summaries: the first time for a bucket at once, then at most one event each 30 s."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from headgate.clock import SECOND
+from headgate.jobs.event import JobThrottled
+from headgate.storage.protocol import Throttled
+
+WINDOW = 30 * SECOND
+MOST_BUCKETS = 10_000
+
+
+class ThrottleLog:
+    """Turns what each claim reports into few events."""
+
+    def __init__(self) -> None:
+        # Bucket to when its window began and how often it was met since the last event; oldest window first.
+        self._windows: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
+
+    def events(self, throttled: Iterable[Throttled], at: int, now: int) -> list[JobThrottled]:
+        """The events to publish; `at` is wall time, `now` monotonic."""
+        events: list[JobThrottled] = []
+        for met in throttled:
+            bucket = (met.draw.limit, met.draw.key)
+            began, count = self._windows.get(bucket, (None, 0))
+            if began is not None and now - began < WINDOW:
+                self._windows[bucket] = (began, count + 1)
+                continue
+            self._windows[bucket] = (now, 0)
+            self._windows.move_to_end(bucket)
+            events.append(
+                JobThrottled(
+                    at=at,
+                    limit=met.draw.limit,
+                    key=met.draw.key,
+                    opens_at=met.opens_at,
+                    waiting=met.waiting,
+                    count=count + 1,
+                )
+            )
+        while len(self._windows) > MOST_BUCKETS:
+            self._windows.popitem(last=False)
+        return events

@@ -1,0 +1,80 @@
+"""Every error Headgate raises, in one tree under `HeadgateError`."""
+
+from __future__ import annotations
+
+
+class HeadgateError(Exception):
+    """The root of all errors that Headgate raises on purpose."""
+
+
+class DeclarationError(HeadgateError, ValueError):
+    """A task, limit or queue was declared in a way that can never work; raised where it is declared."""
+
+
+class PayloadError(HeadgateError, ValueError):
+    """A job's arguments cannot be stored, or stored arguments no longer fit the task's signature."""
+
+
+class CostExceedsLimit(HeadgateError, ValueError):
+    """A job costs more than its limit can ever grant, so it could never start; nothing was charged."""
+
+
+class UnknownTask(HeadgateError, LookupError):
+    """A job names a task that this app does not declare."""
+
+
+class UnknownQueue(HeadgateError, LookupError):
+    """A task or a call names a queue that this app does not declare."""
+
+
+class NotOpen(HeadgateError, RuntimeError):
+    """The app is not connected to its storage."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this app is not open: use `async with app.open():` to enqueue and look, "
+            "or `async with app:` to also run jobs in this process"
+        )
+
+
+class StorageUnavailable(HeadgateError):
+    """The storage did not confirm the write or read; whoever called knows that it may not have happened."""
+
+
+class StorageUnusable(HeadgateError):
+    """The storage cannot be opened as it is: a foreign, corrupt or too new database; nothing was changed."""
+
+
+class ForkedConnection(HeadgateError, RuntimeError):
+    """The storage was opened before this process was forked; open the app again in the child."""
+
+
+class IllegalTransition(HeadgateError, RuntimeError):
+    """A job was asked to go from a state to one that cannot follow it."""
+
+
+class JobNotFound(HeadgateError, LookupError):
+    """No job with this id is stored, or it has been pruned."""
+
+
+class JobFailed(HeadgateError):
+    """`job.result()` of a job that failed; carries the stored error as text."""
+
+    def __init__(self, job_id: str, error_type: str, message: str, traceback: str | None = None) -> None:
+        super().__init__(f"job {job_id} failed with {error_type}: {message}")
+        self.job_id = job_id
+        self.error_type = error_type
+        self.message = message
+        self.traceback = traceback
+
+
+class JobCancelled(HeadgateError):
+    """`job.result()` of a job that was cancelled."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id} was cancelled")
+        self.job_id = job_id
+
+
+class JobExpired(HeadgateError):
+    """A job was not started by its `expires_at`."""

@@ -1,0 +1,156 @@
+"""A job: one durable request to run a task, as it is enqueued, claimed and looked at.
+
+These are msgspec structs rather than dataclasses: frozen all the same, and they cross into SQL as one JSON array each.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+MAX_PRIORITY = 9
+"""Priorities are 0 (default) to 9; higher goes first inside its lane."""
+
+
+class JobState(StrEnum):
+    """Where a job is in its life. Scheduled and throttled are views of `waiting`."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (JobState.WAITING, JobState.RUNNING)
+
+
+class Draw(msgspec.Struct, frozen=True, array_like=True):
+    """Which bucket a job draws on: one limit, for one key."""
+
+    limit: str
+    key: str
+
+
+class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one job overrides of its task: seconds of timeout, and how often it is retried."""
+
+    timeout: float | None = None
+    retries: int | None = None
+
+
+class NewJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A job as it is enqueued. Instants are wall microseconds.
+
+    `delayed` says that a time was asked for, so that the wall clock decides when the job is ready; a job without it is
+    ready at once, whatever the wall clock does later. `run_at` orders the jobs of a lane in both cases.
+    """
+
+    id: str
+    task: str
+    queue: str
+    payload: str
+    priority: int
+    delayed: bool
+    run_at: int
+    enqueued_at: int
+    expires_at: int | None = None
+    draws: tuple[Draw, ...] = ()
+    costs: tuple[int, ...] | None = None
+    headers: dict[str, str] | None = None
+    options: JobOptions | None = None
+
+
+class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
+    """A job as its node runs it.
+
+    `fence` grows with every claim and is what `finish` compares; `attempt` counts the tries that were spent, so a
+    snoozed or handed back attempt keeps its number. `lost` of them ended with a dead node.
+    """
+
+    id: str
+    task: str
+    queue: str
+    payload: str
+    attempt: int
+    fence: int
+    lost: int
+    enqueued_at: int
+    run_at: int
+    started_at: int
+    gated: bool
+    headers: dict[str, str] | None = None
+    options: JobOptions | None = None
+
+
+class JobError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An attempt's error as text, cut to what a row should hold."""
+
+    type: str
+    message: str
+    traceback: str | None = None
+
+
+class JobRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A stored job as people look at it. Instants are wall microseconds.
+
+    `throttled_until` and `waits_for` are set while the job's lane waits behind a closed bucket; `lane_waiting` is how
+    many jobs wait in that lane, this one included.
+    """
+
+    id: str
+    task: str
+    queue: str
+    state: JobState
+    payload: str
+    priority: int
+    delayed: bool
+    run_at: int
+    enqueued_at: int
+    expires_at: int | None
+    attempt: int
+    fence: int
+    lost: int
+    node: str | None
+    started_at: int | None
+    finished_at: int | None
+    cancel_requested: bool
+    result: str | None
+    error: JobError | None
+    draws: tuple[Draw, ...]
+    headers: dict[str, str] | None
+    options: JobOptions | None
+    throttled_until: int | None
+    waits_for: Draw | None
+    lane_waiting: int
+
+
+class Attempt(msgspec.Struct, frozen=True, array_like=True):
+    """How one attempt ended that did not succeed."""
+
+    number: int
+    node: str | None
+    started_at: int
+    ended_at: int
+    outcome: str
+    error: JobError | None
+
+
+def truncated_error(error: BaseException, traceback: str | None = None) -> JobError:
+    """The error as text of bounded size: a type, a message of at most 2 KiB, the last 6 KiB of the traceback."""
+    try:
+        message = str(error)
+    except Exception as unprintable:
+        message = f"<{type(unprintable).__name__} while printing the error>"
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return JobError(
+        type=name[:200], message=_storable(message[:2048]), traceback=traceback and _storable(traceback[-6144:])
+    )
+
+
+def _storable(text: str) -> str:
+    """UTF-8 without NUL, which not every database can keep in text."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

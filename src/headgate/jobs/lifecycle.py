@@ -1,0 +1,107 @@
+"""What becomes of a job: the one place that turns an attempt's outcome into its ending.
+
+                    claim                    Succeeded                    succeeded
+    waiting ───────────────────▶ running ───────────────────────────────▶ failed
+       ▲                            │         Failed, Cancelled           cancelled
+       └────────────────────────────┘
+         retry, snooze, hand back, recovery
+
+An ending is written only where the job is still running under the same node and fence, so a late one changes nothing.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final, assert_never
+
+import msgspec
+
+from headgate.clock import SECOND
+from headgate.errors import IllegalTransition
+from headgate.jobs.job import ClaimedJob, JobError, JobState
+from headgate.jobs.outcome import Cancelled, Failed, Interrupted, Outcome, Refused, Snoozed, Succeeded, Unreadable
+from headgate.jobs.retry import RetryPolicy
+
+FOLLOWS: Final[dict[JobState, frozenset[JobState]]] = {
+    JobState.WAITING: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.FAILED}),
+    JobState.RUNNING: frozenset({JobState.WAITING, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.SUCCEEDED: frozenset(),
+    JobState.FAILED: frozenset({JobState.WAITING}),
+    JobState.CANCELLED: frozenset({JobState.WAITING}),
+}
+"""Which state may follow which; a final state is left only by an operator's retry, and succeeded never."""
+
+POISONOUS_AFTER = 3
+"""A job is failed when this many of its running attempts were lost with their node."""
+
+UNREADABLE_TRIES = 5
+UNREADABLE_DELAY = 30 * SECOND
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True):
+    """The job is final."""
+
+    id: str
+    fence: int
+    state: JobState
+    result: str | None = None
+    error: JobError | None = None
+
+
+class Returned(msgspec.Struct, frozen=True, array_like=True):
+    """The job waits again in its lane.
+
+    With `run_at` (wall microseconds) it is delayed until then; None keeps the place it had. `spent` tells whether the
+    attempt counts. `closed_for`: its buckets grant nothing for that many microseconds.
+    """
+
+    id: str
+    fence: int
+    outcome: str
+    spent: bool
+    run_at: int | None = None
+    error: JobError | None = None
+    closed_for: int | None = None
+
+
+Ending = Finished | Returned
+
+
+def require_transition(before: JobState, after: JobState) -> None:
+    """Raise IllegalTransition unless `after` may follow `before`."""
+    if after not in FOLLOWS[before]:
+        raise IllegalTransition(f"a {before} job cannot become {after}")
+
+
+def decide(job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int, random: Random) -> Ending:
+    """What the outcome of `job`'s running attempt makes of it, at wall time `now`."""
+    match outcome:
+        case Succeeded(result):
+            return Finished(job.id, job.fence, JobState.SUCCEEDED, result=result)
+        case Failed(error, retryable):
+            # Attempts lost with a node are the node's fault: they are spent, but use up no retry.
+            failures = job.attempt - job.lost
+            if retryable and failures <= retry.retries:
+                return Returned(
+                    job.id, job.fence, "failed", spent=True, run_at=now + retry.delay(failures, random), error=error
+                )
+            return Finished(job.id, job.fence, JobState.FAILED, error=error)
+        case Unreadable(error):
+            if job.attempt - job.lost < UNREADABLE_TRIES:
+                return Returned(job.id, job.fence, "unreadable", spent=True, run_at=now + UNREADABLE_DELAY, error=error)
+            return Finished(job.id, job.fence, JobState.FAILED, error=error)
+        case Snoozed(delay):
+            return Returned(job.id, job.fence, "snoozed", spent=False, run_at=now + delay)
+        case Refused(retry_after):
+            return Returned(job.id, job.fence, "refused", spent=False, closed_for=retry_after)
+        case Cancelled():
+            return Finished(job.id, job.fence, JobState.CANCELLED)
+        case Interrupted():
+            return Returned(job.id, job.fence, "interrupted", spent=False)
+        case _:
+            assert_never(outcome)
+
+
+def is_poisonous(lost: int) -> bool:
+    """Whether a job that lost this many running attempts with their nodes is failed instead of run again."""
+    return lost >= POISONOUS_AFTER

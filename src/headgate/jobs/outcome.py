@@ -1,0 +1,49 @@
+"""What an attempt came to. The executor returns one of these; it never writes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headgate.jobs.job import JobError
+
+
+class Succeeded(msgspec.Struct, frozen=True):
+    """The handler returned; `result` is its value as JSON."""
+
+    result: str
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The handler raised, or its time was up. `retryable` is the retry policy's word on this kind of error."""
+
+    error: JobError
+    retryable: bool = True
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """The stored payload does not fit the task's signature; the handler was not called."""
+
+    error: JobError
+
+
+class Snoozed(msgspec.Struct, frozen=True):
+    """The handler asked to be run again after `delay` microseconds."""
+
+    delay: int
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The callee said that its own limit is reached; nothing may start on these buckets for `retry_after` µs."""
+
+    retry_after: int
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """A user cancelled the job while it ran."""
+
+
+class Interrupted(msgspec.Struct, frozen=True):
+    """The node is shutting down, or never started the job; it goes back as it was."""
+
+
+Outcome = Succeeded | Failed | Unreadable | Snoozed | Refused | Cancelled | Interrupted

@@ -1,0 +1,1 @@
+"""How fast: limits, their rules and the keys they count by."""

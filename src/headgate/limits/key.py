@@ -1,0 +1,143 @@
+"""Keys: which bucket a job draws on, computed from its arguments when it is enqueued."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+
+from headgate.errors import DeclarationError
+
+MAX_KEY = 256
+"""Longer keys are replaced by their SHA-256."""
+
+ONE_FOR_ALL = ""
+"""The key of a limit that has none: one bucket for all."""
+
+SHARED = "global"
+"""The key of a job that lacks the header its limit counts by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A key taken from the job's headers; made by `header()`."""
+
+    name: str
+
+
+def header(name: str = "tenant") -> Header:
+    """Count by a job header (default `tenant`), set with `task.using(headers=…)`; a job without it uses `"global"`."""
+    return Header(name)
+
+
+Arguments = Mapping[str, object]
+Headers = Mapping[str, str]
+Compute = Callable[[Arguments, Headers], object]
+
+
+def compile_key(key: object, parameters: Sequence[str], where: str) -> Compute:
+    """A function from a job's arguments and headers to its key, or None where the key is missing.
+
+    Raises DeclarationError if the key names an argument that `parameters` does not have; `where` says whose key it is.
+    """
+    match key:
+        case None:
+            return lambda _arguments, _headers: ONE_FOR_ALL
+        case Header(name):
+            return lambda _arguments, headers: headers.get(name) or SHARED
+        case str():
+            return _compile_template(key, parameters, where)
+        case _ if callable(key):
+            return _compile_callable(key, parameters, where)
+        case _:
+            raise DeclarationError(f"key={key!r} of {where} is not a template, a callable, header(…) or None")
+
+
+def bucket_key(value: object) -> str:
+    """The computed key as it is stored: text, hashed when it is long, "" when it came out empty."""
+    if value is None:
+        return ""
+    text = value if type(value) is str else str(value)
+    if len(text) <= MAX_KEY:
+        return text
+    return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _compile_template(template: str, parameters: Sequence[str], where: str) -> Compute:
+    try:
+        parts = [(literal, field) for literal, field, _, _ in Formatter().parse(template)]
+        extras = [spec or conversion for _, field, spec, conversion in Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        raise DeclarationError(f"key template {template!r} of {where} cannot be read: {error}") from None
+    if any(extras):
+        raise DeclarationError(f"key template {template!r} of {where} has a format or conversion; use plain fields")
+    if not any(field is not None for _, field in parts):
+        # A static value: one bucket of that name for all jobs.
+        name = "".join(literal for literal, _ in parts)
+        return lambda _arguments, _headers: name
+    paths = [
+        (literal, None if field is None else _path(field, template, parameters, where)) for literal, field in parts
+    ]
+    if len(paths) == 1 and not paths[0][0] and paths[0][1] is not None and len(paths[0][1]) == 1:
+        only = paths[0][1][0]
+        return lambda arguments, _headers: arguments[only]
+
+    def compute(arguments: Arguments, _headers: Headers) -> object:
+        text: list[str] = []
+        for literal, path in paths:
+            text.append(literal)
+            if path is not None:
+                value = _resolve(arguments, path)
+                if value is None:
+                    return None
+                text.append(str(value))
+        return "".join(text)
+
+    return compute
+
+
+def _path(field: str, template: str, parameters: Sequence[str], where: str) -> list[str]:
+    first, *rest = field.split(".")
+    if first.isdigit():
+        if int(first) >= len(parameters):
+            raise DeclarationError(
+                f"key template {template!r} of {where} names argument {first}, but there are only {len(parameters)}: "
+                f"{', '.join(parameters)}"
+            )
+        first = parameters[int(first)]
+    if first not in parameters:
+        raise DeclarationError(
+            f"key template {template!r} of {where} names {first!r}, which is not one of its arguments: "
+            f"{', '.join(parameters) or 'it has none'}"
+        )
+    if not all(part.isidentifier() for part in rest):
+        raise DeclarationError(f"key template {template!r} of {where}: {field!r} is not a dotted path of names")
+    return [first, *rest]
+
+
+def _resolve(arguments: Arguments, path: Sequence[str]) -> object:
+    value: object = arguments[path[0]]
+    for name in path[1:]:
+        if value is None:
+            return None
+        value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+    return value
+
+
+def _compile_callable(key: Callable[..., object], parameters: Sequence[str], where: str) -> Compute:
+    try:
+        signature = inspect.signature(key).parameters
+    except (TypeError, ValueError) as error:
+        raise DeclarationError(f"the arguments of the key callable of {where} cannot be read: {error}") from None
+    unknown = [name for name in signature if name not in parameters]
+    if unknown:
+        raise DeclarationError(
+            f"the key callable of {where} asks for {', '.join(unknown)}; it may ask for: {', '.join(parameters)}"
+        )
+    named = [name for name, parameter in signature.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    placed = [name for name in signature if name not in named]
+    return lambda arguments, _headers: key(
+        *(arguments[name] for name in placed), **{name: arguments[name] for name in named}
+    )

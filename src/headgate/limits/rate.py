@@ -1,0 +1,60 @@
+"""Rates as people write them: "15/m", "100/s", "15/30s"."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from headgate.clock import SECOND, Duration, microseconds
+from headgate.errors import DeclarationError
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_RATE = re.compile(r"(\d+)/(\d*)([smhd])")
+_FORMS = 'write it as "10/s", "100/m", "500/h", "1000/d" or "15/30s", or as a count with per=seconds'
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A count of starts per period (integer microseconds)."""
+
+    count: int
+    period: int
+
+    def __str__(self) -> str:
+        seconds, rest = divmod(self.period, SECOND)
+        if rest:
+            # In full, since two rates that differ must not read the same.
+            return f"{self.count}/{f'{seconds}.{rest:06d}'.rstrip('0')}s"
+        for unit, length in reversed(_UNITS.items()):
+            if seconds % length == 0:
+                many = seconds // length
+                return f"{self.count}/{many if many > 1 else ''}{unit}"
+        raise AssertionError("every whole number of seconds is some number of seconds")
+
+
+def parse_rate(rate: str | int, per: Duration | None) -> Rate:
+    """A rate string, or a count with its period. Raises DeclarationError (a ValueError) that shows the forms."""
+    if isinstance(rate, str):
+        if per is not None:
+            raise DeclarationError(f"rate {rate!r} already names its period; leave out per={per!r}")
+        match = _RATE.fullmatch(rate.strip())
+        if match is None:
+            raise DeclarationError(f"{rate!r} is not a rate; {_FORMS}")
+        count, many, unit = match.groups()
+        return _checked(int(count), int(many or 1) * _UNITS[unit] * SECOND, repr(rate))
+    if isinstance(rate, bool) or not isinstance(rate, int):
+        raise DeclarationError(f"{rate!r} is not a rate; {_FORMS}")
+    if per is None:
+        raise DeclarationError(f"a rate of {rate} needs its period; {_FORMS}")
+    if isinstance(per, float) and not math.isfinite(per):
+        raise DeclarationError(f"per={per!r} is not a finite time")
+    return _checked(rate, microseconds(per), f"{rate} per {per!r}")
+
+
+def _checked(count: int, period: int, given: str) -> Rate:
+    if count < 1:
+        raise DeclarationError(f"{given} allows {count} starts; a rate needs a count of at least 1")
+    if period < 1:
+        raise DeclarationError(f"{given} has no length; a rate needs a period above 0")
+    return Rate(count, period)

@@ -1,0 +1,117 @@
+"""RateLimit: an average rate with a burst, by the generic cell rate algorithm (ITU-T I.371, virtual scheduling)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headgate.clock import SECOND, Duration, microseconds
+from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.limits.limit import Cost, Key, Limit
+from headgate.limits.rate import Rate, parse_rate
+from headgate.limits.rule import Snapshot
+
+START_EMPTY_KEPT = 7 * 86400 * SECOND
+"""How long an idle bucket of a `start_empty` limit is kept: unlike others it differs from a new one."""
+
+
+class Gcra:
+    """Grants `burst` starts after a quiet stretch, then one each `period / count`.
+
+    The state is the theoretical arrival time: when the bucket will be full again. It counts in `1 / count` of a
+    microsecond, so a period that does not divide evenly loses nothing and exceeds nothing.
+    """
+
+    kind: ClassVar[str] = "rate"
+
+    __slots__ = ("burst", "count", "period", "start_empty")
+
+    def __init__(self, rate: Rate, burst: int, *, start_empty: bool = False) -> None:
+        self.count = rate.count
+        self.period = rate.period
+        self.burst = burst
+        self.start_empty = start_empty
+
+    def take(self, state: int | None, now: int, cost: int = 1) -> tuple[int, int]:
+        if cost > self.burst:
+            raise CostExceedsLimit(
+                f"a cost of {cost} can never be granted by a rate of {self.describe()}; "
+                "raise its burst or lower the cost"
+            )
+        arrival = self._fresh(now, cost) if state is None else state
+        ticks = now * self.count
+        arrival = max(arrival, ticks)
+        opens = arrival + self.period * (cost - self.burst)
+        if opens <= ticks:
+            return now, arrival + self.period * cost
+        return -(-opens // self.count), arrival + self.period * cost
+
+    def snapshot(self, state: int | None, now: int) -> Snapshot:
+        arrival = self._fresh(now, 1) if state is None else state
+        debt = max(0, arrival - now * self.count)
+        used = -(-debt // self.period)
+        available = max(0, self.burst - used)
+        opens_at = now if available else self.take(state, now)[0]
+        return Snapshot(used=used, available=available, opens_at=opens_at)
+
+    def bound(self, window: int) -> int:
+        return self.burst + -(-window * self.count // self.period) - 1
+
+    def idle_at(self, state: int) -> int:
+        full_at = -(-state // self.count)
+        return full_at + START_EMPTY_KEPT if self.start_empty else full_at
+
+    def dump(self, state: int) -> str:
+        return f"1:{state}:{self.count}:{self.period}"
+
+    def load(self, stored: str, now: int) -> int:
+        _version, state, count, period = (int(part) for part in stored.split(":"))
+        if count == self.count and period == self.period:
+            return state
+        # Written under another rate: what is owed, counted in starts, stays owed.
+        owed = max(0, state - now * count)
+        return now * self.count + -(-owed * self.period // period)
+
+    def describe(self) -> str:
+        return f"{Rate(self.count, self.period)} burst {self.burst}{' start empty' if self.start_empty else ''}"
+
+    def _fresh(self, now: int, cost: int) -> int:
+        # The first start goes at once whatever it costs: a refusal leaves no state, so it would wait for ever.
+        return now * self.count + (self.period * (self.burst - cost) if self.start_empty else 0)
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class RateLimit(Limit):
+    """At most a rate on average, and `burst` at once after a quiet stretch.
+
+    `RateLimit("15/m")` or `RateLimit(15, per=60)`. `burst` (default: the count) is how much unused budget a key can
+    save up; `burst=1` spaces starts evenly. `start_empty=True` gives a new key nothing saved: its first job runs at
+    once, the rest are paced. `margin` seconds (default 0) widen the period.
+
+    In one period up to `burst + count - 1` jobs can start: 29 in the first minute of `RateLimit("15/m")`. An outside
+    API that counts its callers in windows wants `StrictRate`, or `burst=1`.
+    """
+
+    rule: Gcra  # type: ignore[misc]  # the base leaves it to each limit
+
+    def __init__(
+        self,
+        rate: str | int,
+        *,
+        per: Duration | None = None,
+        key: Key = None,
+        name: str | None = None,
+        cost: Cost = 1,
+        burst: int | None = None,
+        start_empty: bool = False,
+        margin: Duration = 0,
+    ) -> None:
+        parsed = parse_rate(rate, per)
+        burst = parsed.count if burst is None else burst
+        if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
+            raise DeclarationError(f"burst={burst!r} of a rate limit must be a whole number of at least 1")
+        if microseconds(margin) < 0:
+            raise DeclarationError(f"margin={margin!r} of a rate limit cannot be negative")
+        widened = Rate(parsed.count, parsed.period + microseconds(margin))
+        object.__setattr__(self, "rule", Gcra(widened, burst, start_empty=start_empty))
+        super().__init__(key=key, name=name, cost=cost)

@@ -1,0 +1,61 @@
+"""What a rule is: one pure question, when may the next one go, and what is the state after it went?"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+import msgspec
+
+S = TypeVar("S")
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A bucket for people: how many starts count now, how many are left, and when (µs of limit time) one opens."""
+
+    used: int
+    available: int
+    opens_at: int
+
+
+class Rule(Protocol[S]):
+    """The pure algorithm of a limit, on integer microseconds of limit time. No clock, no I/O, no floats.
+
+    `None` is the state of a bucket never seen. A state is stored as text that begins with a version.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The rule's own name, part of the name of an unnamed limit."""
+        ...
+
+    def take(self, state: S | None, now: int, cost: int = 1) -> tuple[int, S]:
+        """When may `cost` go, and what is the state after it went then?
+
+        If the instant is at most `now` it may go now and the caller keeps the new state; otherwise the caller throws
+        the new state away, or keeps it as a reservation. Raises CostExceedsLimit if it could never go.
+        """
+        ...
+
+    def snapshot(self, state: S | None, now: int) -> Snapshot:
+        """The bucket as people look at it."""
+        ...
+
+    def bound(self, window: int) -> int:
+        """The highest cost that can start in any half-open window of that many microseconds."""
+        ...
+
+    def idle_at(self, state: S) -> int:
+        """From this instant on the state may be forgotten."""
+        ...
+
+    def dump(self, state: S) -> str:
+        """The state as stored."""
+        ...
+
+    def load(self, stored: str, now: int) -> S:
+        """The stored state, rescaled if it was written under another rate."""
+        ...
+
+    def describe(self) -> str:
+        """The numbers in a few words, for people and to tell one declaration from another."""
+        ...

@@ -1,0 +1,110 @@
+"""StrictRate: never more than N starts in any window, by a log of the starts that still count."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import ClassVar
+
+from headgate.clock import Duration, microseconds
+from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.limits.limit import Cost, Key, Limit
+from headgate.limits.rate import Rate, parse_rate
+from headgate.limits.rule import Snapshot
+
+MAX_COUNT = 1000
+DEFAULT_MARGIN = 0.02
+
+Starts = tuple[int, ...]
+
+
+class SlidingLog:
+    """Grants a start when fewer than `count` lie in the period that ends with it.
+
+    The state is the instants that still count, oldest first. A window is half open: a start at `t` stops counting at
+    exactly `t + period`.
+    """
+
+    kind: ClassVar[str] = "strict"
+
+    __slots__ = ("count", "period")
+
+    def __init__(self, rate: Rate) -> None:
+        self.count = rate.count
+        self.period = rate.period
+
+    def take(self, state: Starts | None, now: int, cost: int = 1) -> tuple[int, Starts]:
+        if cost > self.count:
+            raise CostExceedsLimit(
+                f"a cost of {cost} can never be granted by a strict rate of {self.describe()}; "
+                "raise its count or lower the cost"
+            )
+        starts = self._counting(state or (), now)
+        # As many of the oldest as stand in the way have to leave the window first.
+        excess = len(starts) + cost - self.count
+        opens_at = max(now, starts[-1]) if starts else now
+        if excess > 0:
+            opens_at = max(opens_at, starts[excess - 1] + self.period)
+            starts = self._counting(starts, opens_at)
+        return opens_at, starts + (opens_at,) * cost
+
+    def snapshot(self, state: Starts | None, now: int) -> Snapshot:
+        used = len(self._counting(state or (), now))
+        # Closed with places left: the log goes on past `now`, by reservations or because the clock went back.
+        opens_at, _ = self.take(state, now)
+        return Snapshot(used=used, available=self.count - used if opens_at <= now else 0, opens_at=opens_at)
+
+    def bound(self, window: int) -> int:
+        return self.count * -(-window // self.period)
+
+    def idle_at(self, state: Starts) -> int:
+        return state[-1] + self.period
+
+    def dump(self, state: Starts) -> str:
+        return "1:" + base64.b64encode(struct.pack(f"<{len(state)}q", *state)).decode()
+
+    def load(self, stored: str, now: int) -> Starts:
+        # Instants mean the same under every rate, so there is nothing to rescale.
+        packed = base64.b64decode(stored[2:])
+        return struct.unpack(f"<{len(packed) // 8}q", packed)
+
+    def describe(self) -> str:
+        return str(Rate(self.count, self.period))
+
+    def _counting(self, starts: Starts, now: int) -> Starts:
+        return starts[bisect_right(starts, now - self.period) :]
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class StrictRate(Limit):
+    """Never more than N starts in *any* window of that length: what an outside API counts.
+
+    `StrictRate("15/m")` or `StrictRate(15, per=60)`. `margin` (default 0.02 s) widens the window: it is how much
+    later or earlier than its charge the call may reach the callee, and costs `margin / per` of the budget. Counts
+    above 1,000 are refused, since every start in the window is remembered; use `RateLimit` for those.
+    """
+
+    rule: SlidingLog  # type: ignore[misc]  # the base leaves it to each limit
+
+    def __init__(
+        self,
+        rate: str | int,
+        *,
+        per: Duration | None = None,
+        key: Key = None,
+        name: str | None = None,
+        cost: Cost = 1,
+        margin: Duration = DEFAULT_MARGIN,
+    ) -> None:
+        parsed = parse_rate(rate, per)
+        if parsed.count > MAX_COUNT:
+            raise DeclarationError(
+                f"StrictRate remembers every start and so takes at most {MAX_COUNT}, not {parsed.count}; "
+                "use RateLimit with a small burst for higher counts"
+            )
+        if microseconds(margin) < 0:
+            raise DeclarationError(f"margin={margin!r} of a strict rate cannot be negative")
+        object.__setattr__(self, "rule", SlidingLog(Rate(parsed.count, parsed.period + microseconds(margin))))
+        super().__init__(key=key, name=name, cost=cost)

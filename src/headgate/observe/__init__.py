@@ -1,0 +1,1 @@
+"""Who watches: fed by events only."""

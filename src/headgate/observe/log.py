@@ -1,0 +1,118 @@
+"""The log: the one subscriber that words events. Payloads and results never appear in it."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from headgate.clock import to_datetime
+from headgate.jobs.event import (
+    EndingRefused,
+    Event,
+    JobFailure,
+    JobFinished,
+    JobRetried,
+    JobReturned,
+    JobStarted,
+    JobThrottled,
+    LimitSkipped,
+    LoopBlocked,
+    NodeDisowned,
+    NodeLost,
+    NodeStarted,
+    NodeStopped,
+    StorageTroubled,
+    TaskUnknown,
+)
+
+logger = logging.getLogger("headgate")
+
+
+def log_event(event: Event) -> None:
+    """Write the log line of an event; its fields travel as `extra["headgate"]`."""
+    worded = _worded(event)
+    if worded is not None:
+        level, line = worded
+        if logger.isEnabledFor(level):
+            logger.log(level, line, extra={"headgate": msgspec.structs.asdict(event), "event": type(event).__name__})
+
+
+def logged_kinds() -> tuple[type[Event], ...]:
+    """The events worth making for the log as it is configured: those of every single job only when debugging."""
+    each_job = (JobStarted, JobFinished, JobReturned) if logger.isEnabledFor(logging.DEBUG) else ()
+    return (
+        *each_job,
+        JobFailure,
+        JobRetried,
+        JobThrottled,
+        LimitSkipped,
+        EndingRefused,
+        TaskUnknown,
+        NodeStarted,
+        NodeStopped,
+        NodeLost,
+        NodeDisowned,
+        StorageTroubled,
+        LoopBlocked,
+    )
+
+
+def _worded(event: Event) -> tuple[int, str] | None:
+    match event:
+        case JobStarted():
+            return logging.DEBUG, f"job {event.job_id} ({event.task}) started, attempt {event.attempt}"
+        case JobFailure():
+            error = "" if event.error is None else f": {event.error.type}: {event.error.message}"
+            return logging.ERROR, f"job {event.job_id} ({event.task}) failed at attempt {event.attempt}{error}"
+        case JobFinished():
+            return logging.DEBUG, f"job {event.job_id} ({event.task}) {event.state}"
+        case JobRetried():
+            error = "" if event.error is None else f": {event.error.type}: {event.error.message}"
+            when = to_datetime(event.run_at).isoformat(timespec="seconds")
+            return (
+                logging.WARNING,
+                f"job {event.job_id} ({event.task}) failed at attempt {event.attempt}, runs again {when}{error}",
+            )
+        case JobReturned():
+            return logging.DEBUG, f"job {event.job_id} ({event.task}) waits again: {event.reason}"
+        case JobThrottled():
+            when = to_datetime(event.opens_at).isoformat(timespec="milliseconds")
+            return (
+                logging.INFO,
+                f"limit {event.limit} key {event.key!r}: {event.waiting} jobs wait, next slot {when} ({event.count} ×)",
+            )
+        case LimitSkipped():
+            return logging.WARNING, f"jobs of {event.task} run without limit {event.limit}: {event.reason}"
+        case EndingRefused():
+            return (
+                logging.WARNING,
+                f"job {event.job_id} ({event.task}) ended here, but is no longer this node's: its ending was refused",
+            )
+        case TaskUnknown():
+            return (
+                logging.ERROR,
+                f"jobs of task {event.task} wait, and no such task is declared here: declare it, or cancel them",
+            )
+        case NodeStarted():
+            return logging.INFO, f"{event.node} works on {event.storage}"
+        case NodeStopped():
+            return logging.INFO, f"{event.node} stopped, {event.returned} jobs handed back"
+        case NodeLost():
+            return (
+                logging.WARNING,
+                f"{event.node} died: {event.returned} of its jobs wait again, {event.poisonous} failed as poisonous",
+            )
+        case NodeDisowned():
+            return (
+                logging.ERROR,
+                f"{event.node} was declared dead while alive; its {event.cancelled} running jobs were cancelled here",
+            )
+        case StorageTroubled():
+            return logging.ERROR, f"storage trouble while {event.doing}: {event.error}"
+        case LoopBlocked():
+            return (
+                logging.WARNING,
+                f"the event loop stood still for {event.seconds:.1f} s: a handler blocks it; make it a plain def task",
+            )
+    return None

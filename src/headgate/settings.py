@@ -1,0 +1,77 @@
+"""Settings of an app: arguments first, then HEADGATE_* variables, then defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from headgate.clock import Duration, microseconds
+from headgate.errors import DeclarationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What an app can be told; durations in seconds. Each is also read from `HEADGATE_<NAME>`.
+
+    `concurrency`: slots per queue and node, where the queue does not say (default: 100, or max(4, 2 × cores) for a
+    queue whose tasks are all plain functions). `timeout`: for each attempt of a task that has none (default: none).
+    `heartbeat` (5) renews a node's lease, which others take for lost after `lease` (30). `grace` (30): how long running
+    jobs may go on after the node was asked to stop. `retention` (7 days): how long final jobs are kept.
+    `max_payload` (262,144): bytes of JSON that the arguments or the result of one job may take.
+    `synchronous` ("FULL"): of SQLite; "NORMAL" may lose the last commits in a power cut.
+    """
+
+    concurrency: int | None = None
+    timeout: float | None = None
+    heartbeat: float = 5.0
+    lease: float = 30.0
+    grace: float = 30.0
+    retention: float = 7 * 86400.0
+    max_payload: int = 256 * 1024
+    synchronous: str = "FULL"
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None and self.concurrency < 1:
+            raise DeclarationError(f"concurrency={self.concurrency} must be at least 1")
+        for name in ("timeout", "heartbeat", "lease", "retention"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise DeclarationError(f"{name}={value} must be above 0 seconds")
+        if self.grace < 0:
+            raise DeclarationError(f"grace={self.grace} cannot be negative")
+        if self.lease < 2 * self.heartbeat:
+            raise DeclarationError(
+                f"lease={self.lease} must be at least twice heartbeat={self.heartbeat}: "
+                "one late heartbeat would cost a node its jobs"
+            )
+        if self.max_payload < 1024:
+            raise DeclarationError(f"max_payload={self.max_payload} must be at least 1024 bytes")
+
+
+def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of an app. Raises DeclarationError for a name or a value that makes no sense."""
+    known = {field.name for field in fields(Settings)}
+    values: dict[str, object] = {}
+    for name in known:
+        text = environment.get(f"HEADGATE_{name.upper()}")
+        if text is not None:
+            values[name] = _parse(name, text)
+    for name, value in given.items():
+        if name not in known:
+            raise DeclarationError(f"{name!r} is not a setting; there are: {', '.join(sorted(known))}")
+        if value is not None:
+            values[name] = microseconds(value) / 1_000_000 if name in _DURATIONS else value  # type: ignore[arg-type]
+    return Settings(**values)  # type: ignore[arg-type]
+
+
+_DURATIONS = frozenset({"timeout", "heartbeat", "lease", "grace", "retention"})
+
+
+def _parse(name: str, text: str) -> Duration | int | str:
+    if name == "synchronous":
+        return text.upper()
+    try:
+        return float(text) if name in _DURATIONS else int(text)
+    except ValueError:
+        raise DeclarationError(f"HEADGATE_{name.upper()}={text!r} is not a number") from None

@@ -1,0 +1,1 @@
+"""What survives: jobs, lanes, buckets and nodes, behind one protocol."""

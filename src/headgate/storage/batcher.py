@@ -1,0 +1,64 @@
+"""Groups of writes are one commit: while one is in flight, new writes gather for the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+W = TypeVar("W")
+
+Commit = Callable[[Sequence[W]], Awaitable[Sequence[Any]]]
+
+
+class Batcher(Generic[W]):
+    """Hands writes to `commit` in groups, at once when idle, and gives each caller its own result.
+
+    `commit` returns one result for each write, in order; a result that is an exception is raised for that caller only.
+    An exception that `commit` itself raises is everybody's.
+    """
+
+    def __init__(self, commit: Commit[W], most: int = 1000) -> None:
+        self._commit = commit
+        self._most = most
+        self._pending: list[tuple[W, asyncio.Future[Any]]] = []
+        self._flight: asyncio.Task[None] | None = None
+
+    async def write(self, write: W) -> Any:
+        """Return when the group of this write has committed. A caller that is cancelled meanwhile does not undo it."""
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._pending.append((write, done))
+        if self._flight is None:
+            self._flight = asyncio.get_running_loop().create_task(self._fly(), name="headgate-commits")
+        return await done
+
+    async def drain(self) -> None:
+        """Return when nothing is in flight or waiting."""
+        while self._flight is not None:
+            await asyncio.wait([self._flight])
+
+    async def _fly(self) -> None:
+        try:
+            while self._pending:
+                group, self._pending = self._pending[: self._most], self._pending[self._most :]
+                await self._settle(group)
+        finally:
+            self._flight = None
+
+    async def _settle(self, group: list[tuple[W, asyncio.Future[Any]]]) -> None:
+        try:
+            results = await self._commit([write for write, _ in group])
+        except BaseException as error:
+            for _, done in group:
+                if not done.done():
+                    done.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+            if not isinstance(error, Exception):
+                raise
+            return
+        for (_, done), result in zip(group, results, strict=True):
+            if done.done():
+                continue
+            if isinstance(result, Exception):
+                done.set_exception(result)
+            else:
+                done.set_result(result)

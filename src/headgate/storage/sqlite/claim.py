@@ -1,0 +1,453 @@
+"""Claiming from SQLite: look, decide with `admit`, write, in one transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from headgate.jobs.job import ClaimedJob, Draw, JobOptions, truncated_error
+from headgate.storage.admission import TURN, BucketView, LaneView, admit, gated_share
+from headgate.storage.protocol import EXPIRED_ERROR, Claim, Claimed, Expired, Throttled
+from headgate.storage.sqlite.statements import as_json, execute, fetch
+
+EXPIRED_A_VISIT = 100
+"""How many expired jobs of one lane a claim passes over before it leaves the lane for the next claim."""
+
+FOREIGN_PAGES = 20
+"""How many pages of lanes that this node does not know it passes over in one claim."""
+
+
+class LaneRow(msgspec.Struct, array_like=True):
+    id: int
+    queue: str
+    draws: tuple[Draw, ...]
+    waiting: int
+    since: int | None
+    behind: int | None
+    wakes_at: int | None
+
+
+class BucketRow(msgspec.Struct, array_like=True):
+    id: int
+    limit: str
+    key: str
+    state: str | None
+    opens_at: int | None
+    closed_until: int
+
+
+class Head(msgspec.Struct, array_like=True):
+    """A job near the front of its lane."""
+
+    seq: int
+    lane: int
+    id: str
+    task: str
+    queue: str
+    payload: str
+    priority: int
+    run_at: int
+    attempt: int
+    fence: int
+    lost: int
+    enqueued_at: int
+    expires_at: int | None
+    costs: tuple[int, ...] | None
+    headers: dict[str, str] | None
+    options: JobOptions | None
+
+
+class Look(msgspec.Struct, array_like=True):
+    opened: list[BucketRow]
+    due: list[LaneRow]
+    woken: list[LaneRow]
+    open: list[LaneRow]
+    next_bucket: int | None
+    next_wake: int | None
+
+
+_decode_look = msgspec.json.Decoder(Look).decode
+_decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
+_decode_buckets = msgspec.json.Decoder(list[BucketRow]).decode
+_decode_heads = msgspec.json.Decoder(list[Head]).decode
+
+
+Move = tuple[int, int, int | None, str | None, str | None, int | None]
+"""A lane's id, how many jobs are gone from it, its new since, limit and key of the bucket it is behind, wakes_at."""
+
+
+class _Visit:
+    """A lane that this claim looks at, and what became of it."""
+
+    __slots__ = ("complete", "expired", "heads", "row", "taken", "view")
+
+    def __init__(self, row: LaneRow) -> None:
+        self.row = row
+        self.heads: list[Head] = []
+        self.expired: list[Head] = []
+        # Whether all ready jobs of the lane that this node knows were read.
+        self.complete = True
+        self.taken = 0
+        self.view: LaneView | None = None
+
+    @property
+    def behind(self) -> BucketView | None:
+        return self.view.behind if self.view is not None else None
+
+    @property
+    def gone(self) -> int:
+        """How many jobs left the lane: started, expired, or failed for being impossible."""
+        impossible = self.view is not None and self.view.failed is not None
+        return self.taken + len(self.expired) + impossible
+
+    @property
+    def all_gone(self) -> bool:
+        return self.complete and self.gone == len(self.heads) + len(self.expired)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether jobs of the lane may be left that could go at once."""
+        return self.behind is None and not self.all_gone
+
+
+class ClaimTransaction:
+    """One claim, inside a write transaction that the caller commits."""
+
+    def __init__(self, connection: sqlite3.Connection, claim: Claim, now: int, limit_now: int) -> None:
+        self._connection = connection
+        self._claim = claim
+        self._now = now
+        self._limit_now = limit_now
+        self._rooms = {queue: room for queue, room in claim.rooms.items() if room.slots + room.ahead > 0}
+        self._buckets: dict[Draw, BucketView] = {}
+        self._opened: list[BucketView] = []
+        self._unknown: set[str] = set()
+        self._next_timer: int | None = None
+        self._next_wake: int | None = None
+
+    def run(self) -> Claimed:
+        """Take what may go now."""
+        if not self._rooms:
+            return Claimed(jobs=(), next_in=None)
+        look = self._look()
+        gated = self._gated_visits(look)
+        ungated = [_Visit(row) for row in look.open if row.queue in self._rooms]
+        self._next_wake = look.next_wake
+
+        self._read_heads(ungated, max(room.slots + room.ahead for room in self._rooms.values()))
+        shares = self._shares(ungated)
+        wanted = sum(shares.values())
+        if gated and wanted:
+            self._read_heads(gated, max(TURN, -(-wanted // len(gated))))
+            self._load_buckets(gated)
+            for visit in gated:
+                views = [self._buckets[draw] for draw in visit.row.draws]
+                visit.view = LaneView(visit.row.id, visit.row.queue, views, [head.costs for head in visit.heads])
+            admit([visit.view for visit in gated if visit.view is not None], shares, self._limit_now)
+            for visit in gated:
+                visit.taken = visit.view.taken if visit.view is not None else 0
+        else:
+            gated = []
+        return self._write(gated, ungated, look.next_bucket)
+
+    # ---------------------------------------------------------------------------------------------- look
+
+    def _look(self) -> Look:
+        most = max(room.slots for room in self._rooms.values())
+        return _decode_look(
+            fetch(
+                self._connection,
+                "look",
+                now=self._now,
+                limit_now=self._limit_now,
+                queues=as_json(list(self._rooms)),
+                limits=as_json(list(self._claim.rules)),
+                count=max(most, 1),
+            )
+        )
+
+    def _gated_visits(self, look: Look) -> list[_Visit]:
+        """Lanes behind opened buckets, then due ones, each kind longest waiting first; as many as there is room."""
+        rows = self._behind_opened(look.opened)
+        due = sorted(self._known(look.due, look) + self._usable(look.woken), key=lambda row: (row.since or 0, row.id))
+        visits: list[_Visit] = []
+        left = {queue: room.slots for queue, room in self._rooms.items()}
+        seen: set[int] = set()
+        for row in (*rows, *due):
+            if left.get(row.queue, 0) > 0 and row.id not in seen:
+                left[row.queue] -= 1
+                seen.add(row.id)
+                visits.append(_Visit(row))
+        return visits
+
+    def _behind_opened(self, opened: Sequence[BucketRow]) -> list[LaneRow]:
+        most = max(room.slots for room in self._rooms.values())
+        grants: dict[int, int] = {}
+        for row in opened:
+            view = self._view(row)
+            self._opened.append(view)
+            grants[row.id] = view.grants(self._limit_now, most)
+        granting = [id for id, grant in grants.items() if grant]
+        if not granting:
+            return []
+        rows = _decode_lanes(
+            fetch(
+                self._connection,
+                "behind",
+                buckets=as_json(granting),
+                queues=as_json(list(self._rooms)),
+                count=max(grants.values()),
+            )
+        )
+        rows = self._usable(rows)
+        rows.sort(key=lambda row: (row.since or 0, row.id))
+        order = {id: index for index, id in enumerate(grants)}
+        chosen: list[LaneRow] = []
+        for lane in rows:
+            assert lane.behind is not None
+            if grants[lane.behind] > 0:
+                grants[lane.behind] -= 1
+                chosen.append(lane)
+        chosen.sort(key=lambda row: order[row.behind or 0])
+        return chosen
+
+    def _known(self, due: list[LaneRow], look: Look) -> list[LaneRow]:
+        """The due lanes whose limits this node knows; where others fill the page, the next pages are read."""
+        known = self._usable(due)
+        if len(known) == len(due):
+            return known
+        for queue, room in self._rooms.items():
+            page = [row for row in due if row.queue == queue]
+            found = sum(1 for row in known if row.queue == queue)
+            count = max(self._rooms[q].slots for q in self._rooms)
+            for _ in range(FOREIGN_PAGES):
+                if found >= room.slots or len(page) < count:
+                    break
+                last = page[-1]
+                page = _decode_lanes(
+                    fetch(self._connection, "due_after", queue=queue, since=last.since, id=last.id, count=count)
+                )
+                usable = self._usable(page)
+                found += len(usable)
+                known += usable
+        return known
+
+    def _usable(self, rows: Iterable[LaneRow]) -> list[LaneRow]:
+        rules = self._claim.rules
+        return [row for row in rows if all(draw.limit in rules for draw in row.draws)]
+
+    def _view(self, row: BucketRow) -> BucketView:
+        draw = Draw(row.limit, row.key)
+        view = self._buckets.get(draw)
+        if view is None:
+            rule = self._claim.rules[row.limit]
+            state = None if row.state is None else rule.load(row.state, self._limit_now)
+            view = BucketView(draw, rule, state, id=row.id, opens_at=row.opens_at, closed_until=row.closed_until)
+            self._buckets[draw] = view
+        return view
+
+    def _load_buckets(self, visits: Sequence[_Visit]) -> None:
+        missing = {draw for visit in visits for draw in visit.row.draws if draw not in self._buckets}
+        if not missing:
+            return
+        for row in _decode_buckets(fetch(self._connection, "buckets_of", draws=as_json(list(missing)))):
+            self._view(row)
+        for draw in missing:
+            if draw not in self._buckets:
+                self._buckets[draw] = BucketView(draw, self._claim.rules[draw.limit], None)
+
+    def _shares(self, ungated: Sequence[_Visit]) -> dict[str, int]:
+        ready = {visit.row.queue: len(visit.heads) for visit in ungated}
+        return {queue: gated_share(room, ready.get(queue, 0)) for queue, room in self._rooms.items()}
+
+    # --------------------------------------------------------------------------------------------- heads
+
+    def _read_heads(self, visits: Sequence[_Visit], count: int) -> None:
+        plain: list[_Visit] = []
+        mixed: list[_Visit] = []
+        for visit in visits:
+            some_may_be_due = visit.row.wakes_at is not None and visit.row.wakes_at <= self._now
+            (mixed if some_may_be_due else plain).append(visit)
+        tasks = self._claim.tasks
+        if plain:
+            heads = _decode_heads(
+                fetch(self._connection, "heads", lanes=as_json([visit.row.id for visit in plain]), count=count)
+            )
+            unknown = {head.task for head in heads if head.task not in tasks}
+            if unknown:
+                self._unknown |= unknown
+                mixed, heads = [*visits], []
+            self._sort_in(plain, heads, count)
+        if mixed:
+            heads = _decode_heads(
+                fetch(
+                    self._connection,
+                    "heads_known",
+                    lanes=as_json([visit.row.id for visit in mixed]),
+                    tasks=as_json(list(tasks)),
+                    now=self._now,
+                    count=count,
+                )
+            )
+            self._sort_in(mixed, heads, count)
+
+    def _sort_in(self, visits: Sequence[_Visit], heads: list[Head], count: int) -> None:
+        heads.sort(key=lambda head: (-head.priority, head.run_at, head.seq))
+        lanes = {visit.row.id: visit for visit in visits}
+        for visit in visits:
+            visit.heads, visit.expired, visit.complete = [], [], True
+        for head in heads:
+            visit = lanes[head.lane]
+            if len(visit.heads) >= count or len(visit.expired) >= EXPIRED_A_VISIT:
+                visit.complete = False
+            elif head.expires_at is not None and head.expires_at <= self._now:
+                visit.expired.append(head)
+            else:
+                visit.heads.append(head)
+        for visit in visits:
+            if len(visit.heads) + len(visit.expired) >= count:
+                visit.complete = False
+
+    # --------------------------------------------------------------------------------------------- write
+
+    def _write(self, gated: Sequence[_Visit], ungated: Sequence[_Visit], next_bucket: int | None) -> Claimed:
+        left = {queue: room.slots for queue, room in self._rooms.items()}
+        for visit in gated:
+            left[visit.row.queue] -= visit.taken
+        for visit in ungated:
+            visit.taken = min(len(visit.heads), max(0, left[visit.row.queue]) + self._rooms[visit.row.queue].ahead)
+            left[visit.row.queue] -= visit.taken
+        visits = [*gated, *ungated]
+
+        taken = [head for visit in visits for head in visit.heads[: visit.taken]]
+        self._take(taken)
+        self._fail_expired([head for visit in visits for head in visit.expired])
+        self._fail_impossible(gated)
+        self._charge([view for view in self._buckets.values() if view.charged])
+        moves = [move for visit in visits if (move := self._move(visit)) is not None]
+        if moves:
+            execute(self._connection, "move_lanes", lanes=as_json(moves))
+        still_open = self._set_timers(gated)
+
+        progressed = bool(taken or moves)
+        cut_short = still_open or any(visit.cut_short for visit in visits)
+        return Claimed(
+            jobs=[
+                self._claimed(head, gated=visit.view is not None)
+                for visit in visits
+                for head in visit.heads[: visit.taken]
+            ],
+            next_in=self._next_in(next_bucket),
+            # Without progress the next look would see the same, so it waits for something to change.
+            more=progressed and cut_short and any(room > 0 for room in left.values()),
+            throttled=[throttled for visit in gated if (throttled := self._throttled(visit)) is not None],
+            expired=[Expired(head.id, head.task, head.queue) for visit in visits for head in visit.expired],
+            unknown=sorted(self._unknown),
+        )
+
+    def _has_ready(self, visit: _Visit) -> bool:
+        return bool(fetch(self._connection, "has_ready", lane=visit.row.id))
+
+    def _take(self, taken: Sequence[Head]) -> None:
+        if taken:
+            seqs = as_json([head.seq for head in taken])
+            execute(self._connection, "claim_jobs", seqs=seqs, node=self._claim.node, now=self._now)
+
+    def _fail_expired(self, expired: Sequence[Head]) -> None:
+        if expired:
+            seqs = as_json([head.seq for head in expired])
+            execute(self._connection, "fail_waiting", seqs=seqs, now=self._now, error=as_json(EXPIRED_ERROR))
+
+    def _fail_impossible(self, gated: Sequence[_Visit]) -> None:
+        """A limit was lowered below what a job costs: the job could only wait for ever."""
+        for visit in gated:
+            if visit.view is not None and visit.view.failed is not None:
+                head = visit.heads[visit.taken]
+                error = as_json(truncated_error(visit.view.failed))
+                execute(self._connection, "fail_waiting", seqs=as_json([head.seq]), now=self._now, error=error)
+
+    def _charge(self, charged: Sequence[BucketView]) -> None:
+        if not charged:
+            return
+        rows = [
+            (view.draw.limit, view.draw.key, view.rule.dump(view.state), view.rule.idle_at(view.state))
+            for view in charged
+        ]
+        execute(self._connection, "charge", buckets=as_json(rows))
+        execute(self._connection, "use_limit_time", limit_now=self._limit_now)
+
+    def _move(self, visit: _Visit) -> Move | None:
+        """Where the lane is after this claim: empty, asleep, behind a bucket or last in line; None if unmoved."""
+        row, gone, behind = visit.row, visit.gone, visit.behind
+        if not gone and (visit.heads and (behind is None or behind.id == row.behind)):
+            return None
+        if row.waiting == gone:
+            return (row.id, gone, None, None, None, None)
+        wakes_at = row.wakes_at
+        if wakes_at is not None and wakes_at <= self._now:
+            # Delayed jobs of this lane were due and may be gone.
+            wakes_at = fetch(self._connection, "earliest", lane=row.id)
+        if visit.all_gone and not self._has_ready(visit):
+            if wakes_at is not None and (self._next_wake is None or wakes_at < self._next_wake):
+                self._next_wake = wakes_at
+            return (row.id, gone, None, None, None, wakes_at)
+        if behind is None:
+            return (row.id, gone, self._limit_now, None, None, wakes_at)
+        # Who got nothing keeps the place that it had in the line.
+        since = row.since if not gone and row.since is not None else self._limit_now
+        return (row.id, gone, since, behind.draw.limit, behind.draw.key, wakes_at)
+
+    def _throttled(self, visit: _Visit) -> Throttled | None:
+        behind = visit.behind
+        if behind is None or behind.opens_at is None:
+            return None
+        opens_at = self._now + (behind.opens_at - self._limit_now)
+        return Throttled(behind.draw, opens_at, visit.row.waiting - visit.gone)
+
+    def _set_timers(self, gated: Sequence[_Visit]) -> bool:
+        """Write when each bucket opens that lanes wait behind; True if one of them is open still."""
+        touched = {id(view): view for view in self._opened}
+        for visit in gated:
+            if visit.behind is not None:
+                touched[id(visit.behind)] = visit.behind
+        if not touched:
+            return False
+        timers = [(view.draw.limit, view.draw.key, view.reopens_at(self._limit_now)) for view in touched.values()]
+        execute(self._connection, "set_timers", buckets=as_json(timers))
+        for _, _, opens_at in timers:
+            if opens_at > self._limit_now:
+                self._closes_until(opens_at)
+        return any(opens_at <= self._limit_now for _, _, opens_at in timers)
+
+    def _closes_until(self, opens_at: int) -> None:
+        if self._next_timer is None or opens_at < self._next_timer:
+            self._next_timer = opens_at
+
+    def _next_in(self, next_bucket: int | None) -> int | None:
+        if next_bucket is not None:
+            self._closes_until(next_bucket)
+        waits: list[int] = []
+        if self._next_timer is not None:
+            waits.append(self._next_timer - self._limit_now)
+        if self._next_wake is not None:
+            waits.append(self._next_wake - self._now)
+        return max(0, min(waits)) if waits else None
+
+    def _claimed(self, head: Head, *, gated: bool) -> ClaimedJob:
+        return ClaimedJob(
+            head.id,
+            head.task,
+            head.queue,
+            head.payload,
+            head.attempt + 1,
+            head.fence + 1,
+            head.lost,
+            head.enqueued_at,
+            head.run_at,
+            self._now,
+            gated,
+            head.headers,
+            head.options,
+        )

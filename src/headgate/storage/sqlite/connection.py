@@ -1,0 +1,256 @@
+"""Opening a SQLite file safely: what it must be, how it is set up, and what its errors mean."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import sqlite3
+import threading
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+from headgate.clock import SECOND, Clock
+from headgate.errors import HeadgateError, StorageUnavailable, StorageUnusable
+
+APPLICATION_ID = 0x48_64_67_74
+"""`Hdgt`, kept in the file's header: tells a Headgate database from another program's."""
+
+OLDEST_SQLITE = (3, 35, 0)
+"""UPDATE … FROM and generated columns."""
+
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "fuse.sshfs", "afs", "ceph", "beegfs"}
+
+_UNUSABLE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_FULL = {sqlite3.SQLITE_FULL}
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_ENVIRONMENT = {
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PERM,
+}
+
+
+def connect(path: Path, *, synchronous: str, timeout: float) -> sqlite3.Connection:
+    """A connection in autocommit mode: transactions are begun by hand."""
+    connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA cache_size = -16000")
+    return connection
+
+
+def prepare(path: Path, clock: Clock, *, synchronous: str) -> None:
+    """Make `path` a current Headgate database, or raise StorageUnusable and change nothing."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise StorageUnusable(
+            f"this Python comes with SQLite {sqlite3.sqlite_version}; Headgate needs "
+            f"{'.'.join(map(str, OLDEST_SQLITE))} or newer"
+        )
+    _require_local(path)
+    _require_ours(path)
+    try:
+        connection = connect(path, synchronous=synchronous, timeout=30)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                _migrate(connection, path, clock)
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise (translate(error, path) or error) from error
+
+
+def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
+    """A SQLite error in our words: what failed, which file, what to do. None for one that is a mistake of ours."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in _UNUSABLE:
+        return StorageUnusable(
+            f"{path} is damaged or not a SQLite database ({error}); nothing was written: restore a backup, "
+            "or move the file away to begin anew"
+        )
+    if code in _FULL:
+        return StorageUnavailable(f"the disk of {path} is full; nothing of this was stored: free space and try again")
+    if code in _BUSY:
+        return StorageUnavailable(
+            f"{path} is locked by another connection that holds a write transaction open; end it and try again"
+        )
+    if code in _ENVIRONMENT:
+        return StorageUnavailable(f"{path} could not be used: {error} ({getattr(error, 'sqlite_errorname', '')})")
+    return None
+
+
+def begin(connection: sqlite3.Connection, patience: float, clock: Clock, on_slow: Callable[[float], None]) -> None:
+    """Begin a write transaction, waiting up to `patience` seconds for other writers.
+
+    SQLite's own busy handler sleeps ever longer and starves some processes; short random waits share the lock evenly.
+    `on_slow` is told once the wait has lasted a second.
+    """
+    pause = threading.Event()
+    began = clock.monotonic()
+    told = False
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in _BUSY:
+                raise
+            waited = (clock.monotonic() - began) / SECOND
+            if waited > patience:
+                raise
+            if waited > 1 and not told:
+                told = True
+                on_slow(waited)
+            pause.wait(random.uniform(0.0002, 0.003))
+
+
+def _require_local(path: Path) -> None:
+    """WAL needs shared memory between all processes, which a network filesystem does not give."""
+    mounts = Path("/proc/self/mounts")
+    if not mounts.exists():
+        return
+    folder = str(path.resolve().parent)
+    best, kind = "", ""
+    for line in mounts.read_text().splitlines():
+        _, point, filesystem, *_ = line.split(" ")
+        point = point.encode().decode("unicode_escape")
+        if (folder == point or folder.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, kind = point, filesystem
+    if kind in _NETWORK:
+        raise StorageUnusable(
+            f"{path} lies on a network filesystem ({kind} at {best}), where SQLite corrupts under several processes; "
+            "use a local disk, or PostgreSQL for several machines"
+        )
+
+
+def _require_ours(path: Path) -> None:
+    """Look at the header before SQLite touches the file: a foreign one is left exactly as it is."""
+    if path.is_dir():
+        raise StorageUnusable(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise StorageUnusable(f"the folder of {path} does not exist; create it first")
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("rb") as file:
+        head = file.read(100)
+    if len(head) < 100 or not head.startswith(b"SQLite format 3\x00"):
+        raise StorageUnusable(f"{path} is not a SQLite database; nothing was changed: choose another file")
+    found = int.from_bytes(head[68:72], "big")
+    if found != APPLICATION_ID:
+        # A crash right after creation leaves a header without an id and without any table: that file is ours to finish.
+        if found == 0 and _is_empty(path):
+            return
+        raise StorageUnusable(
+            f"{path} is another program's SQLite database (application id {found:#010x}); nothing was changed: "
+            "choose another file"
+        )
+
+
+def _is_empty(path: Path) -> bool:
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        return bool(connection.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()[0])
+    except sqlite3.Error as error:
+        raise (translate(error, path) or error) from error
+    finally:
+        connection.close()
+
+
+def _migrate(connection: sqlite3.Connection, path: Path, clock: Clock) -> None:
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS migration"
+        " (number INTEGER PRIMARY KEY, name TEXT NOT NULL, checksum TEXT NOT NULL, applied_at INTEGER NOT NULL)"
+    )
+    applied = {
+        number: (name, checksum)
+        for number, name, checksum in connection.execute("SELECT number, name, checksum FROM migration")
+    }
+    known = migrations()
+    for number, (name, checksum) in applied.items():
+        if number not in known:
+            raise StorageUnusable(
+                f"{path} was written by a newer Headgate (migration {number} {name!r} is unknown here); "
+                "upgrade this program"
+            )
+        if known[number][2] != checksum:
+            raise StorageUnusable(
+                f"migration {number} {name!r} of {path} differs from this program's; one of the two was edited: "
+                "install the release that made the file"
+            )
+    for number, (name, script, checksum) in sorted(known.items()):
+        if number in applied:
+            continue
+        for statement in _split(script):
+            connection.execute(statement)
+        connection.execute(
+            "INSERT INTO migration (number, name, checksum, applied_at) VALUES (?, ?, ?, ?)",
+            (number, name, checksum, clock.now()),
+        )
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+def migrations() -> dict[int, tuple[str, str, str]]:
+    """The migrations of this program: number to name, script and checksum."""
+    folder = resources.files(__package__) / "migrations"
+    known: dict[int, tuple[str, str, str]] = {}
+    for entry in folder.iterdir():
+        if entry.name.endswith(".sql"):
+            script = entry.read_text()
+            number, _, name = entry.name.removesuffix(".sql").partition("_")
+            known[int(number)] = (name, script, hashlib.sha256(script.encode()).hexdigest())
+    return known
+
+
+def _split(script: str) -> list[str]:
+    """The statements of a script. sqlite3's executescript would commit the transaction that this runs in."""
+    statements: list[str] = []
+    pending = ""
+    for line in script.splitlines():
+        if not pending and (not line.strip() or line.startswith("--")):
+            continue
+        pending += line + "\n"
+        if sqlite3.complete_statement(pending):
+            statements.append(pending)
+            pending = ""
+    return statements
+
+
+def process_started(pid: int) -> str:
+    """When a process began, in the kernel's own ticks; empty if it has ended or it cannot be told."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    # The name in parentheses may hold anything, so count fields from its end.
+    state, *fields = stat.rpartition(")")[2].split()
+    return "" if state in "ZX" else fields[18]
+
+
+def pid_space() -> str:
+    """Which process ids this process sees: the same number means another process in another container."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return "one"
+
+
+def is_running(pid: int, started: str) -> bool:
+    """Whether the process that had this id and start is still there."""
+    if started:
+        return process_started(pid) == started
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,105 @@
+-- Jobs, the lanes they wait in, the buckets they draw on, and the nodes that run them.
+
+-- What limit time was anchored to: microseconds to add to the boot clock, for one boot of the machine.
+CREATE TABLE limit_time (
+    id          INTEGER PRIMARY KEY CHECK (id = 1),
+    boot_id     TEXT NOT NULL,
+    ahead       INTEGER NOT NULL,
+    last_used   INTEGER NOT NULL
+);
+
+-- A lane is empty (nothing set), due (since), behind a bucket (since, behind) or asleep (wakes_at alone).
+-- since is limit time and the order of turns; wakes_at is wall time, no later than any delayed job of the lane.
+CREATE TABLE lane (
+    id          INTEGER PRIMARY KEY,
+    queue       TEXT NOT NULL,
+    draws       TEXT NOT NULL CHECK (json_valid(draws)),
+    gated       INTEGER NOT NULL GENERATED ALWAYS AS (draws <> '[]') STORED,
+    waiting     INTEGER NOT NULL DEFAULT 0 CHECK (waiting >= 0),
+    since       INTEGER,
+    behind      INTEGER,
+    wakes_at    INTEGER,
+    UNIQUE (queue, draws),
+    CHECK (behind IS NULL OR since IS NOT NULL),
+    CHECK (waiting > 0 OR (since IS NULL AND wakes_at IS NULL)),
+    CHECK (waiting = 0 OR since IS NOT NULL OR wakes_at IS NOT NULL)
+);
+CREATE INDEX lane_due ON lane (queue, since, id) WHERE gated AND behind IS NULL AND since IS NOT NULL;
+CREATE INDEX lane_asleep ON lane (queue, wakes_at) WHERE since IS NULL AND wakes_at IS NOT NULL;
+CREATE INDEX lane_behind ON lane (behind, since, id) WHERE behind IS NOT NULL;
+CREATE INDEX lane_empty ON lane (id) WHERE gated AND waiting = 0;
+
+-- opens_at is set while a lane waits behind the bucket; with idle_at and closed_until it is limit time.
+CREATE TABLE bucket (
+    id            INTEGER PRIMARY KEY,
+    limit_name    TEXT NOT NULL,
+    key           TEXT NOT NULL,
+    state         TEXT,
+    idle_at       INTEGER NOT NULL,
+    opens_at      INTEGER,
+    closed_until  INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (limit_name, key)
+);
+CREATE INDEX bucket_opens ON bucket (opens_at) WHERE opens_at IS NOT NULL;
+CREATE INDEX bucket_idle ON bucket (idle_at) WHERE opens_at IS NULL;
+
+CREATE TABLE job (
+    seq               INTEGER PRIMARY KEY,
+    id                TEXT NOT NULL UNIQUE,
+    task              TEXT NOT NULL,
+    queue             TEXT NOT NULL,
+    lane              INTEGER NOT NULL,
+    draws             TEXT NOT NULL,
+    costs             TEXT,
+    state             TEXT NOT NULL DEFAULT 'waiting'
+                      CHECK (state IN ('waiting', 'running', 'succeeded', 'failed', 'cancelled')),
+    priority          INTEGER NOT NULL,
+    delayed           INTEGER NOT NULL,
+    run_at            INTEGER NOT NULL,
+    enqueued_at       INTEGER NOT NULL,
+    expires_at        INTEGER,
+    attempt           INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
+    fence             INTEGER NOT NULL DEFAULT 0,
+    lost              INTEGER NOT NULL DEFAULT 0 CHECK (lost >= 0),
+    node              TEXT,
+    started_at        INTEGER,
+    finished_at       INTEGER,
+    cancel_requested  INTEGER NOT NULL DEFAULT 0,
+    payload           TEXT NOT NULL,
+    headers           TEXT,
+    options           TEXT,
+    result            TEXT,
+    error             TEXT,
+    CHECK (state <> 'running' OR node IS NOT NULL),
+    CHECK ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled')))
+);
+CREATE INDEX job_waiting ON job (lane, delayed, priority DESC, run_at, seq) WHERE state = 'waiting';
+CREATE INDEX job_running ON job (node, lane) WHERE state = 'running';
+CREATE INDEX job_final ON job (state, finished_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX job_expires ON job (expires_at) WHERE state = 'waiting' AND expires_at IS NOT NULL;
+
+-- One row for each attempt that did not succeed.
+CREATE TABLE attempt (
+    job         INTEGER NOT NULL,
+    number      INTEGER NOT NULL,
+    node        TEXT,
+    started_at  INTEGER NOT NULL,
+    ended_at    INTEGER NOT NULL,
+    outcome     TEXT NOT NULL,
+    error       TEXT
+);
+CREATE INDEX attempt_job ON attempt (job);
+
+-- A process that runs jobs; its lease is the beat, which other nodes watch for growth.
+CREATE TABLE node (
+    id               TEXT PRIMARY KEY,
+    name             TEXT NOT NULL,
+    pid              INTEGER NOT NULL,
+    pid_space        TEXT NOT NULL,
+    process_started  TEXT NOT NULL,
+    boot_id          TEXT NOT NULL,
+    port             INTEGER NOT NULL,
+    started_at       INTEGER NOT NULL,
+    beat_at          INTEGER NOT NULL,
+    beat             INTEGER NOT NULL DEFAULT 0
+);

@@ -1,0 +1,134 @@
+"""Other processes on the same file: telling them of changes, hearing of theirs, and noticing that the file is gone.
+
+A datagram on loopback after each commit wakes the nodes at once; every quarter of a second a look at SQLite's data
+version finds what no datagram told of, for example a job added inside a user's own transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from headgate.clock import Clock, sleep
+from headgate.errors import HeadgateError, StorageUnavailable
+
+logger = logging.getLogger("headgate.storage")
+
+LOOK_EVERY = 0.25
+FILE_EVERY = 8
+"""The file itself is looked at every so many looks."""
+
+WAL_ALARM = 512 * 1024 * 1024
+
+_WORD = b"headgate"
+
+
+class Neighbours:
+    """Wakes this process when another changes the file, and the others when this one does."""
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        look: Callable[[], Awaitable[tuple[int, list[int]]]],
+        wake: Callable[[], None],
+        on_lost: Callable[[HeadgateError], None],
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._look = look
+        self._wake = wake
+        self._on_lost = on_lost
+        self._ports: list[int] = []
+        self._identity = (0, 0)
+        self._alarmed = False
+        self._socket: socket.socket | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def open(self) -> None:
+        self._identity = _identity(self._path)
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._socket.fileno(), self._hear)
+        _, self._ports = await self._look()
+        self._watching = loop.create_task(self._watch(), name="headgate-neighbours")
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+            self._watching = None
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    def call(self) -> None:
+        """Tell the other nodes that something changed. A datagram that is lost is made up for by their next look."""
+        if self._socket is None:
+            return
+        for port in self._ports:
+            if port != self.port:
+                try:
+                    self._socket.sendto(_WORD, ("127.0.0.1", port))
+                except OSError as error:
+                    logger.debug("no datagram to port %s: %s", port, error)
+
+    def _hear(self) -> None:
+        assert self._socket is not None
+        heard = False
+        try:
+            # All that has come in means one and the same thing.
+            while True:
+                heard = self._socket.recv(64) == _WORD or heard
+        except BlockingIOError:
+            if heard:
+                self._wake()
+
+    async def _watch(self) -> None:
+        seen: int | None = None
+        looks = 0
+        while True:
+            await sleep(self._clock, LOOK_EVERY)
+            looks += 1
+            try:
+                version, self._ports = await self._look()
+            except StorageUnavailable as error:
+                logger.warning("cannot look at %s: %s", self._path, error)
+                continue
+            if version != seen:
+                seen = version
+                self._wake()
+            if looks % FILE_EVERY == 0:
+                self._look_at_file()
+
+    def _look_at_file(self) -> None:
+        if _identity(self._path) != self._identity:
+            self._on_lost(
+                StorageUnavailable(
+                    f"{self._path} was removed or replaced while it was open; what is written now would be lost: "
+                    "put it back and restart this process"
+                )
+            )
+        wal = self._path.with_name(self._path.name + "-wal")
+        size = wal.stat().st_size if wal.exists() else 0
+        if size > WAL_ALARM and not self._alarmed:
+            logger.warning(
+                "%s has grown to %d MiB: a reader that stays open keeps SQLite from emptying it", wal, size >> 20
+            )
+        self._alarmed = size > WAL_ALARM
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return status.st_dev, status.st_ino

@@ -1,0 +1,23 @@
+-- Jobs by queue and state. Waiting ones are counted by their lanes.
+SELECT json_group_array(json_array(queue, waiting, running, succeeded, failed, cancelled))
+FROM (
+    SELECT
+        queue,
+        sum(waiting) AS waiting,
+        sum(running) AS running,
+        sum(succeeded) AS succeeded,
+        sum(failed) AS failed,
+        sum(cancelled) AS cancelled
+    FROM (
+        SELECT queue, sum(waiting) AS waiting, 0 AS running, 0 AS succeeded, 0 AS failed, 0 AS cancelled
+        FROM lane GROUP BY queue
+        UNION ALL
+        SELECT queue, 0, count(*), 0, 0, 0 FROM job WHERE state = 'running' GROUP BY queue
+        UNION ALL
+        SELECT queue, 0, 0, sum(state = 'succeeded'), sum(state = 'failed'), sum(state = 'cancelled')
+        FROM job WHERE finished_at IS NOT NULL GROUP BY queue
+    )
+    GROUP BY queue
+    HAVING sum(waiting + running + succeeded + failed + cancelled) > 0
+    ORDER BY queue
+)

@@ -1,0 +1,2 @@
+-- What cancelling and retrying look at.
+SELECT seq, state, lane, queue, draws FROM job WHERE id = :id

@@ -1,0 +1,10 @@
+-- A running job waits again, or is cancelled if that was asked for.
+UPDATE job
+SET state = CASE WHEN cancel_requested THEN 'cancelled' ELSE 'waiting' END,
+    finished_at = CASE WHEN cancel_requested THEN :now END,
+    attempt = attempt - :unspent,
+    lost = lost + :lost,
+    delayed = CASE WHEN :run_at IS NULL THEN delayed ELSE 1 END,
+    run_at = coalesce(:run_at, run_at),
+    error = coalesce(:error, error)
+WHERE seq = :seq AND state = 'running'

@@ -1,0 +1,2 @@
+-- Whether a lane has a job that asked for no time.
+SELECT EXISTS (SELECT 1 FROM job WHERE lane = :lane AND state = 'waiting' AND delayed = 0)

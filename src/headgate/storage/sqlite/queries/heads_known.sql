@@ -1,0 +1,28 @@
+-- The first :count ready jobs of each lane whose task is known, those that asked for a time and are due among them.
+SELECT json_group_array(
+    json_array(
+        job.seq, lane, job.id, task, queue, payload, priority, run_at, attempt, fence, lost, enqueued_at, expires_at,
+        json(costs), json(headers), json(options)
+    )
+)
+FROM json_each(:lanes) AS visited
+JOIN job ON job.seq IN (
+    SELECT seq FROM (
+        SELECT seq FROM job
+        WHERE lane = visited.value AND state = 'waiting' AND delayed = 0
+            AND task IN (SELECT value FROM json_each(:tasks))
+        ORDER BY priority DESC, run_at, seq
+        LIMIT :count
+    )
+    UNION ALL
+    SELECT ripe.seq
+    FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+    JOIN job AS ripe ON ripe.seq IN (
+        SELECT seq FROM job
+        WHERE lane = visited.value AND state = 'waiting' AND delayed = 1
+            AND priority = level.column1 AND run_at <= :now
+            AND task IN (SELECT value FROM json_each(:tasks))
+        ORDER BY run_at, seq
+        LIMIT :count
+    )
+)

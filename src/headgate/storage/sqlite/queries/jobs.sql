@@ -1,0 +1,32 @@
+-- A page of jobs, newest first.
+SELECT json_group_array(
+    json_array(
+        job.id, job.task, job.queue, job.state, job.payload, job.priority,
+        json(CASE WHEN job.delayed THEN 'true' ELSE 'false' END), job.run_at, job.enqueued_at, job.expires_at,
+        job.attempt, job.fence, job.lost, job.node, job.started_at, job.finished_at,
+        json(CASE WHEN job.cancel_requested THEN 'true' ELSE 'false' END), job.result, json(job.error),
+        json(job.draws), json(job.headers), json(job.options),
+        CASE WHEN bucket.opens_at > :limit_now THEN bucket.opens_at END,
+        CASE WHEN bucket.opens_at > :limit_now THEN json_array(bucket.limit_name, bucket.key) END,
+        CASE WHEN job.state = 'waiting' THEN coalesce(lane.waiting, 0) ELSE 0 END
+    )
+)
+FROM (
+    SELECT * FROM job
+    WHERE (:state IS NULL OR state = :state)
+        AND (:queue IS NULL OR queue = :queue)
+        AND (:task IS NULL OR task = :task)
+        AND (
+            (:limit IS NULL AND :key IS NULL)
+            OR EXISTS (
+                SELECT 1 FROM json_each(draws) AS draw
+                WHERE (:limit IS NULL OR json_extract(draw.value, '$[0]') = :limit)
+                    AND (:key IS NULL OR json_extract(draw.value, '$[1]') = :key)
+            )
+        )
+        AND (:before IS NULL OR seq < (SELECT seq FROM job WHERE id = :before))
+    ORDER BY seq DESC
+    LIMIT :count
+) AS job
+LEFT JOIN lane ON lane.id = job.lane AND job.state = 'waiting'
+LEFT JOIN bucket ON bucket.id = lane.behind

@@ -1,0 +1,5 @@
+-- Attempts that did not succeed; :attempts is an array of [job seq, outcome, error].
+INSERT INTO attempt (job, number, node, started_at, ended_at, outcome, error)
+SELECT seq, attempt, node, started_at, :now, json_extract(ended.value, '$[1]'), json_extract(ended.value, '$[2]')
+FROM json_each(:attempts) AS ended
+JOIN job ON job.seq = json_extract(ended.value, '$[0]')

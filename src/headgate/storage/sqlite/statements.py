@@ -1,0 +1,42 @@
+"""The statements of this store, one .sql file each, and how they are run.
+
+Rows go in and come out as one JSON value. A statement is then one step of SQLite, which lets go of the interpreter lock
+once, however many rows it touches: with a row at a time, a busy event loop made the writer thread wait for the lock at
+each of them (650 rows/s against 3,200, measured with a loop that never rests).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from importlib import resources
+from typing import Any
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _load() -> dict[str, str]:
+    folder = resources.files(__package__) / "queries"
+    return {
+        entry.name.removesuffix(".sql"): entry.read_text() for entry in folder.iterdir() if entry.name.endswith(".sql")
+    }
+
+
+STATEMENTS = _load()
+
+
+def as_json(value: Any) -> str:
+    """A value as the JSON text that a statement takes."""
+    return _encode(value).decode()
+
+
+def execute(connection: sqlite3.Connection, statement: str, **values: Any) -> int:
+    """Run a statement that changes rows; how many it changed."""
+    return connection.execute(STATEMENTS[statement], values).rowcount
+
+
+def fetch(connection: sqlite3.Connection, statement: str, **values: Any) -> Any:
+    """Run a statement that yields one value, and return it."""
+    # fetchall, not fetchone: it runs the statement to its end, so that it holds no read transaction open.
+    return connection.execute(STATEMENTS[statement], values).fetchall()[0][0]

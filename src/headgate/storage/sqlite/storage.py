@@ -1,0 +1,391 @@
+"""SqliteStorage: the storage protocol on one SQLite file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from headgate.clock import Clock
+from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable, StorageUnusable
+from headgate.jobs.job import Attempt, JobRecord, JobState, NewJob
+from headgate.jobs.lifecycle import Ending
+from headgate.storage.batcher import Batcher
+from headgate.storage.protocol import (
+    Beat,
+    BucketRecord,
+    Claim,
+    Claimed,
+    Expired,
+    JobFilter,
+    NodeRecord,
+    QueueCounts,
+    Recovered,
+)
+from headgate.storage.sqlite import connection as sqlite_file
+from headgate.storage.sqlite.neighbours import Neighbours
+from headgate.storage.sqlite.statements import STATEMENTS, as_json
+from headgate.storage.sqlite.transaction import Transaction, node_records
+
+R = TypeVar("R")
+
+logger = logging.getLogger("headgate.storage")
+
+_decode_records = msgspec.json.Decoder(list[JobRecord]).decode
+_decode_attempts = msgspec.json.Decoder(list[Attempt]).decode
+_decode_counts = msgspec.json.Decoder(list[QueueCounts]).decode
+_decode_ids = msgspec.json.Decoder(frozenset[str]).decode
+_decode_buckets = msgspec.json.Decoder(list[BucketRecord]).decode
+
+
+class _Write:
+    """A verb with its argument, waiting for its commit. Additions that wait together are made together."""
+
+    __slots__ = ("jobs", "verb", "wakes")
+
+    def __init__(
+        self,
+        verb: Callable[[Transaction], Any],
+        *,
+        jobs: Sequence[NewJob] | None = None,
+        wakes: bool = False,
+    ) -> None:
+        self.verb = verb
+        self.jobs = jobs
+        self.wakes = wakes
+
+
+class SqliteStorage:
+    """Jobs in one SQLite file: embedded, durable, shared by any number of processes of one machine.
+
+    One thread writes, one reads. Writes that wait while a commit is in flight share the next one. With `synchronous`
+    "FULL" (default) a write has reached the disk when it returns; "NORMAL" may lose the last ones in a power cut, never
+    in a crash of the program. `patience` (30 s) is how long a write waits for another connection's transaction before
+    it raises StorageUnavailable.
+    """
+
+    def __init__(self, path: str | Path, clock: Clock, *, synchronous: str = "FULL", patience: float = 30.0) -> None:
+        if synchronous not in ("FULL", "NORMAL", "EXTRA", "OFF"):
+            raise ValueError(f"synchronous={synchronous!r} of a SQLite storage must be FULL, NORMAL, EXTRA or OFF")
+        self.path = Path(path).absolute()
+        self._clock = clock
+        self._synchronous = synchronous
+        self._patience = patience
+        self._batcher: Batcher[_Write] = Batcher(self._commit)
+        self._watchers: list[Callable[[], None]] = []
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._write_thread: ThreadPoolExecutor | None = None
+        self._read_thread: ThreadPoolExecutor | None = None
+        self._neighbours: Neighbours | None = None
+        self._pid = 0
+        self._ahead = 0
+        self._broken: HeadgateError | None = None
+
+    def __str__(self) -> str:
+        return f"sqlite:///{self.path}"
+
+    # ---------------------------------------------------------------------------------------- open, close
+
+    async def open(self) -> None:
+        if self._write_thread is not None:
+            return
+        self._pid = os.getpid()
+        self._broken = None
+        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite-writer")
+        self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite-reader")
+        try:
+            await self._in_thread(self._write_thread, self._connect)
+            self._neighbours = Neighbours(self.path, self._clock, self._look_around, self._wake, self._break)
+            await self._neighbours.open()
+        except BaseException:
+            await self.close()
+            raise
+
+    def _connect(self) -> None:
+        sqlite_file.prepare(self.path, self._clock, synchronous=self._synchronous)
+        try:
+            self._writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
+            # Fewer, larger checkpoints: each one syncs the file twice.
+            self._writer.execute("PRAGMA wal_autocheckpoint = 4000")
+            self._reader = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=10)
+            self._reader.execute("PRAGMA query_only = ON")
+            self._ahead = self._anchor()
+        except sqlite3.Error as error:
+            raise (sqlite_file.translate(error, self.path) or error) from error
+
+    def _anchor(self) -> int:
+        """Limit time runs on the boot clock; the first to open the file in a boot sets what to add to it."""
+        assert self._writer is not None
+        boot_id = self._clock.boot_id()
+        sqlite_file.begin(self._writer, self._patience, self._clock, self._warn_slow)
+        try:
+            row = self._writer.execute("SELECT boot_id, ahead, last_used FROM limit_time").fetchone()
+            if row is not None and row[0] == boot_id:
+                ahead: int = row[1]
+            else:
+                wall = self._clock.now()
+                began = wall if row is None else max(wall, row[2])
+                ahead = began - self._clock.monotonic()
+                self._writer.execute(
+                    "INSERT OR REPLACE INTO limit_time (id, boot_id, ahead, last_used) VALUES (1, ?, ?, ?)",
+                    (boot_id, ahead, began),
+                )
+            self._writer.execute("COMMIT")
+        except BaseException:
+            self._writer.execute("ROLLBACK")
+            raise
+        return ahead
+
+    async def close(self) -> None:
+        if self._write_thread is None or self._pid != os.getpid():
+            return
+        if self._neighbours is not None:
+            await self._neighbours.close()
+            self._neighbours = None
+        await self._batcher.drain()
+        writer, reader = self._writer, self._reader
+        self._writer = self._reader = None
+        for thread, connection in ((self._read_thread, reader), (self._write_thread, writer)):
+            if thread is not None:
+                if connection is not None:
+                    await self._in_thread(thread, connection.close)
+                thread.shutdown(wait=False)
+        self._write_thread = self._read_thread = None
+
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+        self._watchers.append(wake)
+        return lambda: self._watchers.remove(wake)
+
+    def limit_now(self) -> int:
+        return self._clock.monotonic() + self._ahead
+
+    # -------------------------------------------------------------------------------------------- writes
+
+    async def add(self, jobs: Sequence[NewJob]) -> None:
+        await self._write(_Write(lambda transaction: transaction.add(jobs), jobs=jobs, wakes=True))
+
+    async def claim(self, claim: Claim) -> Claimed:
+        return await self._write(_Write(lambda transaction: transaction.claim(claim)))  # type: ignore[no-any-return]
+
+    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool]:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.finish(node, endings), wakes=True)
+        )
+
+    async def cancel(self, job_id: str) -> JobState | None:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.cancel(job_id), wakes=True)
+        )
+
+    async def retry(self, job_id: str) -> JobState | None:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.retry(job_id), wakes=True)
+        )
+
+    async def join(self, node: str, name: str) -> None:
+        port = self._neighbours.port if self._neighbours is not None else 0
+        pid = os.getpid()
+        await self._write(_Write(lambda transaction: transaction.join(node, name, pid, port)))
+
+    async def beat(self, node: str) -> Beat:
+        return await self._write(_Write(lambda transaction: transaction.beat(node)))  # type: ignore[no-any-return]
+
+    async def leave(self, node: str) -> Recovered:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.leave(node), wakes=True)
+        )
+
+    async def recover(self, node: str, beat: int) -> Recovered | None:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.recover(node, beat), wakes=True)
+        )
+
+    async def expire(self, count: int = 100) -> Sequence[Expired]:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.expire(count), wakes=True)
+        )
+
+    async def prune(self, finished_before: int, count: int = 1000) -> int:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.prune(finished_before, count))
+        )
+
+    async def evict(self, count: int = 1000) -> int:
+        return await self._write(_Write(lambda transaction: transaction.evict(count)))  # type: ignore[no-any-return]
+
+    async def _write(self, write: _Write) -> Any:
+        self._require_usable()
+        return await self._batcher.write(write)
+
+    async def _commit(self, group: Sequence[_Write]) -> Sequence[Any]:
+        assert self._write_thread is not None
+        results = await self._in_thread(self._write_thread, self._commit_group, group)
+        if any(write.wakes for write in group):
+            self._wake()
+            if self._neighbours is not None:
+                self._neighbours.call()
+        return results
+
+    def _commit_group(self, group: Sequence[_Write]) -> Sequence[Any]:
+        """Everything in one transaction; if one write fails, each alone, so that it fails alone."""
+        try:
+            return self._transact(group)
+        except StorageUnavailable as error:
+            return [error] * len(group)
+        except Exception as error:
+            if len(group) == 1:
+                return [error]
+            return [self._commit_group([write])[0] for write in group]
+
+    def _transact(self, group: Sequence[_Write]) -> Sequence[Any]:
+        connection = self._writer
+        assert connection is not None
+        try:
+            sqlite_file.begin(connection, self._patience, self._clock, self._warn_slow)
+            try:
+                transaction = Transaction(connection, self._clock, self._ahead)
+                # Additions first, as one: a claim in the same commit already sees them.
+                additions = [job for write in group if write.jobs is not None for job in write.jobs]
+                transaction.add(additions)
+                results = [None if write.jobs is not None else write.verb(transaction) for write in group]
+                connection.execute("COMMIT")
+                return results
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+
+    # --------------------------------------------------------------------------------------------- reads
+
+    async def job(self, job_id: str) -> JobRecord | None:
+        records = await self._records([job_id], final=False)
+        return records[0] if records else None
+
+    async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
+        return await self._records(job_ids, final=True)
+
+    async def _records(self, job_ids: Sequence[str], *, final: bool) -> list[JobRecord]:
+        rows = await self._read("jobs_by_id", ids=as_json(job_ids), final=final, limit_now=self.limit_now())
+        return [self._in_wall_time(record) for record in _decode_records(rows)]
+
+    async def jobs(self, filter: JobFilter) -> Sequence[JobRecord]:
+        rows = await self._read("jobs", **msgspec.structs.asdict(filter), limit_now=self.limit_now())
+        return [self._in_wall_time(record) for record in _decode_records(rows)]
+
+    def _in_wall_time(self, record: JobRecord) -> JobRecord:
+        if record.throttled_until is None:
+            return record
+        return msgspec.structs.replace(
+            record, throttled_until=self._clock.now() + record.throttled_until - self.limit_now()
+        )
+
+    async def attempts(self, job_id: str) -> Sequence[Attempt]:
+        return _decode_attempts(await self._read("attempts", id=job_id))
+
+    async def counts(self) -> Sequence[QueueCounts]:
+        return _decode_counts(await self._read("counts"))
+
+    async def buckets(
+        self, limit: str | None = None, key: str | None = None, count: int = 100
+    ) -> Sequence[BucketRecord]:
+        return _decode_buckets(await self._read("buckets", limit=limit, key=key, count=count))
+
+    async def nodes(self) -> Sequence[NodeRecord]:
+        self._require_usable()
+        assert self._read_thread is not None
+        return await self._in_thread(self._read_thread, self._nodes)
+
+    def _nodes(self) -> list[NodeRecord]:
+        assert self._reader is not None
+        try:
+            return node_records(self._reader, self._clock)
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+
+    async def cancels(self, node: str) -> frozenset[str]:
+        return _decode_ids(await self._read("cancels", node=node))
+
+    async def check(self) -> Sequence[str]:
+        self._require_usable()
+        assert self._read_thread is not None
+        rows = await self._in_thread(self._read_thread, self._query, "check", {})
+        return [row[0] for row in rows]
+
+    async def _read(self, statement: str, **values: Any) -> Any:
+        self._require_usable()
+        assert self._read_thread is not None
+        rows = await self._in_thread(self._read_thread, self._query, statement, values)
+        return rows[0][0]
+
+    def _query(self, statement: str, values: dict[str, Any]) -> list[Any]:
+        assert self._reader is not None
+        try:
+            return self._reader.execute(STATEMENTS[statement], values).fetchall()
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
+
+    # ------------------------------------------------------------------------------------------- helpers
+
+    async def _in_thread(self, thread: ThreadPoolExecutor, work: Callable[..., R], *arguments: Any) -> R:
+        return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
+
+    def _require_usable(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._pid != os.getpid():
+            if self._pid:
+                raise ForkedConnection(
+                    f"{self.path} was opened by process {self._pid}, and SQLite connections do not survive a fork; "
+                    "open the app in the child"
+                )
+            raise StorageUnavailable(f"{self.path} is not open")
+        if self._write_thread is None:
+            raise StorageUnavailable(f"{self.path} is not open")
+
+    def _translated(self, error: sqlite3.Error) -> Exception:
+        translated = sqlite_file.translate(error, self.path)
+        if isinstance(translated, StorageUnusable):
+            self._break(translated)
+            return StorageUnavailable(str(translated))
+        return translated or error
+
+    def _break(self, error: HeadgateError) -> None:
+        """From now on every verb raises this: the file is not what it was."""
+        if self._broken is None:
+            self._broken = StorageUnavailable(str(error))
+            logger.critical("storage stopped: %s", error)
+
+    def _warn_slow(self, seconds: float) -> None:
+        logger.warning(
+            "waiting for %.0f s to write to %s: another connection holds a write transaction open", seconds, self.path
+        )
+
+    def _wake(self) -> None:
+        for wake in list(self._watchers):
+            wake()
+
+    async def _look_around(self) -> tuple[int, list[int]]:
+        """The version of the file as other processes have changed it, and the ports of the nodes."""
+        assert self._write_thread is not None
+        return await self._in_thread(self._write_thread, self._data_version)
+
+    def _data_version(self) -> tuple[int, list[int]]:
+        if self._writer is None:
+            return 0, []
+        try:
+            version = self._writer.execute("PRAGMA data_version").fetchone()[0]
+            ports = [port for (port,) in self._writer.execute("SELECT port FROM node WHERE port > 0").fetchall()]
+            return version, ports
+        except sqlite3.Error as error:
+            raise self._translated(error) from error

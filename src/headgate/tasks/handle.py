@@ -1,0 +1,111 @@
+"""Handles: what `enqueue` returns, and what a status looks like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, Protocol, TypeVar
+
+from headgate.clock import to_datetime
+from headgate.jobs.job import JobError, JobRecord, JobState
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job as it is now. Instants are aware UTC datetimes.
+
+    `state` is waiting, running, succeeded, failed or cancelled. While it waits behind a closed limit,
+    `throttled_until` says when that limit opens, `waits_for` which it is, as (limit, key), and `lane_waiting` how many
+    jobs wait in the same lane, this one included. A waiting job whose `run_at` is ahead is `is_scheduled`.
+    """
+
+    id: str
+    task: str
+    queue: str
+    state: JobState
+    attempt: int
+    priority: int
+    enqueued_at: datetime
+    run_at: datetime
+    is_scheduled: bool
+    started_at: datetime | None
+    finished_at: datetime | None
+    throttled_until: datetime | None
+    waits_for: tuple[str, str] | None
+    lane_waiting: int
+    error: JobError | None
+
+
+def status_of(record: JobRecord, now: int) -> JobStatus:
+    """A stored job as its status, at wall time `now` (microseconds)."""
+    return JobStatus(
+        id=record.id,
+        task=record.task,
+        queue=record.queue,
+        state=record.state,
+        attempt=record.attempt,
+        priority=record.priority,
+        enqueued_at=to_datetime(record.enqueued_at),
+        run_at=to_datetime(record.run_at),
+        is_scheduled=record.state is JobState.WAITING and record.delayed and record.run_at > now,
+        started_at=_optional(record.started_at),
+        finished_at=_optional(record.finished_at),
+        throttled_until=_optional(record.throttled_until),
+        waits_for=None if record.waits_for is None else (record.waits_for.limit, record.waits_for.key),
+        lane_waiting=record.lane_waiting,
+        error=record.error,
+    )
+
+
+def _optional(instant: int | None) -> datetime | None:
+    return None if instant is None else to_datetime(instant)
+
+
+class Jobs(Protocol):
+    """What a handle asks of the app."""
+
+    async def job_status(self, job_id: str) -> JobStatus: ...
+
+    async def job_result(self, job_id: str, timeout: float | None) -> Any: ...
+
+    async def cancel_job(self, job_id: str) -> bool: ...
+
+
+class Job(Generic[R]):
+    """A job that has been stored: its id, and the ways to follow and cancel it."""
+
+    __slots__ = ("_jobs", "id")
+
+    def __init__(self, id: str, jobs: Jobs) -> None:
+        self.id = id
+        self._jobs = jobs
+
+    async def status(self) -> JobStatus:
+        """The job as it is now. Raises JobNotFound once it has been pruned."""
+        return await self._jobs.job_status(self.id)
+
+    async def result(self, timeout: float | None = None) -> R:
+        """What the handler returned, when it has.
+
+        Waits up to `timeout` seconds (default: without end). Raises JobFailed, JobCancelled, TimeoutError, JobNotFound.
+        """
+        result: R = await self._jobs.job_result(self.id, timeout)
+        return result
+
+    async def cancel(self) -> bool:
+        """Cancel the job. A waiting one never runs and charges nothing; a running one is asked to end.
+
+        False if it was final already: then nothing has changed. Raises JobNotFound.
+        """
+        return await self._jobs.cancel_job(self.id)
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)

@@ -1,0 +1,68 @@
+"""A clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from headgate.clock import SECOND, Duration, Timer, microseconds
+
+START = 1_767_225_600 * SECOND
+"""Where wall time begins: 2026-01-01 00:00:00 UTC."""
+
+
+class ManualClock:
+    """A Clock for tests. Both scales advance together; only wall time can step."""
+
+    def __init__(self, now: int = START) -> None:
+        self._wall = now
+        self._monotonic = 1000 * SECOND
+        self._timers: list[tuple[int, int, _ManualTimer]] = []
+        self._made = 0
+
+    def now(self) -> int:
+        return self._wall
+
+    def monotonic(self) -> int:
+        return self._monotonic
+
+    def boot_id(self) -> str:
+        return "manual"
+
+    def call_at(self, when: int, callback: Callable[[], object]) -> Timer:
+        timer = _ManualTimer(callback)
+        self._made += 1
+        heappush(self._timers, (when, self._made, timer))
+        return timer
+
+    def advance(self, duration: Duration) -> None:
+        """Let time pass; each timer on the way fires at its own moment, also those that a timer sets."""
+        end = self._monotonic + microseconds(duration)
+        if end < self._monotonic:
+            raise ValueError(f"time cannot advance by {duration!r}; use step_wall() to set wall time back")
+        while self._timers and self._timers[0][0] <= end:
+            when, _, timer = heappop(self._timers)
+            self._move(max(when, self._monotonic))
+            timer.fire()
+        self._move(end)
+
+    def step_wall(self, duration: Duration) -> None:
+        """Set wall time forward or back, as an operator or a time server does; no timer notices."""
+        self._wall += microseconds(duration)
+
+    def _move(self, monotonic: int) -> None:
+        self._wall += monotonic - self._monotonic
+        self._monotonic = monotonic
+
+
+class _ManualTimer:
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self._callback: Callable[[], object] | None = callback
+
+    def fire(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+    def cancel(self) -> None:
+        self._callback = None

@@ -1,0 +1,92 @@
+"""A storage whose verbs come late, fail before they happen, or fail after they happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from headgate.errors import StorageUnavailable
+from headgate.jobs.job import Draw, NewJob
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.protocol import Claim, Claimed
+
+FAULTY = frozenset({"add", "claim", "finish", "beat", "cancel", "recover", "nodes", "cancels", "expire", "leave"})
+
+
+class Faults:
+    """How bad the world is: chances per call, and how long a call takes at most (seconds)."""
+
+    def __init__(self, *, before: float = 0.0, after: float = 0.0, delay: float = 0.0) -> None:
+        self.before = before
+        self.after = after
+        self.delay = delay
+        self.frozen: set[str] = set()
+
+
+class FaultyStorage:
+    """The same memory store seen by one node, through a bad line."""
+
+    def __init__(self, name: str, shared: MemoryStorage, faults: Faults, random: Random, history: History) -> None:
+        self._name = name
+        self._shared = shared
+        self._faults = faults
+        self._random = random
+        self._history = history
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._shared, name)
+        if name not in FAULTY:
+            return attribute
+
+        async def call(*arguments: Any, **named: Any) -> Any:
+            await self._wait()
+            if self._random.random() < self._faults.before:
+                raise StorageUnavailable(f"{name} did not happen")
+            result = await attribute(*arguments, **named)
+            self._history.note(name, arguments, result, self._shared.limit_now())
+            await self._wait()
+            if self._random.random() < self._faults.after:
+                raise StorageUnavailable(f"{name} happened, but the reply was lost")
+            return result
+
+        return call
+
+    async def _wait(self) -> None:
+        while self._name in self._faults.frozen:
+            await asyncio.sleep(1)
+        if self._faults.delay:
+            await asyncio.sleep(self._random.uniform(0, self._faults.delay))
+
+    async def open(self) -> None:
+        """The shared store is open already."""
+
+    async def close(self) -> None:
+        """It outlives the node."""
+
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+        return self._shared.watch(wake)
+
+
+class History:
+    """What truly happened in the store, with the limit time of each start."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, NewJob] = {}
+        self.starts: list[tuple[int, str, str, int]] = []
+        self.charges: dict[Draw, list[tuple[int, int]]] = {}
+
+    def note(self, verb: str, arguments: Sequence[Any], result: Any, limit_now: int) -> None:
+        if verb == "add":
+            for job in arguments[0]:
+                self.stored.setdefault(job.id, job)
+        elif verb == "claim":
+            claim: Claim = arguments[0]
+            claimed: Claimed = result
+            for job in claimed.jobs:
+                self.starts.append((limit_now, job.id, claim.node, job.fence))
+                new = self.stored[job.id]
+                for index, draw in enumerate(new.draws):
+                    cost = 1 if new.costs is None else new.costs[index]
+                    self.charges.setdefault(draw, []).append((limit_now, cost))

@@ -1,0 +1,266 @@
+"""A whole small world in virtual time: nodes that crash and freeze, a bad line to the storage, clocks that step.
+
+`simulate(seed)` runs one and checks at its end what must hold in every world. The same seed is the same world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+from headgate import Headgate, JobState, RateLimit, RetryPolicy, Snooze, StrictRate
+from headgate.clock import SECOND
+from headgate.engine.node import Node
+from headgate.errors import StorageUnavailable
+from headgate.jobs.event import Event, JobFinished, JobStarted
+from headgate.jobs.job import Draw
+from headgate.limits.limit import Limit
+from headgate.storage.memory import MemoryStorage
+from headgate.tasks.task import Task
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.faulty_storage import Faults, FaultyStorage, History
+
+LIMITS: tuple[Limit, ...] = (
+    StrictRate("3/10s", key="{key}"),
+    StrictRate("5/m", key="{key}", margin=0),
+    RateLimit("10/m", key="{key}", burst=2),
+    RateLimit("1/s", key="{key}", burst=1),
+    RateLimit("7/10s", key="{key}", start_empty=True),
+)
+SHARED = StrictRate("20/10s", margin=0)
+SLOTS = 4
+
+
+class World:
+    """One simulated cluster on one memory store."""
+
+    def __init__(self, clock: VirtualClock, random: Random) -> None:
+        self.clock = clock
+        self.random = random
+        self.store = MemoryStorage(clock)
+        self.history = History()
+        self.faults = Faults(
+            before=random.choice((0, 0, 0.05)), after=random.choice((0, 0, 0.05)), delay=random.choice((0, 0.01, 0.5))
+        )
+        self.limits = random.sample(LIMITS, random.randint(1, 2))
+        self.handled: Counter[str] = Counter()
+        self.finished: Counter[str] = Counter()
+        self.running_now: Counter[str] = Counter()
+        self.most_running = 0
+        self.acknowledged: set[str] = set()
+        self.cancelled: set[str] = set()
+        self.producer, self.tasks = self.app("producer")
+        self.nodes: dict[str, tuple[Headgate, Node, asyncio.Task[None]]] = {}
+        self.born = 0
+
+    def app(self, name: str) -> tuple[Headgate, dict[str, Task[[str, float, bool], None]]]:
+        random = Random(self.random.random())
+        storage = FaultyStorage(name, self.store, self.faults, random, self.history)
+        app = Headgate(
+            storage,  # type: ignore[arg-type]  # the verbs it does not define itself go to the store
+            clock=self.clock,
+            random=random,
+            retry=RetryPolicy(retries=2, base=1),
+            concurrency=SLOTS,
+        )
+        app.limit("shared", SHARED)
+
+        async def work(key: str, length: float, fails: bool) -> None:
+            await self.work(name, length, fails)
+
+        tasks = {
+            "free": app.task(name="free")(work),
+            "gated": app.task(name="gated", limits=self.limits)(work),
+            "both": app.task(name="both", limits=[self.limits[0], "shared"], timeout=20)(work),
+        }
+        app.subscribe(self.note, JobFinished, JobStarted)
+        return app, tasks
+
+    async def work(self, node: str, length: float, fails: bool) -> None:
+        self.running_now[node] += 1
+        self.most_running = max(self.most_running, self.running_now[node])
+        try:
+            await asyncio.sleep(length)
+            if self.random.random() < 0.03:
+                raise Snooze(self.random.uniform(0, 5))
+            if fails and self.random.random() < 0.6:
+                raise ValueError("as planned")
+        finally:
+            self.running_now[node] -= 1
+
+    def note(self, event: Event) -> None:
+        match event:
+            case JobStarted():
+                self.handled[event.job_id] += 1
+            case JobFinished():
+                self.finished[event.job_id] += 1
+
+    # ----------------------------------------------------------------------------------------- what happens
+
+    async def start_node(self) -> None:
+        self.born += 1
+        name = f"n{self.born}"
+        app, _ = self.app(name)
+        await app.open().__aenter__()
+        node = app._make_node()
+        self.nodes[name] = (app, node, asyncio.ensure_future(node.run()))
+
+    async def crash_node(self) -> None:
+        """As kill -9: it stops in the middle of whatever it does, and says goodbye to nobody."""
+        name = self.random.choice(list(self.nodes))
+        _, node, running = self.nodes.pop(name)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StorageUnavailable, ExceptionGroup):
+            await running
+        for attempt in list(node._running.values()):
+            assert attempt._asyncio_task is not None
+            attempt._asyncio_task.cancel()
+        await asyncio.sleep(0)
+
+    async def enqueue_some(self) -> None:
+        task = self.tasks[self.random.choice(list(self.tasks))]
+        many = self.random.choice((1, 1, 5, 30))
+        calls = [
+            (
+                self.random.choice("abcdefgh" if self.random.random() < 0.4 else "a"),
+                self.random.choice((0.0, 0.01, 0.5, 5.0)),
+                self.random.random() < 0.1,
+            )
+            for _ in range(many)
+        ]
+        if self.random.random() < 0.3:
+            task = task.using(delay=self.random.uniform(0, 60))
+        if self.random.random() < 0.3:
+            task = task.using(priority=self.random.randint(0, 9))
+        try:
+            jobs = await task.enqueue_many(calls)
+        except StorageUnavailable:
+            return
+        self.acknowledged |= {job.id for job in jobs}
+        if self.random.random() < 0.1:
+            job = self.random.choice(jobs)
+            self.cancelled.add(job.id)
+            with contextlib.suppress(StorageUnavailable):
+                await job.cancel()
+
+    async def live(self, steps: int) -> None:
+        async with self.producer.open():
+            await self.start_node()
+            for _ in range(steps):
+                await asyncio.sleep(self.random.expovariate(1 / 5))
+                what = self.random.random()
+                if what < 0.5:
+                    await self.enqueue_some()
+                elif what < 0.6 and len(self.nodes) < 3:
+                    await self.start_node()
+                elif what < 0.7 and self.nodes:
+                    await self.crash_node()
+                elif what < 0.75:
+                    self.clock.step_wall(self.random.choice((-3600.0, -5.0, 5.0, 3600.0)))
+                elif what < 0.8:
+                    await self.store.evict()
+                elif what < 0.83 and self.nodes:
+                    # Long enough for the others to take it for dead.
+                    name = self.random.choice(list(self.nodes))
+                    self.faults.frozen.add(name)
+                    asyncio.get_running_loop().call_later(self.random.uniform(20, 60), self.faults.frozen.discard, name)
+            # From here on nothing goes wrong any more, and everything has to come to its end.
+            self.faults.before = self.faults.after = self.faults.delay = 0
+            self.faults.frozen.clear()
+            await self.start_node()
+            await self.check_neighbours_flow()
+            await self.until_quiet()
+            for app, node, running in self.nodes.values():
+                node.stop()
+                await running
+                await app._bus.drain()
+
+    async def check_neighbours_flow(self) -> None:
+        """A job that draws on nothing starts at once, whatever waits."""
+        await asyncio.sleep(40)
+        started = self.clock.monotonic()
+        job = await self.tasks["free"].using(priority=9).enqueue("probe", 0.0, False)
+        self.acknowledged.add(job.id)
+        await job.result()
+        waited = (self.clock.monotonic() - started) / SECOND
+        # All slots may hold a running job of up to 5 s; what waits holds none.
+        assert waited < 11, f"an ungated job waited {waited:.1f} s beside {await self.store.counts()}"
+
+    async def until_quiet(self) -> None:
+        for _ in range(100):
+            counts = await self.store.counts()
+            if sum(count.waiting + count.running for count in counts) == 0:
+                return
+            await asyncio.sleep(120)
+        raise AssertionError(f"jobs are left after hours: {counts}")
+
+    # -------------------------------------------------------------------------------------- what must hold
+
+    async def check(self) -> None:
+        assert await self.store.check() == []
+        await self.check_nothing_lost()
+        self.check_limits()
+        self.check_fences()
+        # Crashed nodes run nothing; a live one never more than its slots.
+        assert self.most_running <= SLOTS, f"{self.most_running} jobs ran at once in {SLOTS} slots"
+
+    async def check_nothing_lost(self) -> None:
+        missing = self.acknowledged - self.history.stored.keys()
+        assert not missing, f"acknowledged and never stored: {missing}"
+        for job_id in self.history.stored:
+            record = await self.store.job(job_id)
+            assert record is not None, f"job {job_id} is gone"
+            assert record.state.is_final, f"job {job_id} is {record.state}"
+            assert self.finished[job_id] <= 1, f"job {job_id} finished {self.finished[job_id]} times"
+            if record.state is JobState.CANCELLED:
+                assert job_id in self.cancelled, f"nobody cancelled job {job_id}"
+            if record.state is JobState.SUCCEEDED:
+                assert self.handled[job_id] >= 1, f"job {job_id} succeeded and never ran"
+
+    def check_limits(self) -> None:
+        by_kind = {f"gated:{limit.rule.kind}": limit for limit in reversed(self.limits)}
+        if len(self.limits) == 2 and self.limits[0].rule.kind == self.limits[1].rule.kind:
+            kind = self.limits[0].rule.kind
+            by_kind = {f"gated:{kind}": self.limits[0], f"gated:{kind}2": self.limits[1]}
+        by_kind[f"both:{self.limits[0].rule.kind}"] = self.limits[0]
+        by_kind["shared"] = SHARED
+        for draw, charges in self.history.charges.items():
+            limit = by_kind[draw.limit]
+            window = round(limit.rule.period)
+            for length in (window, 3 * window, window // 2):
+                check_bound(draw, charges, length, limit.rule.bound(length))
+
+    def check_fences(self) -> None:
+        last: dict[str, int] = {}
+        for _, job_id, node, fence in self.history.starts:
+            assert fence > last.get(job_id, 0), f"job {job_id} was claimed by {node} with fence {fence} again"
+            last[job_id] = fence
+
+
+def check_bound(draw: Draw, charges: Sequence[tuple[int, int]], window: int, bound: int) -> None:
+    """No half-open window holds more than the bound, counted the slow way."""
+    first = 0
+    inside = 0
+    for at, cost in charges:
+        inside += cost
+        while charges[first][0] <= at - window:
+            inside -= charges[first][1]
+            first += 1
+        assert inside <= bound, f"{draw}: {inside} starts within {window / SECOND} s, allowed are {bound}"
+
+
+def simulate(seed: int, steps: int = 60) -> World:
+    """Run the world of this seed, and check it."""
+    worlds: list[World] = []
+
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock, Random(seed))
+        worlds.append(world)
+        await world.live(steps)
+        await world.check()
+
+    run_virtual(main, seed=seed)
+    return worlds[0]

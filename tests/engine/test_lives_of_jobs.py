@@ -1,0 +1,676 @@
+"""Whole lives of jobs on the engine: retries, timeouts, cancellation, hand-back, recovery, trouble with the storage."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from headgate import (
+    Headgate,
+    JobCancelled,
+    JobFailed,
+    JobState,
+    RateLimit,
+    RateLimited,
+    RetryPolicy,
+    Snooze,
+    StrictRate,
+    current_job,
+)
+from headgate.clock import SECOND, to_datetime
+from headgate.errors import JobNotFound, StorageUnavailable
+from headgate.jobs.event import (
+    EndingRefused,
+    Event,
+    JobFinished,
+    JobThrottled,
+    NodeDisowned,
+    StorageTroubled,
+    TaskUnknown,
+)
+from headgate.jobs.lifecycle import Ending
+from headgate.storage.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+def test_a_cancelled_error_of_the_handlers_own_is_an_ordinary_failure_and_is_retried() -> None:
+    """The fault: an HTTP client's own CancelledError was recorded as "cancelled by the user" and never tried again."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        tries: list[int] = []
+
+        @app.task(retry=RetryPolicy(retries=2, base=1))
+        async def call() -> str:
+            tries.append(current_job().attempt)
+            if len(tries) < 3:
+                raise asyncio.CancelledError
+            return "done"
+
+        async with app:
+            job = await call.enqueue()
+            assert await job.result() == "done"
+            assert tries == [1, 2, 3]
+            attempts = (await app.admin.job(job.id)).attempts
+            assert [(a.outcome, a.error and a.error.type) for a in attempts] == [
+                ("failed", "asyncio.exceptions.CancelledError")
+            ] * 2
+
+    run_virtual(main)
+
+
+def test_a_timeout_of_the_handlers_own_library_is_an_ordinary_failure() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(retry=RetryPolicy(retries=0), timeout=100)
+        async def call() -> None:
+            async with asyncio.timeout(1):
+                await asyncio.sleep(5)
+
+        async with app:
+            job = await call.enqueue()
+            with pytest.raises(JobFailed) as failed:
+                await job.result()
+            assert failed.value.error_type == "TimeoutError"
+            assert "its timeout of" not in failed.value.message
+
+    run_virtual(main)
+
+
+def test_a_failing_job_behind_a_drained_limit_uses_up_its_retries() -> None:
+    """The fault: each deferral of a retry began to count attempts anew, so that a failing job was tried for ever."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        tries: list[int] = []
+
+        @app.task(limits=[RateLimit("1/10s", key="{tenant}")], retry=RetryPolicy(retries=3, base=1, jitter=False))
+        async def call(tenant: str) -> None:
+            tries.append(current_job().attempt)
+            raise ValueError("always")
+
+        async with app:
+            job = await call.enqueue("acme")
+            with pytest.raises(JobFailed):
+                await job.result(timeout=3600)
+            assert tries == [1, 2, 3, 4]
+            assert (await job.status()).attempt == 4
+
+    run_virtual(main)
+
+
+def test_every_acknowledged_payload_runs_whatever_else_waits_for_the_same_arguments() -> None:
+    """The fault: a delayed job enqueued over a waiting one of the same key was lost although the caller got an id."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, concurrency=1)
+        ran: list[str] = []
+
+        @app.task(limits=[StrictRate("1/10s", key="{tenant}")])
+        async def call(tenant: str, what: str) -> None:
+            ran.append(what)
+
+        async with app:
+            now, later = await call.enqueue("acme", "now"), await call.using(delay=5).enqueue("acme", "later")
+            assert now.id != later.id
+            await later.result()
+            assert ran == ["now", "later"]
+
+    run_virtual(main)
+
+
+def test_cancelling_a_final_job_changes_nothing() -> None:
+    """The fault: cancelling a completed job rewrote its state to cancelled."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def work() -> int:
+            return 1
+
+        async with app:
+            job = await work.enqueue()
+            assert await job.result() == 1
+            before = await app._storage.job(job.id)
+            assert await job.cancel() is False
+            assert await app._storage.job(job.id) == before
+
+    run_virtual(main)
+
+
+class Unreliable(MemoryStorage):
+    """A memory store whose `finish` fails as long as it is told to."""
+
+    is_down = False
+
+    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool]:
+        if self.is_down:
+            raise StorageUnavailable("the disk is full")
+        return await super().finish(node, endings)
+
+
+def test_a_finished_job_whose_record_fails_is_recorded_when_the_storage_is_back_and_runs_once() -> None:
+    """The fault: a storage error on the final write was swallowed, and the job ran again after a restart."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = Unreliable(clock)
+        app = Headgate(store, clock=clock)
+        ran: list[int] = []
+        trouble: list[Event] = []
+        app.subscribe(trouble.append, StorageTroubled)
+
+        @app.task
+        async def work() -> int:
+            ran.append(1)
+            return 7
+
+        async with app:
+            store.is_down = True
+            job = await work.enqueue()
+            await asyncio.sleep(300)
+            assert (await job.status()).state is JobState.RUNNING
+            store.is_down = False
+            assert await job.result() == 7
+            assert ran == [1]
+        assert trouble
+        assert "disk is full" in str(trouble[0])
+
+    run_virtual(main)
+
+
+def test_a_slot_is_free_while_a_retry_waits() -> None:
+    """The fault: a worker slot was held for the whole delay of a retry."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, concurrency=1)
+
+        @app.task(retry=RetryPolicy(delays=[600]))
+        async def fails() -> None:
+            raise ValueError("once more in ten minutes")
+
+        @app.task
+        async def other() -> None: ...
+
+        async with app:
+            await fails.enqueue()
+            await asyncio.sleep(1)
+            began = clock.monotonic()
+            await (await other.enqueue()).result()
+            assert clock.monotonic() - began < SECOND
+
+    run_virtual(main)
+
+
+def test_a_job_hours_away_from_its_slot_waits_and_then_runs() -> None:
+    """The fault: a job whose slot was more than an hour ahead was failed, although it was durable."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        ran: list[int] = []
+
+        @app.task(limits=[StrictRate("1/h", key="{tenant}", margin=0)])
+        async def call(tenant: str) -> None:
+            ran.append(clock.monotonic())
+
+        async with app:
+            jobs = await call.enqueue_many([("acme",)] * 6)
+            status = await jobs[-1].status()
+            assert status.state is JobState.WAITING
+            await asyncio.gather(*(job.result() for job in jobs))
+            assert [b - a for a, b in zip(ran, ran[1:], strict=False)] == [3600 * SECOND] * 5
+
+    run_virtual(main)
+
+
+def test_a_throttled_job_starts_at_its_slot_and_not_a_poll_later() -> None:
+    """The fault: a re-delivery near its slot was pushed back by two seconds."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        ran: list[int] = []
+
+        @app.task(limits=[RateLimit("10/s", key="{tenant}", burst=1)])
+        async def call(tenant: str) -> None:
+            ran.append(clock.monotonic())
+            await asyncio.sleep(0.25)
+
+        async with app:
+            await call.enqueue_many([("acme",)] * 50)
+            await asyncio.sleep(10)
+        assert [b - a for a, b in zip(ran, ran[1:], strict=False)] == [SECOND // 10] * 49
+
+    run_virtual(main)
+
+
+def test_a_user_cancels_a_running_job_and_it_is_not_retried() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        cleaned: list[bool] = []
+
+        @app.task
+        async def work() -> None:
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                cleaned.append(True)
+
+        async with app:
+            job = await work.enqueue()
+            await asyncio.sleep(1)
+            assert await job.cancel() is True
+            with pytest.raises(JobCancelled):
+                await job.result(timeout=1)
+            assert cleaned == [True]
+            assert (await job.status()).state is JobState.CANCELLED
+
+    run_virtual(main)
+
+
+def test_a_node_elsewhere_hears_of_a_cancellation_within_a_second() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        runner, asker = Headgate(store, clock=clock), Headgate(store, clock=clock)
+
+        @runner.task
+        async def work() -> None:
+            await asyncio.sleep(1000)
+
+        async with runner, asker.open():
+            job = await work.enqueue()
+            await asyncio.sleep(1.5)
+            asked = clock.monotonic()
+            assert await asker.job(job.id).cancel() is True
+            with pytest.raises(JobCancelled):
+                await asker.job(job.id).result()
+            assert clock.monotonic() - asked <= 1.1 * SECOND
+
+    run_virtual(main)
+
+
+def test_a_waiting_job_that_is_cancelled_never_runs_and_its_budget_is_never_charged() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        ran: list[str] = []
+
+        @app.task(limits=[StrictRate("1/m", key="{tenant}", margin=0)])
+        async def call(tenant: str, what: str) -> None:
+            ran.append(what)
+
+        async with app:
+            await call.enqueue("acme", "first")
+            second, third = await call.enqueue("acme", "second"), await call.enqueue("acme", "third")
+            await asyncio.sleep(1)
+            assert await second.cancel() is True
+            await third.result()
+            assert ran == ["first", "third"]
+            assert clock.monotonic() < 62 * SECOND, "the cancelled job left a hole in the budget"
+
+    run_virtual(main)
+
+
+def test_an_attempt_that_takes_too_long_is_cancelled_and_retried() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        tries: list[int] = []
+
+        @app.task(timeout=timedelta(seconds=5), retry=RetryPolicy(retries=1, base=1))
+        async def work() -> str:
+            tries.append(1)
+            await asyncio.sleep(3 if len(tries) > 1 else 100)
+            return "in time"
+
+        async with app:
+            assert await (await work.enqueue()).result() == "in time"
+            assert len(tries) == 2
+
+    run_virtual(main)
+
+
+def test_waiting_for_budget_does_not_count_towards_the_timeout() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("1/m", key="{tenant}")], timeout=5, retry=RetryPolicy(retries=0))
+        async def call(tenant: str) -> float:
+            await asyncio.sleep(4)
+            return current_job().waited_for
+
+        async with app:
+            jobs = await call.enqueue_many([("acme",)] * 3)
+            waited = [await job.result() for job in jobs]
+            assert waited[0] < 1
+            assert 119 < waited[2] < 121
+
+    run_virtual(main)
+
+
+async def test_the_late_result_of_a_thread_whose_time_was_up_changes_nothing_and_its_slot_stays_taken() -> None:
+    """The fault: a handler that overran its timeout went on unseen, and could complete a job recorded as failed."""
+    # In real time: virtual time stands still while a thread works, and here it has to run out.
+    app = Headgate("memory://", concurrency=1)
+    release, told = threading.Event(), threading.Event()
+
+    @app.task(timeout=0.05, retry=RetryPolicy(retries=0))
+    def stubborn() -> str:
+        job = current_job()
+        while not job.cancelled:
+            release.wait(0.001)
+        told.set()
+        release.wait(5)
+        return "too late"
+
+    @app.task
+    def next_one() -> str:
+        return "ran"
+
+    async with app:
+        job, after = await stubborn.enqueue(), await next_one.enqueue()
+        with pytest.raises(JobFailed) as failed:
+            await job.result(timeout=5)
+        assert failed.value.error_type == "TimeoutError"
+        assert told.wait(5), "the handler can see that it should end"
+        node = app._node
+        assert node is not None
+        assert node.statistics()["busy"] == {"default": 1}
+        assert (await after.status()).state is JobState.WAITING
+        release.set()
+        assert await after.result(timeout=5) == "ran"
+        assert (await job.status()).state is JobState.FAILED
+
+
+def test_snooze_and_rate_limited_spend_no_attempt() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        tries: list[tuple[int, int]] = []
+
+        @app.task(limits=[StrictRate("100/s", key="{tenant}")], retry=RetryPolicy(retries=0))
+        async def call(tenant: str) -> str:
+            tries.append((current_job().attempt, clock.monotonic() // SECOND))
+            if len(tries) == 1:
+                raise Snooze(60)
+            if len(tries) == 2:
+                raise RateLimited(retry_after=30)
+            return "done"
+
+        async with app:
+            job = await call.enqueue("acme")
+            await asyncio.sleep(70)
+            # The callee's refusal closes the bucket for everybody who draws on it, and for nobody else.
+            other, quiet = await call.enqueue("acme"), await call.enqueue("globex")
+            assert await quiet.result(timeout=1) == "done"
+            assert await job.result() == "done"
+            await other.result()
+            assert [attempt for attempt, _ in tries] == [1] * 5
+            began = tries[0][1]
+            assert [at - began for _, at in tries] == [0, 60, 70, 90, 90]
+
+    run_virtual(main)
+
+
+def test_shutdown_lets_jobs_finish_and_hands_the_rest_back_unspent() -> None:
+    """The fault: there was no drain; work in flight just stopped, and could overlap with its own second run."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        ended: list[str] = []
+
+        def app() -> Headgate:
+            made = Headgate(store, clock=clock, grace=10)
+
+            @made.task(name="work")
+            async def work(seconds: float) -> None:
+                await asyncio.sleep(seconds)
+                ended.append(f"{seconds:g}")
+
+            return made
+
+        first = app()
+        async with first:
+            short = await first.tasks["work"].enqueue(5.0)
+            long = await first.tasks["work"].enqueue(100.0)
+            await asyncio.sleep(1)
+        assert ended == ["5"]
+        async with app() as second:
+            assert (await second.job(short.id).status()).state is JobState.SUCCEEDED
+            await second.job(long.id).result()
+            status = await second.job(long.id).status()
+            assert status.attempt == 1, "a shutdown spends no attempt"
+            assert ended == ["5", "100"]
+
+    run_virtual(main)
+
+
+def test_a_node_that_was_taken_for_dead_drops_its_jobs_and_its_late_results_are_refused() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app = Headgate(store, clock=clock)
+        events: list[Event] = []
+        app.subscribe(events.append, NodeDisowned, EndingRefused, JobFinished)
+        runs: list[int] = []
+
+        @app.task
+        async def work() -> int:
+            runs.append(1)
+            await asyncio.sleep(3 if len(runs) == 1 else 0)
+            return len(runs)
+
+        async with app:
+            job = await work.enqueue()
+            await asyncio.sleep(1)
+            node = app._node
+            assert node is not None
+            beat = (await store.nodes())[0].beat
+            assert await store.recover(node.id, beat) is not None
+            await asyncio.sleep(3)
+            assert [type(event) for event in events] == [EndingRefused]
+            assert await job.result() == 2
+            assert len(runs) == 2
+        assert [type(event) for event in events] == [EndingRefused, NodeDisowned, JobFinished]
+
+    run_virtual(main)
+
+
+def test_a_job_that_keeps_killing_its_node_is_failed_as_poisonous() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app = Headgate(store, clock=clock)
+
+        @app.task
+        async def bomb() -> None:
+            await asyncio.sleep(1000)
+
+        async with app.open():
+            job = await bomb.enqueue()
+            for _ in range(3):
+                node = app._make_node()
+                running = asyncio.ensure_future(node.run())
+                await asyncio.sleep(1)
+                running.cancel()
+                await asyncio.wait([running])
+                record = next(n for n in await store.nodes() if n.id == node.id)
+                await store.recover(record.id, record.beat)
+            status = await job.status()
+            assert status.state is JobState.FAILED
+            assert status.error is not None
+            assert status.error.type == "PoisonousJob"
+
+    run_virtual(main)
+
+
+def test_jobs_of_a_task_that_is_not_declared_here_wait_and_are_alarmed_once() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        newer, older = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        events: list[Event] = []
+        older.subscribe(events.append, TaskUnknown)
+
+        @newer.task
+        async def brand_new() -> str:
+            return "ran"
+
+        @older.task
+        async def known() -> str:
+            return "ran"
+
+        async with newer.open(), older:
+            jobs = [await brand_new.enqueue() for _ in range(3)]
+            behind = await known.enqueue()
+            assert await behind.result() == "ran"
+            await asyncio.sleep(60)
+            assert (await jobs[0].status()).state is JobState.WAITING
+            assert len(events) == 1
+        async with newer:
+            assert [await job.result() for job in jobs] == ["ran"] * 3
+
+    run_virtual(main)
+
+
+def test_what_a_handler_raises_never_ends_the_node() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))
+
+        class Unprintable(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("no text")
+
+        @app.task
+        async def exits() -> None:
+            raise SystemExit(3)
+
+        @app.task
+        async def huge() -> None:
+            raise ValueError("x" * 50_000_000)
+
+        @app.task
+        async def unprintable() -> None:
+            raise Unprintable
+
+        @app.task
+        async def fine() -> str:
+            return "still here"
+
+        async with app:
+            for task in (exits, huge, unprintable):
+                job = await task.enqueue()
+                with pytest.raises(JobFailed):
+                    await job.result()
+                error = (await job.status()).error
+                assert error is not None
+                assert len(error.message) + len(error.traceback or "") < 10_000
+            assert await (await fine.enqueue()).result() == "still here"
+
+    run_virtual(main)
+
+
+def test_a_result_that_is_not_json_fails_the_job_clearly_and_does_not_run_it_again() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        runs: list[int] = []
+
+        @app.task
+        async def work() -> Any:
+            runs.append(1)
+            return object()
+
+        async with app:
+            with pytest.raises(JobFailed, match="cannot be stored as JSON"):
+                await (await work.enqueue()).result()
+            assert runs == [1]
+
+    run_virtual(main)
+
+
+def test_a_job_that_is_not_started_in_time_expires() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("1/h", key="{tenant}")])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await call.enqueue("acme")
+            soon = to_datetime(clock.now() + 60 * SECOND)
+            late = await call.using(expires_at=soon).enqueue("acme")
+            with pytest.raises(JobFailed, match="not started by its expires_at") as failed:
+                await late.result()
+            assert type(failed.value.__cause__).__name__ == "JobExpired"
+            assert 59 * SECOND < clock.monotonic() < 63 * SECOND
+
+    run_virtual(main)
+
+
+def test_throttling_is_told_once_and_then_in_summaries() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        events: list[JobThrottled] = []
+        app.subscribe(lambda event: events.append(event), JobThrottled)  # type: ignore[arg-type,func-returns-value]
+
+        @app.task(limits=[RateLimit("1/s", key="{tenant}", burst=1)])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await call.enqueue_many([("acme",)] * 100)
+            await asyncio.sleep(90)
+        assert 3 <= len(events) <= 4
+        assert events[0].count == 1
+        assert events[0].waiting == 99
+        assert events[1].count >= 29
+
+    run_virtual(main)
+
+
+def test_an_operator_retries_a_failed_job_with_all_its_tries() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        broken = True
+
+        @app.task(retry=RetryPolicy(retries=1, base=1))
+        async def work() -> str:
+            if broken:
+                raise ValueError("not yet")
+            return "fixed"
+
+        async with app:
+            job = await work.enqueue()
+            with pytest.raises(JobFailed):
+                await job.result()
+            broken = False
+            await app.admin.retry(job.id)
+            assert await job.result() == "fixed"
+            assert (await job.status()).attempt == 1
+            with pytest.raises(JobNotFound):
+                await app.admin.retry("no-such-job")
+
+    run_virtual(main)
+
+
+def test_a_wall_clock_that_steps_back_an_hour_stalls_no_job_and_mints_no_budget() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        ran: list[int] = []
+
+        @app.task(limits=[StrictRate("10/m", key="{tenant}", margin=0)])
+        async def call(tenant: str) -> None:
+            ran.append(clock.monotonic())
+
+        async with app:
+            await call.enqueue_many([("acme",)] * 25)
+            await asyncio.sleep(1)
+            clock.step_wall(-3600)
+            await call.enqueue_many([("acme",)] * 5)
+            await asyncio.sleep(121)
+            assert len(ran) == 30
+            clock.step_wall(86_400)
+            await call.enqueue_many([("acme",)] * 25)
+            await asyncio.sleep(300)
+        assert len(ran) == 55
+        assert max(sum(1 for t in ran if at - 60 * SECOND < t <= at) for at in ran) == 10
+
+    run_virtual(main)
