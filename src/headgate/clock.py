@@ -40,7 +40,7 @@ class Clock(Protocol):
         """Which boot `monotonic()` counts from; two readings compare only under the same id."""
         ...
 
-    def call_at(self, when: int, callback: Callable[[], object]) -> Timer:
+    def call_at(self, when: int, callback: Callable[[], None]) -> Timer:
         """Call back on the running loop when `monotonic()` reaches `when`, never before."""
         ...
 
@@ -66,14 +66,14 @@ class SystemClock:
         # a new boot only re-anchors limit time, never below the last one used.
         return f"booted-{(self.now() - self.monotonic()) // (60 * SECOND)}"
 
-    def call_at(self, when: int, callback: Callable[[], object]) -> Timer:
+    def call_at(self, when: int, callback: Callable[[], None]) -> Timer:
         return _ExactTimer(self, when, callback)
 
 
 class _ExactTimer:
     """asyncio and uvloop round to their own ticks and may fire early; this one looks again before it calls."""
 
-    def __init__(self, clock: SystemClock, when: int, callback: Callable[[], object]) -> None:
+    def __init__(self, clock: SystemClock, when: int, callback: Callable[[], None]) -> None:
         self._clock = clock
         self._when = when
         self._callback = callback
@@ -122,7 +122,11 @@ async def wait_for_event(clock: Clock, event: asyncio.Event, seconds: float | No
     if seconds is None:
         return await event.wait()
     waiting = asyncio.ensure_future(event.wait())
-    timer = clock.call_at(clock.monotonic() + microseconds(seconds), waiting.cancel)
+
+    def give_up() -> None:
+        waiting.cancel()
+
+    timer = clock.call_at(clock.monotonic() + microseconds(seconds), give_up)
     try:
         await asyncio.wait([waiting])
         # Set and cleared again counts as set, as it does for `event.wait()`.

@@ -9,8 +9,7 @@ from typing import Any
 
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import Draw, NewJob
-from headgate.storage.memory import MemoryStorage
-from headgate.storage.protocol import Claim, Claimed
+from headgate.storage.protocol import Claim, Claimed, Storage
 
 FAULTY = frozenset({"add", "claim", "finish", "beat", "cancel", "recover", "nodes", "cancels", "expire", "leave"})
 
@@ -22,13 +21,22 @@ class Faults:
         self.before = before
         self.after = after
         self.delay = delay
-        self.frozen: set[str] = set()
+        self.frozen: dict[str, asyncio.Event] = {}
+
+    def freeze(self, name: str) -> None:
+        """Let no call of this node through until it is thawed."""
+        self.frozen.setdefault(name, asyncio.Event())
+
+    def thaw(self, name: str) -> None:
+        event = self.frozen.pop(name, None)
+        if event is not None:
+            event.set()
 
 
 class FaultyStorage:
-    """The same memory store seen by one node, through a bad line."""
+    """The same store seen by one node, through a bad line."""
 
-    def __init__(self, name: str, shared: MemoryStorage, faults: Faults, random: Random, history: History) -> None:
+    def __init__(self, name: str, shared: Storage, faults: Faults, random: Random, history: History) -> None:
         self._name = name
         self._shared = shared
         self._faults = faults
@@ -54,8 +62,9 @@ class FaultyStorage:
         return call
 
     async def _wait(self) -> None:
-        while self._name in self._faults.frozen:
-            await asyncio.sleep(1)
+        frozen = self._faults.frozen.get(self._name)
+        if frozen is not None:
+            await frozen.wait()
         if self._faults.delay:
             await asyncio.sleep(self._random.uniform(0, self._faults.delay))
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -224,7 +225,7 @@ def test_a_job_hours_away_from_its_slot_waits_and_then_runs() -> None:
             status = await jobs[-1].status()
             assert status.state is JobState.WAITING
             await asyncio.gather(*(job.result() for job in jobs))
-            assert [b - a for a, b in zip(ran, ran[1:], strict=False)] == [3600 * SECOND] * 5
+            assert [b - a for a, b in pairwise(ran)] == [3600 * SECOND] * 5
 
     run_virtual(main)
 
@@ -244,7 +245,7 @@ def test_a_throttled_job_starts_at_its_slot_and_not_a_poll_later() -> None:
         async with app:
             await call.enqueue_many([("acme",)] * 50)
             await asyncio.sleep(10)
-        assert [b - a for a, b in zip(ran, ran[1:], strict=False)] == [SECOND // 10] * 49
+        assert [b - a for a, b in pairwise(ran)] == [SECOND // 10] * 49
 
     run_virtual(main)
 
@@ -610,7 +611,7 @@ def test_throttling_is_told_once_and_then_in_summaries() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         events: list[JobThrottled] = []
-        app.subscribe(lambda event: events.append(event), JobThrottled)  # type: ignore[arg-type,func-returns-value]
+        app.subscribe(lambda event: events.append(event), JobThrottled)  # type: ignore[arg-type]
 
         @app.task(limits=[RateLimit("1/s", key="{tenant}", burst=1)])
         async def call(tenant: str) -> None: ...

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
+from headgate.clock import Clock
+from headgate.storage.sqlite.storage import SqliteStorage
 from tests.engine.simulation import simulate
 
-SEEDS = int(os.environ.get("HEADGATE_SIM_SEEDS", "200"))
+SEEDS = int(os.environ.get("HEADGATE_SIM_SEEDS", "150"))
 ONLY = os.environ.get("HEADGATE_SIM_SEED")
 CHUNK = 25
 
@@ -24,6 +27,16 @@ def test_every_world_ends_with_nothing_lost_and_no_limit_exceeded(first: int) ->
                 f"replay: HEADGATE_SIM_SEED={seed} python -m pytest -n 0 -p no:randomly tests/engine/test_simulation.py"
             )
             raise
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("seed", range(1000, 1000 + max(1, SEEDS // 50)))
+def test_a_world_on_a_sqlite_file_ends_the_same_way(seed: int, tmp_path: Path) -> None:
+    # Its threads are the machine's, so that a seed does not replay exactly.
+    def make_store(clock: Clock) -> SqliteStorage:
+        return SqliteStorage(tmp_path / "world.db", clock, synchronous="OFF")
+
+    simulate(seed, steps=25, make_store=make_store)
 
 
 def test_the_same_seed_is_the_same_world() -> None:

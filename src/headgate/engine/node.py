@@ -41,6 +41,10 @@ from headgate.storage.protocol import EXPIRED_ERROR, Claim, Expired, Room, Stora
 from headgate.tasks.registry import Registry
 
 
+SWEEP_EVERY = 30
+"""Seconds between two looks without cause."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
     """How a node behaves; all durations in seconds.
@@ -89,6 +93,8 @@ class Node:
         self._ended = asyncio.Event()
         self._recorded = asyncio.Event()
         self._look = asyncio.Event()
+        self._is_sweep = False
+        self._swept = 0
         self._stopping = asyncio.Event()
         self._aborting = asyncio.Event()
         self._idle = asyncio.Event()
@@ -106,7 +112,7 @@ class Node:
     def stop(self) -> None:
         """Claim nothing more, let running jobs finish within the grace, then hand them back and end."""
         self._stopping.set()
-        self._look.set()
+        self._wake()
 
     def abort(self) -> None:
         """End at once: running jobs are cancelled and handed back."""
@@ -115,7 +121,7 @@ class Node:
 
     async def run(self) -> None:
         """Work until stopped. A crash of any part ends the whole node loudly."""
-        unwatch = self._storage.watch(self._look.set)
+        unwatch = self._storage.watch(self._wake)
         try:
             await self._storage.join(self.id, self._name)
             self._publish_started()
@@ -171,10 +177,11 @@ class Node:
 
     async def _claim_loop(self) -> None:
         """Ask for jobs whenever something may have changed: an arrival, a freed slot, an opened bucket."""
-        self._look.set()
+        self._wake()
         while not self._stopping.is_set():
             await self._look.wait()
             self._look.clear()
+            is_sweep, self._is_sweep = self._is_sweep, False
             if self._stopping.is_set():
                 return
             rooms = self._rooms()
@@ -187,12 +194,14 @@ class Node:
             except StorageUnavailable as error:
                 self._trouble("claiming", error)
                 await sleep(self._clock, self._random.uniform(0.5, 1.5))
-                self._look.set()
+                self._wake()
                 continue
+            if is_sweep and claimed.jobs and not self._look.is_set():
+                self._swept += len(claimed.jobs)
             for job in claimed.jobs:
                 self._start(job)
             if claimed.more:
-                self._look.set()
+                self._wake()
             self._arm(asked_at, claimed.next_in)
             if claimed.throttled:
                 self._publish_throttled(claimed.throttled)
@@ -201,6 +210,17 @@ class Node:
                 if task not in self._unknown_tasks:
                     self._unknown_tasks.add(task)
                     self._bus.publish(TaskUnknown(at=self._clock.now(), task=task))
+
+    def _wake(self) -> None:
+        """Something may have become claimable."""
+        self._is_sweep = False
+        self._look.set()
+
+    def _sweep(self) -> None:
+        """Look without cause: no job should ever be found by this, and `swept` counts those that are."""
+        if not self._look.is_set():
+            self._is_sweep = True
+            self._look.set()
 
     def _rooms(self) -> dict[str, Room]:
         rooms: dict[str, Room] = {}
@@ -218,7 +238,7 @@ class Node:
             self._timer.cancel()
             self._timer = None
         if next_in is not None:
-            self._timer = self._clock.call_at(asked_at + next_in, self._look.set)
+            self._timer = self._clock.call_at(asked_at + next_in, self._wake)
 
     # -------------------------------------------------------------------------------------------- running
 
@@ -255,7 +275,7 @@ class Node:
 
     def _free(self, queue: str) -> None:
         self._busy[queue] -= 1
-        self._look.set()
+        self._wake()
         if not self._running:
             self._idle.set()
 
@@ -329,10 +349,12 @@ class Node:
         self._bus.publish(NodeDisowned(at=self._clock.now(), node=self.id, cancelled=len(attempts)))
         self.id = self._new_id()
         await self._storage.join(self.id, self._name)
-        self._look.set()
+        self._wake()
 
     async def _watch_nodes(self) -> None:
-        """Every second: recover dead nodes, hear of cancellations, and notice a blocked event loop."""
+        """Every second: recover dead nodes, hear of cancellations, notice stepped clocks and a blocked event loop."""
+        turns = 0
+        ahead = self._clock.now() - self._clock.monotonic()
         while True:
             expected = self._clock.monotonic() + SECOND
             try:
@@ -345,6 +367,14 @@ class Node:
             except StorageUnavailable as error:
                 self._trouble("looking after the nodes", error)
             await sleep(self._clock, 1.0)
+            stepped = self._clock.now() - self._clock.monotonic() - ahead
+            if abs(stepped) > SECOND // 2:
+                # The timer of the next delayed job was set by the old wall time.
+                ahead += stepped
+                self._wake()
+            turns += 1
+            if turns % SWEEP_EVERY == 0:
+                self._sweep()
             late = (self._clock.monotonic() - expected) / SECOND
             if late > 1.0:
                 self._bus.publish(LoopBlocked(at=self._clock.now(), seconds=late))
@@ -452,5 +482,10 @@ class Node:
     # ------------------------------------------------------------------------------------------ statistics
 
     def statistics(self) -> dict[str, Any]:
-        """Slots in use by queue, and endings that wait to be recorded."""
-        return {"node": self.id, "busy": dict(self._busy), "unrecorded": len(self._endings)}
+        """Slots in use by queue, endings that wait to be recorded, and jobs that only the sweep found."""
+        return {
+            "node": self.id,
+            "busy": dict(self._busy),
+            "unrecorded": len(self._endings) + len(self._recording),
+            "swept": self._swept,
+        }
