@@ -7,6 +7,7 @@ step. `monotonic()` runs since boot, counts sleep, is the same for all processes
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -137,9 +138,11 @@ async def wait_for_event(clock: Clock, event: asyncio.Event, seconds: float | No
 
 
 def microseconds(duration: Duration) -> int:
-    """A duration as integer microseconds, rounded."""
+    """A duration as integer microseconds, rounded. Raises ValueError for one that is not finite."""
     if isinstance(duration, timedelta):
         return duration // timedelta(microseconds=1)
+    if not math.isfinite(duration):
+        raise ValueError(f"{duration!r} is not a finite duration")
     return round(duration * SECOND)
 
 

@@ -139,7 +139,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 
 
 def truncated_error(error: BaseException, traceback: str | None = None) -> JobError:
-    """The error as text of bounded size: a type, a message of at most 2 KiB, the last 6 KiB of the traceback."""
+    """The error as text of bounded size: 2,048 characters of its message, the last 6,144 of its traceback."""
     try:
         message = str(error)
     except Exception as unprintable:

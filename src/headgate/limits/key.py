@@ -56,13 +56,22 @@ def compile_key(key: object, parameters: Sequence[str], where: str) -> Compute:
 
 
 def bucket_key(value: object) -> str:
-    """The computed key as it is stored: text, hashed when it is long, "" when it came out empty."""
+    """The computed key as it is stored: text, "" when it came out empty; its SHA-256 when it is long or unstorable."""
     if value is None:
         return ""
     text = value if type(value) is str else str(value)
-    if len(text) <= MAX_KEY:
+    if len(text) <= MAX_KEY and "\x00" not in text and (text.isascii() or _is_unicode(text)):
         return text
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has a UTF-8 form: a lone surrogate has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _compile_template(template: str, parameters: Sequence[str], where: str) -> Compute:
@@ -128,9 +137,15 @@ def _resolve(arguments: Arguments, path: Sequence[str]) -> object:
 
 def _compile_callable(key: Callable[..., object], parameters: Sequence[str], where: str) -> Compute:
     try:
-        signature = inspect.signature(key).parameters
+        signature = dict(inspect.signature(key).parameters)
     except (TypeError, ValueError) as error:
         raise DeclarationError(f"the arguments of the key callable of {where} cannot be read: {error}") from None
+    signature = {
+        name: parameter
+        for name, parameter in signature.items()
+        # What the key function fills in itself is its own affair: `lambda tenant, prefix="t": …`.
+        if name in parameters or parameter.default is parameter.empty
+    }
     unknown = [name for name in signature if name not in parameters]
     if unknown:
         raise DeclarationError(

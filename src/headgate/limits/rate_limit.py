@@ -55,7 +55,7 @@ class Gcra:
         return Snapshot(used=used, available=available, opens_at=opens_at)
 
     def bound(self, window: int) -> int:
-        return self.burst + -(-window * self.count // self.period) - 1
+        return self.burst + (window - 1) * self.count // self.period
 
     def idle_at(self, state: int) -> int:
         full_at = -(-state // self.count)

@@ -137,6 +137,10 @@ class Task(Generic[P, R]):
             for key, value in headers.items():
                 if not isinstance(key, str) or not isinstance(value, str):
                     raise DeclarationError(f"{where}: header {key!r}={value!r} is not text")
+                try:
+                    f"{key}{value}".encode()
+                except UnicodeEncodeError:
+                    raise DeclarationError(f"{where}: header {key!r}={value!r} has no UTF-8 form") from None
         before = self._options
         options = before.options
         if retries is not None or timeout is not None:

@@ -330,6 +330,16 @@ class StorageConformance:
         assert (await hands.claim(2)).more
         assert not (await hands.claim(2)).more
 
+    async def test_more_is_said_while_opened_buckets_are_left(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        for key in "abc":
+            await hands.add(2, draws=[("api", key)])
+        assert len(await hands.take()) == 3
+        clock.advance(60)
+        assert (await hands.claim(1)).more
+        assert (await hands.claim(1)).more
+        assert len(await hands.take()) == 1
+
     async def test_a_job_is_claimed_once(self, hands: Hands) -> None:
         await hands.storage.join("node-b", "b")
         ids = await hands.add(10)
@@ -388,6 +398,12 @@ class StorageConformance:
             # The order is the order of arrival, whoever came by in between.
             late = await hands.add(1, draws=draws)
             assert await hands.take_ids(tasks={"work", "unknown"}) == [*strangers, *late]
+
+    async def test_a_lane_that_was_passed_over_as_a_whole_is_found_by_a_node_that_knows_it(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(100)}
+        strangers = await hands.add(3, task="unknown", draws=[("api", "acme")])
+        assert await hands.take_ids() == []
+        assert await hands.take_ids(tasks={"work", "unknown"}) == strangers
 
     async def test_a_due_job_of_an_unknown_task_keeps_nobody_awake(self, hands: Hands, clock: ManualClock) -> None:
         hands.rules = {"api": strict(100)}
@@ -458,6 +474,20 @@ class StorageConformance:
         clock.step_wall(-3600)
         after = await hands.add(2)
         assert await hands.take_ids() == [*after, *before]
+
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_whatever_the_wall_clock_did_the_order_of_a_lane_is_one(
+        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        hands.rules = {"api": strict(100)}
+        last = await hands.add(1, draws=draws)
+        clock.step_wall(-20)
+        first = await hands.add(1, draws=draws, delay=0)
+        clock.step_wall(10)
+        second = await hands.add(1, draws=draws)
+        third = await hands.add(1, draws=draws, delay=5)
+        clock.advance(5)
+        assert await hands.take_ids() == [*first, *second, *third, *last]
 
     # ---------------------------------------------------------------------------------------- delayed
 
@@ -681,6 +711,18 @@ class StorageConformance:
         clock.advance(60)
         assert len(await hands.take(10, queues=["right"])) == 3
         assert await hands.take(10, queues=["left", "right"]) == []
+
+    async def test_a_shared_bucket_goes_to_the_queue_that_waits_longest(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        waiting: list[str] = []
+        for queue in ("right", "left"):
+            waiting += await hands.add(2, queue=queue, draws=[("api", "acme")])
+            clock.advance(1)
+        assert await hands.take_ids(queues=["left", "right"]) == waiting[:1]
+        clock.advance(60)
+        assert await hands.take_ids(queues=["left", "right"]) == waiting[2:3]
+        clock.advance(60)
+        assert await hands.take_ids(queues=["left", "right"]) == waiting[1:2]
 
     async def test_keys_are_compared_exactly(self, hands: Hands) -> None:
         hands.rules = {"a": strict(1), "a:b": strict(1), "A": strict(1)}
@@ -1264,12 +1306,17 @@ class StorageConformance:
         await hands.give_back(again)
         assert (await hands.record(job.id)).state is JobState.WAITING
 
-    async def test_a_retried_job_is_claimed_once_however_often_it_was_cancelled(self, hands: Hands) -> None:
-        ids = await hands.add(3)
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_a_retried_job_is_claimed_once_however_often_it_was_cancelled(
+        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        hands.rules = {"api": strict(100)}
+        ids = await hands.add(3, draws=draws)
         for _ in range(3):
+            clock.advance(1)
             await hands.storage.cancel(ids[1])
             await hands.storage.retry(ids[1])
-        assert sorted(await hands.take_ids()) == sorted(ids)
+        assert await hands.take_ids() == [ids[0], ids[2], ids[1]]
         assert await hands.take_ids() == []
 
     async def test_a_retried_job_waits_for_its_limits_like_any_other(self, hands: Hands, clock: ManualClock) -> None:
@@ -1444,6 +1491,17 @@ class StorageConformance:
         assert list((await hands.storage.leave("node-b")).returned) == []
         assert (await hands.record(other.id)).state is JobState.CANCELLED
 
+    async def test_a_poisonous_job_that_was_to_be_cancelled_is_cancelled(self, hands: Hands) -> None:
+        await hands.add()
+        for death in range(1, POISONOUS_AFTER + 1):
+            job = await hands.take_one()
+            if death == POISONOUS_AFTER:
+                await hands.storage.cancel(job.id)
+            recovered = await recover(hands)
+            await hands.storage.join(hands.node, "a")
+        assert not recovered.poisonous
+        assert (await hands.record(job.id)).state is JobState.CANCELLED
+
     # -------------------------------------------------------------------------------------- expiring
 
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
@@ -1506,6 +1564,14 @@ class StorageConformance:
         (bucket,) = await hands.storage.buckets()
         assert (bucket.waiting, bucket.opens_at) == (0, None)
         assert (await hands.claim()).next_in is None
+
+    async def test_a_job_that_waits_again_can_still_expire(self, hands: Hands, clock: ManualClock) -> None:
+        (id,) = await hands.add(expires_in=5)
+        job = await hands.take_one()
+        clock.advance(5)
+        assert list(await hands.storage.expire()) == []
+        await hands.give_back(job)
+        assert [expired.id for expired in await hands.storage.expire()] == [id]
 
     async def test_a_final_job_does_not_expire(self, hands: Hands, clock: ManualClock) -> None:
         await hands.add(2, expires_in=5)
@@ -1599,6 +1665,22 @@ class StorageConformance:
         await hands.add(draws=[("refused", "closed")])
         assert len(await hands.take()) == 1
         assert {bucket.draw.limit for bucket in await hands.storage.buckets()} == {"api", "refused"}
+
+    async def test_a_bucket_that_is_drawn_on_again_is_not_forgotten(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1), "own": strict(100)}
+        await hands.add(draws=[("api", "acme")])
+        await hands.succeed(*await hands.take())
+        # The empty lane goes, the bucket stays: it is not idle yet. Then both are needed again.
+        await hands.storage.evict()
+        ids = await hands.add(1, draws=[("api", "acme")])
+        clock.advance(60)
+        for _ in range(3):
+            await hands.storage.evict()
+        ids += await hands.add(1, draws=[("api", "acme"), ("own", "")])
+        assert len(await hands.take()) == 1
+        clock.advance(60)
+        assert len(await hands.take()) == 1
+        assert (await hands.counts()).running == len(ids)
 
     async def test_forgetting_changes_nothing_for_a_strict_rate(self, hands: Hands, clock: ManualClock) -> None:
         hands.rules = {"api": strict(3, per=10)}

@@ -186,7 +186,7 @@ class VirtualClock:
     def boot_id(self) -> str:
         return self._loop.boot_id
 
-    def call_at(self, when: int, callback: Callable[[], None]) -> Timer:
+    def call_at(self, when: int, callback: Callable[[], object]) -> Timer:
         return self._loop.call_at(when / SECOND, callback)
 
     def step_wall(self, seconds: float) -> None:

@@ -120,16 +120,18 @@ class ClaimTransaction:
         self._claim = claim
         self._now = now
         self._limit_now = limit_now
-        self._rooms = {queue: room for queue, room in claim.rooms.items() if room.slots + room.ahead > 0}
+        self._rooms = claim.rooms
         self._buckets: dict[Draw, BucketView] = {}
         self._opened: list[BucketView] = []
         self._unknown: set[str] = set()
+        self._page_was_full = False
         self._next_timer: int | None = None
         self._next_wake: int | None = None
 
     def run(self) -> Claimed:
         """Take what may go now."""
-        if not self._rooms:
+        # A node that was declared dead must not own jobs: nobody would take them back.
+        if not self._rooms or not fetch(self._connection, "has_joined", node=self._claim.node):
             return Claimed(jobs=(), next_in=None)
         look = self._look()
         gated = self._gated_visits(look)
@@ -180,6 +182,7 @@ class ClaimTransaction:
                 left[row.queue] -= 1
                 seen.add(row.id)
                 visits.append(_Visit(row))
+        self._page_was_full = any(not count for count in left.values())
         return visits
 
     def _behind_opened(self, opened: Sequence[BucketRow]) -> list[LaneRow]:
@@ -332,7 +335,7 @@ class ClaimTransaction:
         still_open = self._set_timers(gated)
 
         progressed = bool(taken or moves)
-        cut_short = still_open or any(visit.cut_short for visit in visits)
+        cut_short = still_open or self._page_was_full or any(visit.cut_short for visit in visits)
         return Claimed(
             jobs=[
                 self._claimed(head, gated=visit.view is not None)
@@ -341,7 +344,7 @@ class ClaimTransaction:
             ],
             next_in=self._next_in(next_bucket),
             # Without progress the next look would see the same, so it waits for something to change.
-            more=progressed and cut_short and any(room > 0 for room in left.values()),
+            more=progressed and cut_short,
             throttled=[throttled for visit in gated if (throttled := self._throttled(visit)) is not None],
             expired=[Expired(head.id, head.task, head.queue) for visit in visits for head in visit.expired],
             unknown=sorted(self._unknown),
@@ -381,7 +384,7 @@ class ClaimTransaction:
     def _move(self, visit: _Visit) -> Move | None:
         """Where the lane is after this claim: empty, asleep, behind a bucket or last in line; None if unmoved."""
         row, gone, behind = visit.row, visit.gone, visit.behind
-        if not gone and (visit.heads and (behind is None or behind.id == row.behind)):
+        if not gone and visit.heads and (behind is None or behind.id == row.behind):
             return None
         if row.waiting == gone:
             return (row.id, gone, None, None, None, None)
@@ -389,7 +392,11 @@ class ClaimTransaction:
         if wakes_at is not None and wakes_at <= self._now:
             # Delayed jobs of this lane were due and may be gone.
             wakes_at = fetch(self._connection, "earliest", lane=row.id)
-        if visit.all_gone and not self._has_ready(visit):
+        is_ready = not visit.all_gone or (wakes_at is not None and wakes_at <= self._now) or self._has_ready(visit)
+        if is_ready and not gone and not visit.heads and row.behind is None and not self._page_was_full:
+            # Only jobs that this node does not know. The lane is passed over as it is, unless it stands in the way.
+            return None
+        if not is_ready:
             if wakes_at is not None and (self._next_wake is None or wakes_at < self._next_wake):
                 self._next_wake = wakes_at
             return (row.id, gone, None, None, None, wakes_at)

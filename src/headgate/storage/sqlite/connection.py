@@ -55,7 +55,8 @@ def prepare(path: Path, clock: Clock, *, synchronous: str) -> None:
     try:
         connection = connect(path, synchronous=synchronous, timeout=30)
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            # SQLite does not wait by itself when several switch a new file at once.
+            _insist(connection, "PRAGMA journal_mode = WAL", 30, clock, lambda _waited: None)
             connection.execute("BEGIN IMMEDIATE")
             try:
                 _migrate(connection, path, clock)
@@ -94,12 +95,18 @@ def begin(connection: sqlite3.Connection, patience: float, clock: Clock, on_slow
     SQLite's own busy handler sleeps ever longer and starves some processes; short random waits share the lock evenly.
     `on_slow` is told once the wait has lasted a second.
     """
+    _insist(connection, "BEGIN IMMEDIATE", patience, clock, on_slow)
+
+
+def _insist(
+    connection: sqlite3.Connection, statement: str, patience: float, clock: Clock, on_slow: Callable[[float], None]
+) -> None:
     pause = threading.Event()
     began = clock.monotonic()
     told = False
     while True:
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(statement)
             return
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in _BUSY:
@@ -146,8 +153,9 @@ def _require_ours(path: Path) -> None:
         raise StorageUnusable(f"{path} is not a SQLite database; nothing was changed: choose another file")
     found = int.from_bytes(head[68:72], "big")
     if found != APPLICATION_ID:
-        # A crash right after creation leaves a header without an id and without any table: that file is ours to finish.
-        if found == 0 and _is_empty(path):
+        # 1. A crash right after creation leaves a header without an id and without any table: ours to finish.
+        # 2. What another process has just created is in the write-ahead log first, the id as well.
+        if found == 0 and _is_empty_or_ours(path):
             return
         raise StorageUnusable(
             f"{path} is another program's SQLite database (application id {found:#010x}); nothing was changed: "
@@ -155,10 +163,12 @@ def _require_ours(path: Path) -> None:
         )
 
 
-def _is_empty(path: Path) -> bool:
+def _is_empty_or_ours(path: Path) -> bool:
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
-        return bool(connection.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()[0])
+        if connection.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()[0]:
+            return True
+        return bool(connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID)
     except sqlite3.Error as error:
         raise (translate(error, path) or error) from error
     finally:

@@ -112,9 +112,11 @@ class SqliteStorage:
     def _connect(self) -> None:
         sqlite_file.prepare(self.path, self._clock, synchronous=self._synchronous)
         try:
-            self._writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=0)
+            self._writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=10)
             # Fewer, larger checkpoints: each one syncs the file twice.
             self._writer.execute("PRAGMA wal_autocheckpoint = 4000")
+            # From here on it waits by its own rules, in `begin`.
+            self._writer.execute("PRAGMA busy_timeout = 0")
             self._reader = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=10)
             self._reader.execute("PRAGMA query_only = ON")
             self._ahead = self._anchor()

@@ -217,7 +217,7 @@ class Transaction:
         for job in owned:
             self._wait_again(job.seq, unspent=True)
         self._arm([job.seq for job in owned])
-        return Recovered(returned=[job.id for job in owned])
+        return Recovered(returned=[job.id for job in owned if not job.cancel_requested])
 
     def recover(self, node: str, beat: int) -> Recovered | None:
         if execute(self._connection, "remove_node", id=node, beat=beat) == 0:
@@ -233,7 +233,10 @@ class Transaction:
         for job in returned:
             self._wait_again(job.seq, unspent=False, lost=True)
         self._arm([job.seq for job in returned])
-        return Recovered(returned=[job.id for job in returned], poisonous=[job.id for job in poisonous])
+        return Recovered(
+            returned=[job.id for job in returned if not job.cancel_requested],
+            poisonous=[job.id for job in poisonous],
+        )
 
     # --------------------------------------------------------------------------------------- housekeeping
 

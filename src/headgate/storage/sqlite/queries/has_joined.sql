@@ -1,0 +1,2 @@
+-- Whether a node is registered.
+SELECT EXISTS (SELECT 1 FROM node WHERE id = :node)

@@ -1,0 +1,27 @@
+"""SQLite keeps the promises of every store, in a real file with real threads."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from headgate.storage.protocol import Storage
+from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.testing.conformance import StorageConformance
+from headgate.testing.manual_clock import ManualClock
+
+
+class TestSqliteStorage(StorageConformance):
+    @pytest_asyncio.fixture
+    async def storage(self, clock: ManualClock, tmp_path: Path) -> AsyncIterator[Storage]:
+        storage = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
+        await storage.open()
+        yield storage
+        await storage.close()
+
+    def writes(self, storage: Storage) -> int | None:
+        assert isinstance(storage, SqliteStorage)
+        assert storage._writer is not None
+        return storage._writer.total_changes

@@ -1,0 +1,70 @@
+"""Job ids: UUIDv7, strictly increasing."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+
+from headgate.jobs.identity import IdSource
+
+NOON = 1_767_268_800_000_000
+
+
+def test_an_id_is_a_uuid_of_version_seven() -> None:
+    made = uuid.UUID(IdSource().next(NOON))
+    assert made.version == 7
+    assert made.variant == uuid.RFC_4122
+
+
+def test_an_id_begins_with_the_millisecond_it_was_made_in() -> None:
+    assert uuid.UUID(IdSource().next(NOON + 1_234)).int >> 80 == NOON // 1000 + 1
+
+
+def test_ids_are_written_in_one_form() -> None:
+    made = IdSource().next(NOON)
+    assert made == str(uuid.UUID(made))
+
+
+def test_ids_of_later_microseconds_are_greater_across_processes() -> None:
+    # A source of its own for each, as in two processes.
+    assert IdSource().next(NOON) < IdSource().next(NOON + 1) < IdSource().next(NOON + 1_000)
+
+
+def test_ids_of_one_microsecond_increase() -> None:
+    source = IdSource()
+    made = [source.next(NOON) for _ in range(10_000)]
+    assert made == sorted(set(made))
+    assert {uuid.UUID(one).version for one in made} == {7}
+
+
+def test_ids_increase_when_wall_time_steps_back() -> None:
+    source = IdSource()
+    made = [source.next(NOON - step * 60_000_000) for step in range(100)]
+    assert made == sorted(set(made))
+
+
+def test_ids_follow_wall_time_again_after_a_step_back() -> None:
+    source = IdSource()
+    source.next(NOON)
+    source.next(NOON - 60_000_000)
+    assert uuid.UUID(source.next(NOON + 5_000)).int >> 80 == NOON // 1000 + 5
+
+
+def test_many_threads_never_make_the_same_id() -> None:
+    source = IdSource()
+    made: list[list[str]] = [[] for _ in range(8)]
+
+    def make(into: list[str]) -> None:
+        into.extend(source.next(NOON) for _ in range(2_000))
+
+    threads = [threading.Thread(target=make, args=(into,)) for into in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({one for into in made for one in into}) == 16_000
+    assert all(into == sorted(into) for into in made)
+
+
+def test_two_sources_of_one_microsecond_differ_in_their_random_part() -> None:
+    assert len({IdSource().next(NOON)[18:] for _ in range(1_000)}) == 1_000
