@@ -75,7 +75,7 @@ class Admin:
         """One job with everything that is known of it. Raises JobNotFound."""
         record = await self._storage.job(job_id)
         if record is None:
-            raise _not_found(job_id)
+            raise JobNotFound(job_id)
         return JobDetails(
             status=status_of(record, self._clock.now()), record=record, attempts=await self._storage.attempts(job_id)
         )
@@ -83,13 +83,13 @@ class Admin:
     async def retry(self, job_id: str) -> None:
         """Let a failed or cancelled job wait again, with all its tries. Raises JobNotFound, IllegalTransition."""
         if await self._storage.retry(job_id) is None:
-            raise _not_found(job_id)
+            raise JobNotFound(job_id)
 
     async def cancel(self, job_id: str) -> bool:
         """Cancel a waiting job, or ask a running one to end; False if it was final. Raises JobNotFound."""
         state = await self._storage.cancel(job_id)
         if state is None:
-            raise _not_found(job_id)
+            raise JobNotFound(job_id)
         return not state.is_final
 
     async def buckets(
@@ -119,7 +119,3 @@ class Admin:
                 )
             )
         return found
-
-
-def _not_found(job_id: str) -> JobNotFound:
-    return JobNotFound(f"no job {job_id} is stored; it may have been pruned after its retention")

@@ -15,9 +15,10 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from headgate.admin import Admin
-from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds, sleep
+from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds
 from headgate.engine.bus import Callback, EventBus
 from headgate.engine.node import Node, NodeSettings
+from headgate.engine.result_watch import ResultWatch
 from headgate.errors import (
     DeclarationError,
     JobCancelled,
@@ -25,11 +26,10 @@ from headgate.errors import (
     JobFailed,
     JobNotFound,
     NotOpen,
-    StorageUnavailable,
 )
 from headgate.jobs.event import Event, JobEnqueued, LimitSkipped
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import JobRecord, JobState, NewJob
+from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.limit import Limit
 from headgate.observe.log import log_event, logged_kinds
@@ -82,7 +82,7 @@ class Headgate:
         self._skipped: set[tuple[str, str]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._openings = 0
-        self._results: _ResultWatch | None = None
+        self._results: ResultWatch | None = None
         self._node: Node | None = None
         self._own_node: contextlib.AsyncExitStack | None = None
         self._portal = LoopPortal(self.open, lambda: self._loop)
@@ -201,7 +201,7 @@ class Headgate:
         if self._openings == 0:
             await self._storage.open()
             self._loop = asyncio.get_running_loop()
-            self._results = _ResultWatch(self._storage, self._clock)
+            self._results = ResultWatch(self._storage, self._clock)
             self._end_log = self._bus.subscribe(log_event, *logged_kinds())
         self._openings += 1
         try:
@@ -349,7 +349,7 @@ class Headgate:
         self._require_open()
         record = await self._storage.job(job_id)
         if record is None:
-            raise _not_found(job_id)
+            raise JobNotFound(job_id)
         return status_of(record, self._clock.now())
 
     async def job_result(self, job_id: str, timeout: float | None) -> Any:
@@ -375,7 +375,7 @@ class Headgate:
         self._require_open()
         state = await self._storage.cancel(job_id)
         if state is None:
-            raise _not_found(job_id)
+            raise JobNotFound(job_id)
         if state is JobState.RUNNING and self._node is not None:
             self._node.cancel(job_id)
         return not state.is_final
@@ -412,78 +412,6 @@ class _TaskDecorator:
         raise AssertionError("never called")
 
 
-class _ResultWatch:
-    """Serves everybody who waits for results with one look at the storage at a time."""
-
-    def __init__(self, storage: Storage, clock: Clock) -> None:
-        self._storage = storage
-        self._clock = clock
-        self._waiting: dict[str, asyncio.Future[JobRecord]] = {}
-        self._changed = asyncio.Event()
-        self._unwatch = storage.watch(self._changed.set)
-        self._looking: asyncio.Task[None] | None = None
-
-    async def wait(self, job_id: str, timeout: float | None) -> JobRecord:
-        record = await self._storage.job(job_id)
-        if record is None:
-            raise _not_found(job_id)
-        if record.state.is_final:
-            return record
-        loop = asyncio.get_running_loop()
-        future = self._waiting.get(job_id)
-        if future is None:
-            future = self._waiting[job_id] = loop.create_future()
-        # It may have become final since the look above.
-        self._changed.set()
-        if self._looking is None:
-            self._looking = loop.create_task(self._look(), name="headgate-results")
-        timer = None
-        own = asyncio.shield(future)
-        if timeout is not None:
-            when = self._clock.monotonic() + round(timeout * SECOND)
-            timer = self._clock.call_at(when, partial(_time_out, own, job_id, timeout))
-        try:
-            return await own
-        finally:
-            if timer is not None:
-                timer.cancel()
-
-    async def _look(self) -> None:
-        while self._waiting:
-            await self._changed.wait()
-            self._changed.clear()
-            try:
-                records = await self._storage.final(list(self._waiting))
-            except StorageUnavailable:
-                # Whoever waits goes on waiting, as for a job that takes long; the next change looks again.
-                await sleep(self._clock, 1.0)
-                self._changed.set()
-                continue
-            for record in records:
-                future = self._waiting.pop(record.id)
-                if not future.done():
-                    future.set_result(record)
-            if self._waiting:
-                # Under load many changes share one look.
-                await sleep(self._clock, 0.002)
-        self._looking = None
-
-    async def close(self) -> None:
-        self._unwatch()
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(NotOpen())
-                future.exception()
-
-
-def _time_out(future: asyncio.Future[Any], job_id: str, timeout: float) -> None:
-    if not future.done():
-        future.set_exception(TimeoutError(f"job {job_id} was not final within {timeout:g} s; it goes on"))
-
-
 async def _end(node: Node, running: asyncio.Task[None]) -> None:
     node.stop()
     await running
@@ -511,7 +439,3 @@ def _signals(node: Node) -> Any:
     finally:
         for number in caught:
             loop.remove_signal_handler(number)
-
-
-def _not_found(job_id: str) -> JobNotFound:
-    return JobNotFound(f"no job {job_id} is stored; it may have been pruned after its retention")

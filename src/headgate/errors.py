@@ -56,6 +56,10 @@ class IllegalTransition(HeadgateError, RuntimeError):
 class JobNotFound(HeadgateError, LookupError):
     """No job with this id is stored, or it has been pruned."""
 
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"no job {job_id} is stored; it may have been pruned after its retention")
+        self.job_id = job_id
+
 
 class JobFailed(HeadgateError):
     """`job.result()` of a job that failed; carries the stored error as text."""

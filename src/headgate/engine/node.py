@@ -40,7 +40,6 @@ from headgate.jobs.outcome import Outcome
 from headgate.storage.protocol import EXPIRED_ERROR, Claim, Expired, Room, Storage, Throttled
 from headgate.tasks.registry import Registry
 
-
 SWEEP_EVERY = 30
 """Seconds between two looks without cause."""
 

@@ -1,0 +1,91 @@
+"""Waiting for results: everybody who waits is served by one look at the storage at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import partial
+from typing import Any
+
+from headgate.clock import SECOND, Clock, sleep
+from headgate.errors import JobNotFound, NotOpen, StorageUnavailable
+from headgate.jobs.job import JobRecord
+from headgate.storage.protocol import Storage
+
+
+class ResultWatch:
+    """Serves everybody who waits for results with one look at the storage at a time."""
+
+    def __init__(self, storage: Storage, clock: Clock) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._waiting: dict[str, asyncio.Future[JobRecord]] = {}
+        self._waiters: Counter[str] = Counter()
+        self._changed = asyncio.Event()
+        self._unwatch = storage.watch(self._changed.set)
+        self._looking: asyncio.Task[None] | None = None
+
+    async def wait(self, job_id: str, timeout: float | None) -> JobRecord:
+        record = await self._storage.job(job_id)
+        if record is None:
+            raise JobNotFound(job_id)
+        if record.state.is_final:
+            return record
+        loop = asyncio.get_running_loop()
+        future = self._waiting.get(job_id)
+        if future is None:
+            future = self._waiting[job_id] = loop.create_future()
+        # It may have become final since the look above.
+        self._changed.set()
+        if self._looking is None:
+            self._looking = loop.create_task(self._look(), name="headgate-results")
+        self._waiters[job_id] += 1
+        timer = None
+        own = asyncio.shield(future)
+        if timeout is not None:
+            when = self._clock.monotonic() + round(timeout * SECOND)
+            timer = self._clock.call_at(when, partial(_time_out, own, job_id, timeout))
+        try:
+            return await own
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._waiters[job_id] -= 1
+            if not self._waiters[job_id]:
+                # Nobody is left who asked, so the looks need not ask for it either.
+                del self._waiters[job_id]
+                self._waiting.pop(job_id, None)
+
+    async def _look(self) -> None:
+        while self._waiting:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                records = await self._storage.final(list(self._waiting))
+            except StorageUnavailable:
+                # Whoever waits goes on waiting, as for a job that takes long; the next change looks again.
+                await sleep(self._clock, 1.0)
+                self._changed.set()
+                continue
+            for record in records:
+                future = self._waiting.pop(record.id, None)
+                if future is not None and not future.done():
+                    future.set_result(record)
+            # The more are waited for, the longer changes gather for one look.
+            await sleep(self._clock, min(0.01, 0.00002 * len(self._waiting)))
+        self._looking = None
+
+    async def close(self) -> None:
+        self._unwatch()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(NotOpen())
+                future.exception()
+
+
+def _time_out(future: asyncio.Future[Any], job_id: str, timeout: float) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError(f"job {job_id} was not final within {timeout:g} s; it goes on"))
