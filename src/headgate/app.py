@@ -58,6 +58,8 @@ class Headgate:
     stand in its place. `retry` is for tasks that have none (default: 3 retries, 1 s × 2ⁿ with full jitter, up to 1 h).
     All other settings are those of `headgate.settings.Settings`, also read from `HEADGATE_*`.
 
+    `clock` and `random` are for tests: with both given, a run is reproducible.
+
     Declaring needs no connection. To enqueue and look: `async with app.open():`. To also run jobs in this process:
     `async with app:`. A worker process: `await app.run()`, or `headgate worker module:app`.
     """
@@ -77,15 +79,20 @@ class Headgate:
         self._retry = retry or RetryPolicy()
         self._storage = self._choose_storage(url if url is not None else os.environ.get("HEADGATE_URL", DEFAULT_URL))
         self._registry = Registry()
-        self._ids = IdSource()
+        self._ids = IdSource(random)
         self._bus = EventBus()
         self._skipped: set[tuple[str, str]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._opened_by = 0
         self._openings = 0
         self._results: ResultWatch | None = None
         self._node: Node | None = None
         self._own_node: contextlib.AsyncExitStack | None = None
-        self._portal = LoopPortal(self.open, lambda: self._loop)
+        self._portal = LoopPortal(self.open, self._loop_here)
+
+    def _loop_here(self) -> asyncio.AbstractEventLoop | None:
+        # After a fork the loop belongs to the parent, and nothing would run there for this process.
+        return self._loop if self._opened_by == os.getpid() else None
 
     def _choose_storage(self, url: str | Storage) -> Storage:
         if not isinstance(url, str):
@@ -201,6 +208,7 @@ class Headgate:
         if self._openings == 0:
             await self._storage.open()
             self._loop = asyncio.get_running_loop()
+            self._opened_by = os.getpid()
             self._results = ResultWatch(self._storage, self._clock)
             self._end_log = self._bus.subscribe(log_event, *logged_kinds())
         self._openings += 1

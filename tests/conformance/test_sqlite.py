@@ -15,7 +15,9 @@ from headgate.testing.manual_clock import ManualClock
 
 class TestSqliteStorage(StorageConformance):
     @pytest_asyncio.fixture
-    async def storage(self, clock: ManualClock, tmp_path: Path) -> AsyncIterator[Storage]:
+    async def storage(  # type: ignore[override]  # a fixture takes what it needs
+        self, clock: ManualClock, tmp_path: Path
+    ) -> AsyncIterator[Storage]:
         storage = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
         await storage.open()
         yield storage

@@ -18,7 +18,12 @@ def test_the_example_of_the_readme_does_what_it_says(tmp_path: Path) -> None:
     assert len(example.strip().splitlines()) <= 25
     (tmp_path / "example.py").write_text(example)
     ran = subprocess.run(
-        [sys.executable, "-W", "error", "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=15, check=False
+        [sys.executable, "-W", "error", "example.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=15,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     first, second = ran.stdout.splitlines()

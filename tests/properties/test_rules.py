@@ -475,7 +475,6 @@ class Life:
             enqueued_at=NOON,
             run_at=NOON,
             started_at=NOON,
-            gated=False,
         )
         if isinstance(came_to, str):
             self.spent += 1
@@ -570,13 +569,52 @@ def test_a_job_that_cannot_be_read_fails_after_its_tries_however_it_is_interrupt
 def test_a_decision_is_the_same_for_the_same_inputs(
     outcome: Outcome, policy: RetryPolicy, attempt: int, seed: int
 ) -> None:
-    job = ClaimedJob("job", "task", "queue", "[]", attempt, 1, 0, NOON, NOON, NOON, False)
+    job = ClaimedJob("job", "task", "queue", "[]", attempt, 1, 0, NOON, NOON, NOON, ())
     assert decide(job, outcome, policy, NOON, Random(seed)) == decide(job, outcome, policy, NOON, Random(seed))
 
 
 @given(outcomes, policies, st.integers(1, 5))
 @thorough
 def test_an_ending_comes_back_from_json_as_it_was(outcome: Outcome, policy: RetryPolicy, attempt: int) -> None:
-    job = ClaimedJob("job", "task", "queue", "[]", attempt, 1, 0, NOON, NOON, NOON, False)
+    job = ClaimedJob("job", "task", "queue", "[]", attempt, 1, 0, NOON, NOON, NOON, ())
     end = decide(job, outcome, policy, NOON, Random(0))
     assert msgspec.json.decode(msgspec.json.encode(end), type=type(end)) == end
+
+
+@given(
+    count=st.integers(1, 5),
+    gaps=st.lists(st.integers(0, 30), min_size=1, max_size=30),
+    lateness=st.lists(st.integers(0, 40), min_size=30, max_size=30),
+)
+def test_windows_measured_from_postponed_starts_hold_no_more_than_the_count(
+    count: int, gaps: list[int], lateness: list[int]
+) -> None:
+    period = 100
+    log = SlidingLog(Rate(count, period))
+    state: tuple[int, ...] | None = None
+    now = 1_000
+    starts: list[int] = []
+    for gap, late in zip(gaps, lateness, strict=False):
+        # Time passes at least until the last start has happened.
+        now = max(now + gap, starts[-1] if starts else 0)
+        charged_at, taken = log.take(state, now)
+        if charged_at > now:
+            continue
+        state = log.postpone(taken, now, now + late, 1)
+        starts.append(now + late)
+        assert list(state) == sorted(state)
+    for start in starts:
+        assert sum(1 for other in starts if start - period < other <= start) <= count
+
+
+@given(cost=st.integers(1, 5), late=st.integers(0, 1_000_000))
+def test_postponing_moves_a_charge_and_never_adds_or_drops_one(cost: int, late: int) -> None:
+    log = SlidingLog(Rate(5, 60_000_000))
+    _, state = log.take(None, 1_000, cost)
+    moved = log.postpone(state, 1_000, 1_000 + late, cost)
+    assert moved == (1_000 + late,) * cost
+    # What has been pruned meanwhile is not brought back.
+    assert log.postpone((), 1_000, 2_000, cost) == ()
+    gcra = Gcra(Rate(5, 60_000_000), 5)
+    _, arrival = gcra.take(None, 1_000)
+    assert gcra.postpone(arrival, 1_000, 1_000 + late, 1) == gcra.take(None, 1_000 + late)[1]

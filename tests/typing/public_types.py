@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from headgate import Headgate, Job, JobStatus, RateLimit, StrictRate, Task
+from headgate import Headgate, Job, JobStatus, RateLimit, StrictRate
 from headgate.tasks.sync_task import SyncJob
 
 app = Headgate("memory://")

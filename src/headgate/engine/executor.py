@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import enum
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from functools import partial
 from typing import Any
@@ -28,6 +29,9 @@ from headgate.tasks.context import JobContext, enter, tell_cancelled
 from headgate.tasks.signals import RateLimited, Snooze
 from headgate.tasks.task import Task
 
+FARTHEST = 100 * 365 * 86400 * SECOND
+"""A handler's word for when to go on may come from outside and mean anything; an instant has to fit a database."""
+
 
 class Cause(enum.Enum):
     """Who cancelled an attempt. Without a cause, a CancelledError is the handler's own, an ordinary failure."""
@@ -41,14 +45,17 @@ class Cause(enum.Enum):
 class Attempt:
     """One attempt of a claimed job, running on this node."""
 
-    __slots__ = ("_asyncio_task", "_clock", "_context", "_pool", "_thread", "cause", "job", "task")
+    __slots__ = ("_asyncio_task", "_clock", "_context", "_may_start", "_pool", "_thread", "cause", "job", "task")
 
-    def __init__(self, job: ClaimedJob, task: Task[Any, Any], clock: Clock, pool: Pool) -> None:
+    def __init__(
+        self, job: ClaimedJob, task: Task[Any, Any], clock: Clock, pool: Pool, may_start: Callable[[ClaimedJob], bool]
+    ) -> None:
         self.job = job
         self.task = task
         self.cause: Cause | None = None
         self._clock = clock
         self._pool = pool
+        self._may_start = may_start
         self._asyncio_task: asyncio.Task[Outcome] | None = None
         self._context: JobContext | None = None
         self._thread: asyncio.Future[Any] | None = None
@@ -110,15 +117,17 @@ class Attempt:
             when = self._clock.monotonic() + round(self.timeout * SECOND)
             timer = self._clock.call_at(when, partial(self.cancel, Cause.TIMEOUT))
         try:
+            if self.job.draws and not self._may_start(self.job):
+                return Interrupted()
             if self.task.is_async:
                 result = await self.task.function(*arguments, **named)
             else:
                 result = await self._in_thread(arguments, named)
             return Succeeded(self.task.payload.encode_result(result))
         except Snooze as snooze:
-            return Snoozed(snooze.delay)
+            return Snoozed(min(snooze.delay, FARTHEST))
         except RateLimited as refusal:
-            return Refused(refusal.retry_after)
+            return Refused(min(refusal.retry_after, FARTHEST))
         except asyncio.CancelledError:
             return self.outcome_when_cancelled()
         except PayloadError as error:

@@ -15,6 +15,7 @@ from headgate.clock import SECOND, Clock, Timer, sleep, wait_for_event
 from headgate.engine.bus import EventBus
 from headgate.engine.executor import Attempt, Cause
 from headgate.engine.lease import LeaseWatch
+from headgate.engine.punctuality import LateStarts, Start, judge_start
 from headgate.engine.throttle_log import ThrottleLog
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.event import (
@@ -97,6 +98,8 @@ class Node:
         self._stopping = asyncio.Event()
         self._aborting = asyncio.Event()
         self._idle = asyncio.Event()
+        self._late = LateStarts()
+        self._has_late = asyncio.Event()
         self._timer: Timer | None = None
         self._leases = LeaseWatch(round(settings.lease * SECOND), round(settings.heartbeat * SECOND))
         self._throttles = ThrottleLog()
@@ -127,7 +130,13 @@ class Node:
             async with asyncio.TaskGroup() as services:
                 background = [
                     services.create_task(service(), name=f"headgate-{service.__name__.strip('_')}")
-                    for service in (self._claim_loop, self._heartbeats, self._watch_nodes, self._housekeeping)
+                    for service in (
+                        self._claim_loop,
+                        self._postpone_loop,
+                        self._heartbeats,
+                        self._watch_nodes,
+                        self._housekeeping,
+                    )
                 ]
                 recorder = services.create_task(self._record_loop(), name="headgate-record")
                 await self._stopping.wait()
@@ -244,7 +253,7 @@ class Node:
     def _start(self, job: ClaimedJob) -> None:
         task = self._registry.tasks.get(job.task)
         assert task is not None, f"the storage gave out {job.task!r}, which was not asked for"
-        attempt = Attempt(job, task, self._clock, self._pool)
+        attempt = Attempt(job, task, self._clock, self._pool, self._may_start)
         self._running[job.id] = attempt
         self._busy[job.queue] += 1
         if self._bus.wants(JobStarted):
@@ -252,6 +261,33 @@ class Node:
                 JobStarted(at=self._clock.now(), job_id=job.id, task=job.task, queue=job.queue, attempt=job.attempt)
             )
         attempt.start().add_done_callback(lambda done: self._attempt_ended(attempt, done))
+
+    def _may_start(self, job: ClaimedJob) -> bool:
+        """The last look at a gated job before its handler is called; False sends it back unspent."""
+        now = self._storage.limit_now()
+        match judge_start(job, self._registry.rules, now):
+            case Start.ON_TIME:
+                return True
+            case Start.LATE:
+                self._late.add(job, now)
+                self._has_late.set()
+                return True
+            case Start.TOO_LATE:
+                return False
+
+    async def _postpone_loop(self) -> None:
+        """Tell the store of late starts, all that have gathered in one go, until it has heard of them."""
+        while True:
+            await self._has_late.wait()
+            self._has_late.clear()
+            late = self._late.take()
+            while late:
+                try:
+                    await self._storage.postpone(late, self._registry.rules)
+                    break
+                except StorageUnavailable as error:
+                    self._trouble("recording late starts", error)
+                    await sleep(self._clock, self._random.uniform(0.05, 0.2))
 
     def _attempt_ended(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> None:
         job = attempt.job
@@ -336,7 +372,7 @@ class Node:
         self._unheard = unheard
         if lost:
             await self._storage.finish(
-                self.id, [Returned(id, beat.owned[id], "interrupted", spent=False) for id in lost]
+                self.id, [Returned(id, beat.owned[id], "interrupted", spent=False) for id in sorted(lost)]
             )
 
     async def _rejoin(self) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+from random import Random
 
 
 class IdSource:
-    """Makes ids; each is greater than the one before it, even when wall time steps back."""
+    """Makes ids; each is greater than the one before it, even when wall time steps back.
 
-    def __init__(self) -> None:
+    `random` makes them reproducible, for tests; without it they come from the system's own randomness.
+    """
+
+    def __init__(self, random: Random | None = None) -> None:
+        self._random = random
         self._lock = threading.Lock()
         self._last = 0
 
@@ -22,6 +27,6 @@ class IdSource:
                 stamp = self._last + 1
             self._last = stamp
         head = f"{stamp:015x}"
-        tail = os.urandom(8).hex()
+        tail = os.urandom(8).hex() if self._random is None else f"{self._random.getrandbits(64):016x}"
         variant = "89ab"[int(tail[0], 16) & 3]
         return f"{head[:8]}-{head[8:12]}-7{head[12:]}-{variant}{tail[1:4]}-{tail[4:]}"

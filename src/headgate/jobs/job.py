@@ -67,7 +67,8 @@ class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
     """A job as its node runs it.
 
     `fence` grows with every claim and is what `finish` compares; `attempt` counts the tries that were spent, so a
-    snoozed or handed back attempt keeps its number. `lost` of them ended with a dead node.
+    snoozed or handed back attempt keeps its number. `lost` of them ended with a dead node. `charged_at` is limit time:
+    the instant that its start counts as in the buckets it draws on.
     """
 
     id: str
@@ -80,9 +81,16 @@ class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
     enqueued_at: int
     run_at: int
     started_at: int
-    gated: bool
+    draws: tuple[Draw, ...] = ()
+    costs: tuple[int, ...] | None = None
+    charged_at: int = 0
     headers: dict[str, str] | None = None
     options: JobOptions | None = None
+
+    @property
+    def gated(self) -> bool:
+        """Whether it draws on any limit."""
+        return bool(self.draws)
 
 
 class JobError(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -24,9 +24,10 @@ class Gcra:
 
     kind: ClassVar[str] = "rate"
 
-    __slots__ = ("burst", "count", "period", "start_empty")
+    __slots__ = ("burst", "count", "margin", "period", "start_empty")
 
-    def __init__(self, rate: Rate, burst: int, *, start_empty: bool = False) -> None:
+    def __init__(self, rate: Rate, burst: int, *, start_empty: bool = False, margin: int = 0) -> None:
+        self.margin = margin
         self.count = rate.count
         self.period = rate.period
         self.burst = burst
@@ -45,6 +46,9 @@ class Gcra:
         if opens <= ticks:
             return now, arrival + self.period * cost
         return -(-opens // self.count), arrival + self.period * cost
+
+    def postpone(self, state: int, charged_at: int, started_at: int, cost: int) -> int:
+        return state + (started_at - charged_at) * self.count
 
     def snapshot(self, state: int | None, now: int) -> Snapshot:
         arrival = self._fresh(now, 1) if state is None else state
@@ -113,5 +117,5 @@ class RateLimit(Limit):
         if microseconds(margin) < 0:
             raise DeclarationError(f"margin={margin!r} of a rate limit cannot be negative")
         widened = Rate(parsed.count, parsed.period + microseconds(margin))
-        object.__setattr__(self, "rule", Gcra(widened, burst, start_empty=start_empty))
+        object.__setattr__(self, "rule", Gcra(widened, burst, start_empty=start_empty, margin=microseconds(margin)))
         super().__init__(key=key, name=name, cost=cost)

@@ -36,6 +36,20 @@ class Rule(Protocol[S]):
         """
         ...
 
+    @property
+    def margin(self) -> int:
+        """How far apart (µs) charge and call may lie; the period is widened by it. 0 takes no account of it."""
+        ...
+
+    @property
+    def period(self) -> int:
+        """The length of its window, the margin included (µs)."""
+        ...
+
+    def postpone(self, state: S, charged_at: int, started_at: int, cost: int) -> S:
+        """The state in which `cost` that was charged at one instant counts as started at a later one."""
+        ...
+
     def snapshot(self, state: S | None, now: int) -> Snapshot:
         """The bucket as people look at it."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,9 +29,10 @@ class SlidingLog:
 
     kind: ClassVar[str] = "strict"
 
-    __slots__ = ("count", "period")
+    __slots__ = ("count", "margin", "period")
 
-    def __init__(self, rate: Rate) -> None:
+    def __init__(self, rate: Rate, *, margin: int = 0) -> None:
+        self.margin = margin
         self.count = rate.count
         self.period = rate.period
 
@@ -49,6 +50,14 @@ class SlidingLog:
             opens_at = max(opens_at, starts[excess - 1] + self.period)
             starts = self._counting(starts, opens_at)
         return opens_at, starts + (opens_at,) * cost
+
+    def postpone(self, state: Starts, charged_at: int, started_at: int, cost: int) -> Starts:
+        # What has left the window meanwhile counts no more, and is not brought back.
+        moved = min(cost, state.count(charged_at))
+        first = bisect_left(state, charged_at)
+        rest = state[:first] + state[first + moved :]
+        place = bisect_right(rest, started_at)
+        return rest[:place] + (started_at,) * moved + rest[place:]
 
     def snapshot(self, state: Starts | None, now: int) -> Snapshot:
         used = len(self._counting(state or (), now))
@@ -106,5 +115,6 @@ class StrictRate(Limit):
             )
         if microseconds(margin) < 0:
             raise DeclarationError(f"margin={margin!r} of a strict rate cannot be negative")
-        object.__setattr__(self, "rule", SlidingLog(Rate(parsed.count, parsed.period + microseconds(margin))))
+        widened = Rate(parsed.count, parsed.period + microseconds(margin))
+        object.__setattr__(self, "rule", SlidingLog(widened, margin=microseconds(margin)))
         super().__init__(key=key, name=name, cost=cost)

@@ -44,6 +44,10 @@ class Batcher(Generic[W]):
                 await self._settle(group)
         finally:
             self._flight = None
+            # Left only when the flight itself is cancelled: then nobody waits for a commit that never comes.
+            for _, done in self._pending:
+                done.cancel()
+            self._pending.clear()
 
     async def _settle(self, group: list[tuple[W, asyncio.Future[Any]]]) -> None:
         try:

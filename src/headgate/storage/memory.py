@@ -29,6 +29,7 @@ from headgate.storage.protocol import (
     Claimed,
     Expired,
     JobFilter,
+    LateStart,
     NodeRecord,
     QueueCounts,
     Recovered,
@@ -112,6 +113,14 @@ class MemoryStorage:
         written = [self._finish(owner, ending, wall) for ending in endings]
         self._wake()
         return written
+
+    async def postpone(self, late: Sequence[LateStart], rules: Mapping[str, AnyRule]) -> None:
+        for start in late:
+            bucket = self._buckets.get(start.draw)
+            if bucket is not None and bucket.state is not None:
+                bucket.state = rules[start.draw.limit].postpone(
+                    bucket.state, start.charged_at, start.started_at, start.cost
+                )
 
     async def cancel(self, job_id: str) -> JobState | None:
         job = self._jobs.get(job_id)
@@ -909,7 +918,6 @@ class _Claiming:
         node = self._node.id
         running = self._node.running
         wall = self._visit.wall
-        gated = not lane.is_open
         claimed = self._claimed
         for job in jobs:
             new = job.new
@@ -931,7 +939,9 @@ class _Claiming:
                     new.enqueued_at,
                     job.run_at,
                     wall,
-                    gated,
+                    new.draws,
+                    new.costs,
+                    self._now,
                     new.headers,
                     new.options,
                 )

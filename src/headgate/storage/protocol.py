@@ -73,6 +73,15 @@ class Claimed(msgspec.Struct, frozen=True):
     unknown: Sequence[str] = ()
 
 
+class LateStart(msgspec.Struct, frozen=True, array_like=True):
+    """Starts that a bucket counts at one instant and that happened at a later one, both limit time."""
+
+    draw: Draw
+    charged_at: int
+    started_at: int
+    cost: int
+
+
 class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     """A node as others see it. `beat` grows with every heartbeat; `is_gone` when its process is known to have ended."""
 
@@ -176,6 +185,10 @@ class Storage(Protocol):
 
         A job whose cancellation was asked for is cancelled instead of waiting again.
         """
+        ...
+
+    async def postpone(self, late: Sequence[LateStart], rules: Mapping[str, AnyRule]) -> None:
+        """Let starts count as of when they happened: the next window is measured from there."""
         ...
 
     async def cancel(self, job_id: str) -> JobState | None:

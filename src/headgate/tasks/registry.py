@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +33,8 @@ class Registry:
         self.queues: dict[str, Queue] = {DEFAULT_QUEUE: Queue(DEFAULT_QUEUE)}
         self.shared: dict[str, Limit] = {}
         self.limits: dict[str, Limit] = {}
+        self.rules: dict[str, AnyRule] = {}
+        """The rule of every limit, by its full name."""
 
     def add_task(self, task: Task[Any, Any]) -> None:
         require_name(task.name, "task")
@@ -58,6 +59,7 @@ class Registry:
         self.shared[name] = limit
         self._require_same(name, limit, "app.limit")
         self.limits[name] = limit
+        self.rules[name] = limit.rule
 
     def require_queue(self, queue: str, where: str) -> None:
         if queue not in self.queues:
@@ -74,14 +76,10 @@ class Registry:
         kinds = {task.is_async for task in self.tasks.values() if task.queue == queue}
         return max(4, 2 * (os.cpu_count() or 1)) if kinds == {False} else 100
 
-    @property
-    def rules(self) -> Mapping[str, AnyRule]:
-        """The rule of every limit, by its full name."""
-        return {name: limit.rule for name, limit in self.limits.items()}
-
     def _add_limit(self, bound: BoundLimit, task: str) -> None:
         self._require_same(bound.name, bound.limit, f"task {task!r}")
         self.limits[bound.name] = bound.limit
+        self.rules[bound.name] = bound.limit.rule
 
     def _require_same(self, name: str, limit: Limit, where: str) -> None:
         known = self.limits.get(name)

@@ -853,6 +853,18 @@ class StorageConformance:
         assert set(taken) <= {job.id for job in jobs[:100]}
         assert len(set(taken)) == 63
 
+    async def test_a_bucket_that_grants_more_than_there_is_room_for_stays_open(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"shared": strict(3, per=10), "own": strict(100)}
+        for number in range(9):
+            await hands.add(draws=[("shared", ""), ("own", str(number))])
+        assert len(await hands.take()) == 3
+        clock.advance(10)
+        assert [len(await hands.take(1)) for _ in range(5)] == [1, 1, 1, 0, 0]
+        clock.advance(10)
+        assert len(await hands.take()) == 3
+
     async def test_a_bucket_whose_waiting_lanes_were_emptied_is_open_to_newcomers(
         self, hands: Hands, clock: ManualClock
     ) -> None:

@@ -15,9 +15,6 @@ from headgate.storage.sqlite.statements import as_json, execute, fetch
 EXPIRED_A_VISIT = 100
 """How many expired jobs of one lane a claim passes over before it leaves the lane for the next claim."""
 
-FOREIGN_PAGES = 20
-"""How many pages of lanes that this node does not know it passes over in one claim."""
-
 
 class LaneRow(msgspec.Struct, array_like=True):
     id: int
@@ -66,11 +63,13 @@ class Look(msgspec.Struct, array_like=True):
     open: list[LaneRow]
     next_bucket: int | None
     next_wake: int | None
+    known_only: bool
+    behind: list[LaneRow] = []
 
 
 _decode_look = msgspec.json.Decoder(Look).decode
 _decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
-_decode_buckets = msgspec.json.Decoder(list[BucketRow]).decode
+decode_buckets = msgspec.json.Decoder(list[BucketRow]).decode
 _decode_heads = msgspec.json.Decoder(list[Head]).decode
 
 
@@ -133,16 +132,19 @@ class ClaimTransaction:
         # A node that was declared dead must not own jobs: nobody would take them back.
         if not self._rooms or not fetch(self._connection, "has_joined", node=self._claim.node):
             return Claimed(jobs=(), next_in=None)
-        look = self._look()
-        gated = self._gated_visits(look)
+        look = self._look(known_only=False)
         ungated = [_Visit(row) for row in look.open if row.queue in self._rooms]
         self._next_wake = look.next_wake
 
         self._read_heads(ungated, max(room.slots + room.ahead for room in self._rooms.values()))
         shares = self._shares(ungated)
         wanted = sum(shares.values())
-        if gated and wanted:
-            self._read_heads(gated, max(TURN, -(-wanted // len(gated))))
+        gated = self._gated_visits(look, wanted)
+        if wanted and self._others_stand_in_the_way(look, gated):
+            # What gave nothing is kept: lanes without any ready job are put to sleep on this occasion.
+            barren = [visit for visit in gated if not visit.heads and not visit.expired]
+            gated = barren + self._gated_visits(self._look(known_only=True), wanted)
+        if wanted:
             self._load_buckets(gated)
             for visit in gated:
                 views = [self._buckets[draw] for draw in visit.row.draws]
@@ -156,8 +158,7 @@ class ClaimTransaction:
 
     # ---------------------------------------------------------------------------------------------- look
 
-    def _look(self) -> Look:
-        most = max(room.slots for room in self._rooms.values())
+    def _look(self, *, known_only: bool) -> Look:
         return _decode_look(
             fetch(
                 self._connection,
@@ -165,46 +166,62 @@ class ClaimTransaction:
                 now=self._now,
                 limit_now=self._limit_now,
                 queues=as_json(list(self._rooms)),
-                limits=as_json(list(self._claim.rules)),
-                count=max(most, 1),
+                count=self._page,
+                **self._knowledge(known_only=known_only),
             )
         )
 
-    def _gated_visits(self, look: Look) -> list[_Visit]:
+    @property
+    def _page(self) -> int:
+        """How many lanes and buckets of each kind a look reads; more could not be used."""
+        return max(1, *(room.slots for room in self._rooms.values()))
+
+    def _knowledge(self, *, known_only: bool) -> dict[str, object]:
+        return {
+            "known_only": int(known_only),
+            "limits": as_json(list(self._claim.rules)),
+            "tasks": as_json(list(self._claim.tasks)),
+        }
+
+    def _gated_visits(self, look: Look, wanted: int) -> list[_Visit]:
         """Lanes behind opened buckets, then due ones, each kind longest waiting first; as many as there is room."""
-        rows = self._behind_opened(look.opened)
-        due = sorted(self._known(look.due, look) + self._usable(look.woken), key=lambda row: (row.since or 0, row.id))
+        self._buckets, self._opened = {}, []
+        behind = self._behind_opened(look)
+        due = sorted(self._usable(look.due + look.woken), key=lambda row: (row.since or 0, row.id))
         visits: list[_Visit] = []
         left = {queue: room.slots for queue, room in self._rooms.items()}
         seen: set[int] = set()
-        for row in (*rows, *due):
+        for row in (*behind, *due):
             if left.get(row.queue, 0) > 0 and row.id not in seen:
                 left[row.queue] -= 1
                 seen.add(row.id)
                 visits.append(_Visit(row))
         self._page_was_full = any(not count for count in left.values())
+        if visits and wanted:
+            self._read_heads(visits, max(TURN, -(-wanted // len(visits))))
         return visits
 
-    def _behind_opened(self, opened: Sequence[BucketRow]) -> list[LaneRow]:
-        most = max(room.slots for room in self._rooms.values())
+    def _behind_opened(self, look: Look) -> list[LaneRow]:
         grants: dict[int, int] = {}
-        for row in opened:
+        for row in look.opened:
             view = self._view(row)
             self._opened.append(view)
-            grants[row.id] = view.grants(self._limit_now, most)
+            grants[row.id] = view.grants(self._limit_now, self._page)
         granting = [id for id, grant in grants.items() if grant]
         if not granting:
             return []
-        rows = _decode_lanes(
+        look.behind = _decode_lanes(
             fetch(
                 self._connection,
                 "behind",
                 buckets=as_json(granting),
                 queues=as_json(list(self._rooms)),
                 count=max(grants.values()),
+                now=self._now,
+                **self._knowledge(known_only=look.known_only),
             )
         )
-        rows = self._usable(rows)
+        rows = self._usable(look.behind)
         rows.sort(key=lambda row: (row.since or 0, row.id))
         order = {id: index for index, id in enumerate(grants)}
         chosen: list[LaneRow] = []
@@ -216,26 +233,16 @@ class ClaimTransaction:
         chosen.sort(key=lambda row: order[row.behind or 0])
         return chosen
 
-    def _known(self, due: list[LaneRow], look: Look) -> list[LaneRow]:
-        """The due lanes whose limits this node knows; where others fill the page, the next pages are read."""
-        known = self._usable(due)
-        if len(known) == len(due):
-            return known
-        for queue, room in self._rooms.items():
-            page = [row for row in due if row.queue == queue]
-            found = sum(1 for row in known if row.queue == queue)
-            count = max(self._rooms[q].slots for q in self._rooms)
-            for _ in range(FOREIGN_PAGES):
-                if found >= room.slots or len(page) < count:
-                    break
-                last = page[-1]
-                page = _decode_lanes(
-                    fetch(self._connection, "due_after", queue=queue, since=last.since, id=last.id, count=count)
-                )
-                usable = self._usable(page)
-                found += len(usable)
-                known += usable
-        return known
+    def _others_stand_in_the_way(self, look: Look, visits: Sequence[_Visit]) -> bool:
+        """Whether what was read is cut short, and some of it was of no use to this node.
+
+        The limits or the tasks of such lanes are those of another release. They must not hide the lanes after them.
+        """
+        read = [*look.due, *look.woken, *look.behind]
+        # Of the lanes behind a bucket no more are read than it grants, so they are always cut short.
+        if len(read) < self._page and len(look.opened) < self._page and not look.behind:
+            return False
+        return len(self._usable(read)) < len(read) or any(not visit.heads and not visit.expired for visit in visits)
 
     def _usable(self, rows: Iterable[LaneRow]) -> list[LaneRow]:
         rules = self._claim.rules
@@ -255,7 +262,7 @@ class ClaimTransaction:
         missing = {draw for visit in visits for draw in visit.row.draws if draw not in self._buckets}
         if not missing:
             return
-        for row in _decode_buckets(fetch(self._connection, "buckets_of", draws=as_json(list(missing)))):
+        for row in decode_buckets(fetch(self._connection, "buckets_of", draws=as_json(list(missing)))):
             self._view(row)
         for draw in missing:
             if draw not in self._buckets:
@@ -337,11 +344,7 @@ class ClaimTransaction:
         progressed = bool(taken or moves)
         cut_short = still_open or self._page_was_full or any(visit.cut_short for visit in visits)
         return Claimed(
-            jobs=[
-                self._claimed(head, gated=visit.view is not None)
-                for visit in visits
-                for head in visit.heads[: visit.taken]
-            ],
+            jobs=[self._claimed(head, visit) for visit in visits for head in visit.heads[: visit.taken]],
             next_in=self._next_in(next_bucket),
             # Without progress the next look would see the same, so it waits for something to change.
             more=progressed and cut_short,
@@ -384,7 +387,8 @@ class ClaimTransaction:
     def _move(self, visit: _Visit) -> Move | None:
         """Where the lane is after this claim: empty, asleep, behind a bucket or last in line; None if unmoved."""
         row, gone, behind = visit.row, visit.gone, visit.behind
-        if not gone and visit.heads and (behind is None or behind.id == row.behind):
+        stays_behind = behind is not None and behind.id is not None and behind.id == row.behind
+        if not gone and visit.heads and (behind is None or stays_behind):
             return None
         if row.waiting == gone:
             return (row.id, gone, None, None, None, None)
@@ -393,12 +397,14 @@ class ClaimTransaction:
             # Delayed jobs of this lane were due and may be gone.
             wakes_at = fetch(self._connection, "earliest", lane=row.id)
         is_ready = not visit.all_gone or (wakes_at is not None and wakes_at <= self._now) or self._has_ready(visit)
-        if is_ready and not gone and not visit.heads and row.behind is None and not self._page_was_full:
-            # Only jobs that this node does not know. The lane is passed over as it is, unless it stands in the way.
+        if is_ready and not gone and not visit.heads and row.behind is None:
+            # Only jobs that this node does not know: the lane is left as it is.
             return None
         if not is_ready:
             if wakes_at is not None and (self._next_wake is None or wakes_at < self._next_wake):
                 self._next_wake = wakes_at
+            if not gone and row.since is None and wakes_at == row.wakes_at:
+                return None
             return (row.id, gone, None, None, None, wakes_at)
         if behind is None:
             return (row.id, gone, self._limit_now, None, None, wakes_at)
@@ -421,12 +427,19 @@ class ClaimTransaction:
                 touched[id(visit.behind)] = visit.behind
         if not touched:
             return False
-        timers = [(view.draw.limit, view.draw.key, view.reopens_at(self._limit_now)) for view in touched.values()]
+        timers = [(view.draw.limit, view.draw.key, self._reopens_at(view)) for view in touched.values()]
         execute(self._connection, "set_timers", buckets=as_json(timers))
         for _, _, opens_at in timers:
             if opens_at > self._limit_now:
                 self._closes_until(opens_at)
         return any(opens_at <= self._limit_now for _, _, opens_at in timers)
+
+    def _reopens_at(self, view: BucketView) -> int:
+        opens_at = view.reopens_at(self._limit_now)
+        if opens_at <= self._limit_now and view.opens_at is not None:
+            # Open as it was: a lane that another node is waited for behind it costs no write.
+            return view.opens_at
+        return opens_at
 
     def _closes_until(self, opens_at: int) -> None:
         if self._next_timer is None or opens_at < self._next_timer:
@@ -442,7 +455,7 @@ class ClaimTransaction:
             waits.append(self._next_wake - self._now)
         return max(0, min(waits)) if waits else None
 
-    def _claimed(self, head: Head, *, gated: bool) -> ClaimedJob:
+    def _claimed(self, head: Head, visit: _Visit) -> ClaimedJob:
         return ClaimedJob(
             head.id,
             head.task,
@@ -454,7 +467,9 @@ class ClaimTransaction:
             head.enqueued_at,
             head.run_at,
             self._now,
-            gated,
+            visit.row.draws,
+            head.costs,
+            self._limit_now,
             head.headers,
             head.options,
         )

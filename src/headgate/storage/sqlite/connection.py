@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import re
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -24,7 +25,8 @@ _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "fus
 
 _UNUSABLE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _FULL = {sqlite3.SQLITE_FULL}
-_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+# PROTOCOL: SQLite lost the race for its shared memory a hundred times, which is contention too.
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
 _ENVIRONMENT = {
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_CANTOPEN,
@@ -61,9 +63,10 @@ def prepare(path: Path, clock: Clock, *, synchronous: str) -> None:
             try:
                 _migrate(connection, path, clock)
                 connection.execute("COMMIT")
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
+            finally:
+                # SQLite itself has rolled back after some errors, a full disk among them.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
         finally:
             connection.close()
     except sqlite3.Error as error:
@@ -120,23 +123,29 @@ def _insist(
             pause.wait(random.uniform(0.0002, 0.003))
 
 
-def _require_local(path: Path) -> None:
+def _require_local(path: Path, mounts: Path = Path("/proc/self/mounts")) -> None:
     """WAL needs shared memory between all processes, which a network filesystem does not give."""
-    mounts = Path("/proc/self/mounts")
     if not mounts.exists():
         return
-    folder = str(path.resolve().parent)
-    best, kind = "", ""
-    for line in mounts.read_text().splitlines():
-        _, point, filesystem, *_ = line.split(" ")
-        point = point.encode().decode("unicode_escape")
-        if (folder == point or folder.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
-            best, kind = point, filesystem
+    point, kind = mount_of(path.resolve().parent, mounts.read_bytes())
     if kind in _NETWORK:
         raise StorageUnusable(
-            f"{path} lies on a network filesystem ({kind} at {best}), where SQLite corrupts under several processes; "
+            f"{path} lies on a network filesystem ({kind} at {point}), where SQLite corrupts under several processes; "
             "use a local disk, or PostgreSQL for several machines"
         )
+
+
+def mount_of(folder: Path, mounts: bytes) -> tuple[str, str]:
+    """Where the filesystem of a folder is mounted and of what kind it is, by the kernel's list of mounts."""
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        _, raw, filesystem, *_ = line.split(b" ")
+        # Spaces and the like are written in octal, everything else as the bytes it is.
+        point = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), raw))
+        # A later mount covers an earlier one at the same place.
+        if folder.is_relative_to(point) and len(point) >= len(best):
+            best, kind = point, filesystem.decode()
+    return best, kind
 
 
 def _require_ours(path: Path) -> None:
@@ -164,7 +173,7 @@ def _require_ours(path: Path) -> None:
 
 
 def _is_empty_or_ours(path: Path) -> bool:
-    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
     try:
         if connection.execute("SELECT count(*) = 0 FROM sqlite_master").fetchone()[0]:
             return True

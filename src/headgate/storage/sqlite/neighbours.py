@@ -37,20 +37,22 @@ class Neighbours:
         wake: Callable[[], None],
         on_lost: Callable[[HeadgateError], None],
     ) -> None:
-        self._path = path
+        # SQLite keeps its log beside the file itself, also where only a link leads to it.
+        self._path = path.resolve()
+        self._log = self._path.with_name(self._path.name + "-wal")
         self._clock = clock
         self._look = look
         self._wake = wake
         self._on_lost = on_lost
         self._ports: list[int] = []
-        self._identity = (0, 0)
+        self._identity: tuple[_FileIdentity, _FileIdentity] = (_NOWHERE, _NOWHERE)
         self._alarmed = False
         self._socket: socket.socket | None = None
         self._watching: asyncio.Task[None] | None = None
         self.port = 0
 
     async def open(self) -> None:
-        self._identity = _identity(self._path)
+        self._identity = self._identify()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.bind(("127.0.0.1", 0))
@@ -98,6 +100,8 @@ class Neighbours:
         while True:
             await sleep(self._clock, LOOK_EVERY)
             looks += 1
+            if looks % FILE_EVERY == 0:
+                self._look_at_file()
             try:
                 version, self._ports = await self._look()
             except StorageUnavailable as error:
@@ -106,29 +110,42 @@ class Neighbours:
             if version != seen:
                 seen = version
                 self._wake()
-            if looks % FILE_EVERY == 0:
-                self._look_at_file()
+
+    def _identify(self) -> tuple[_FileIdentity, _FileIdentity]:
+        """The file and its log, which stays in place as long as anybody has the file open."""
+        return _identity(self._path), _identity(self._log)
 
     def _look_at_file(self) -> None:
-        if _identity(self._path) != self._identity:
+        if self._identify() != self._identity:
             self._on_lost(
                 StorageUnavailable(
                     f"{self._path} was removed or replaced while it was open; what is written now would be lost: "
                     "put it back and restart this process"
                 )
             )
-        wal = self._path.with_name(self._path.name + "-wal")
-        size = wal.stat().st_size if wal.exists() else 0
+            return
+        size = _size(self._log)
         if size > WAL_ALARM and not self._alarmed:
             logger.warning(
-                "%s has grown to %d MiB: a reader that stays open keeps SQLite from emptying it", wal, size >> 20
+                "%s has grown to %d MiB: a reader that stays open keeps SQLite from emptying it", self._log, size >> 20
             )
         self._alarmed = size > WAL_ALARM
 
 
-def _identity(path: Path) -> tuple[int, int]:
+_FileIdentity = tuple[int, int]
+_NOWHERE: _FileIdentity = (0, 0)
+
+
+def _identity(path: Path) -> _FileIdentity:
     try:
         status = path.stat()
     except OSError:
-        return (0, 0)
+        return _NOWHERE
     return status.st_dev, status.st_ino
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

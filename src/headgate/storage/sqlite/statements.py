@@ -7,6 +7,7 @@ each of them (650 rows/s against 3,200, measured with a loop that never rests).
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from importlib import resources
 from typing import Any
@@ -18,8 +19,13 @@ _encode = msgspec.json.Encoder().encode
 
 def _load() -> dict[str, str]:
     folder = resources.files(__package__) / "queries"
-    return {
+    statements = {
         entry.name.removesuffix(".sql"): entry.read_text() for entry in folder.iterdir() if entry.name.endswith(".sql")
+    }
+    # `@name` stands for a condition that several statements share.
+    return {
+        name: re.sub(r"@(\w+)", lambda shared: statements[shared[1]].rstrip(), statement)
+        for name, statement in statements.items()
     }
 
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from headgate.clock import Clock
 from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable, StorageUnusable
 from headgate.jobs.job import Attempt, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
+from headgate.limits.limit import AnyRule
 from headgate.storage.batcher import Batcher
 from headgate.storage.protocol import (
     Beat,
@@ -25,6 +27,7 @@ from headgate.storage.protocol import (
     Claimed,
     Expired,
     JobFilter,
+    LateStart,
     NodeRecord,
     QueueCounts,
     Recovered,
@@ -37,6 +40,9 @@ from headgate.storage.sqlite.transaction import Transaction, node_records
 R = TypeVar("R")
 
 logger = logging.getLogger("headgate.storage")
+
+# How often each process has opened each file. A fork inherits it, as it inherits the state of the SQLite library.
+_opened: Counter[tuple[Path, int]] = Counter()
 
 _decode_records = msgspec.json.Decoder(list[JobRecord]).decode
 _decode_attempts = msgspec.json.Decoder(list[Attempt]).decode
@@ -95,10 +101,12 @@ class SqliteStorage:
     # ---------------------------------------------------------------------------------------- open, close
 
     async def open(self) -> None:
+        self._require_no_fork()
         if self._write_thread is not None:
             return
         self._pid = os.getpid()
         self._broken = None
+        _opened[self._open_file] += 1
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite-writer")
         self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite-reader")
         try:
@@ -141,9 +149,9 @@ class SqliteStorage:
                     (boot_id, ahead, began),
                 )
             self._writer.execute("COMMIT")
-        except BaseException:
-            self._writer.execute("ROLLBACK")
-            raise
+        finally:
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
         return ahead
 
     async def close(self) -> None:
@@ -161,6 +169,22 @@ class SqliteStorage:
                     await self._in_thread(thread, connection.close)
                 thread.shutdown(wait=False)
         self._write_thread = self._read_thread = None
+        _opened[self._open_file] -= 1
+
+    @property
+    def _open_file(self) -> tuple[Path, int]:
+        return self.path.resolve(), self._pid
+
+    def _require_no_fork(self) -> None:
+        """SQLite counts its locks per file and process, and a fork copies the count but not the locks."""
+        here = os.getpid()
+        for (path, pid), count in _opened.items():
+            if count and pid != here and path == self.path.resolve():
+                raise ForkedConnection(
+                    f"{self.path} was open in process {pid} when this process was forked from it, and SQLite's locks "
+                    "do not survive that: what is written now could be lost; open the app only after the fork, or "
+                    "start the process with 'spawn'"
+                )
 
     def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
         self._watchers.append(wake)
@@ -181,6 +205,9 @@ class SqliteStorage:
         return await self._write(  # type: ignore[no-any-return]
             _Write(lambda transaction: transaction.finish(node, endings), wakes=True)
         )
+
+    async def postpone(self, late: Sequence[LateStart], rules: Mapping[str, AnyRule]) -> None:
+        await self._write(_Write(lambda transaction: transaction.postpone(late, rules)))
 
     async def cancel(self, job_id: str) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
@@ -346,11 +373,7 @@ class SqliteStorage:
         if self._broken is not None:
             raise self._broken
         if self._pid != os.getpid():
-            if self._pid:
-                raise ForkedConnection(
-                    f"{self.path} was opened by process {self._pid}, and SQLite connections do not survive a fork; "
-                    "open the app in the child"
-                )
+            self._require_no_fork()
             raise StorageUnavailable(f"{self.path} is not open")
         if self._write_thread is None:
             raise StorageUnavailable(f"{self.path} is not open")

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from headgate.clock import Clock
-from headgate.jobs.job import JobError, JobState, NewJob
+from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished, Returned, is_poisonous, require_transition
-from headgate.storage.protocol import EXPIRED_ERROR, Beat, Claim, Claimed, Expired, NodeRecord, Recovered, poison_error
-from headgate.storage.sqlite.claim import ClaimTransaction
+from headgate.limits.limit import AnyRule
+from headgate.storage.protocol import (
+    EXPIRED_ERROR,
+    Beat,
+    Claim,
+    Claimed,
+    Expired,
+    LateStart,
+    NodeRecord,
+    Recovered,
+    poison_error,
+)
+from headgate.storage.sqlite.claim import ClaimTransaction, decode_buckets
 from headgate.storage.sqlite.connection import is_running, pid_space, process_started
 from headgate.storage.sqlite.statements import STATEMENTS, as_json, execute, fetch
 
@@ -21,6 +32,7 @@ class Running(msgspec.Struct, array_like=True):
 
     seq: int
     id: str
+    fence: int
     draws: str
 
 
@@ -67,6 +79,7 @@ class Transaction:
     def __init__(self, connection: sqlite3.Connection, clock: Clock, ahead: int) -> None:
         self._connection = connection
         self._clock = clock
+        self._ahead = ahead
         self._now = clock.now()
         self._limit_now = clock.monotonic() + ahead
 
@@ -95,26 +108,29 @@ class Transaction:
         return list(by_id.values())
 
     def claim(self, claim: Claim) -> Claimed:
-        return ClaimTransaction(self._connection, claim, self._now, self._limit_now).run()
+        # Dated as late as can be: what was written before in this transaction has taken its time.
+        now, limit_now = self._clock.now(), self._clock.monotonic() + self._ahead
+        return ClaimTransaction(self._connection, claim, now, limit_now).run()
 
     def finish(self, node: str, endings: Sequence[Ending]) -> list[bool]:
         pairs = as_json([(ending.id, ending.fence) for ending in endings])
         running = {
-            row.id: row for row in _decode_running(fetch(self._connection, "still_running", node=node, endings=pairs))
+            (row.id, row.fence): row
+            for row in _decode_running(fetch(self._connection, "still_running", node=node, endings=pairs))
         }
-        written = [ending for ending in endings if ending.id in running]
+        written = [ending for ending in endings if (ending.id, ending.fence) in running]
         finished = [ending for ending in written if isinstance(ending, Finished)]
         returned = [ending for ending in written if isinstance(ending, Returned)]
         self._keep_attempts(
-            [(running[e.id].seq, str(e.state), e.error) for e in finished if e.state is not JobState.SUCCEEDED]
-            + [(running[e.id].seq, e.outcome, e.error) for e in returned]
+            [(running[e.id, e.fence].seq, str(e.state), e.error) for e in finished if e.state is not JobState.SUCCEEDED]
+            + [(running[e.id, e.fence].seq, e.outcome, e.error) for e in returned]
         )
         if finished:
-            rows = [(running[e.id].seq, e.state, e.result, e.error) for e in finished]
+            rows = [(running[e.id, e.fence].seq, e.state, e.result, e.error) for e in finished]
             execute(self._connection, "finish", now=self._now, endings=as_json(rows))
         if returned:
-            self._give_back([(running[ending.id], ending) for ending in returned])
-        return [ending.id in running for ending in endings]
+            self._give_back([(running[ending.id, ending.fence], ending) for ending in returned])
+        return [(ending.id, ending.fence) in running for ending in endings]
 
     def _give_back(self, returned: Sequence[tuple[Running, Returned]]) -> None:
         for row, ending in returned:
@@ -150,6 +166,23 @@ class Transaction:
         execute(self._connection, "leave_lane", lane=lane, jobs=jobs)
         if behind != "[]":
             execute(self._connection, "clear_timers", buckets=behind)
+
+    def postpone(self, late: Sequence[LateStart], rules: Mapping[str, AnyRule]) -> None:
+        draws = as_json(list({start.draw for start in late}))
+        states = {
+            Draw(row.limit, row.key): rules[row.limit].load(row.state, self._limit_now)
+            for row in decode_buckets(fetch(self._connection, "buckets_of", draws=draws))
+            if row.state is not None and row.limit in rules
+        }
+        for start in late:
+            if start.draw in states:
+                rule = rules[start.draw.limit]
+                states[start.draw] = rule.postpone(states[start.draw], start.charged_at, start.started_at, start.cost)
+        rows = [
+            (draw.limit, draw.key, rules[draw.limit].dump(state), rules[draw.limit].idle_at(state))
+            for draw, state in states.items()
+        ]
+        execute(self._connection, "charge", buckets=as_json(rows))
 
     def cancel(self, job_id: str) -> JobState | None:
         found = self._find(job_id)

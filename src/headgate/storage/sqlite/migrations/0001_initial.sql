@@ -26,7 +26,7 @@ CREATE TABLE lane (
 );
 CREATE INDEX lane_due ON lane (queue, since, id) WHERE gated AND behind IS NULL AND since IS NOT NULL;
 CREATE INDEX lane_asleep ON lane (queue, wakes_at) WHERE since IS NULL AND wakes_at IS NOT NULL;
-CREATE INDEX lane_behind ON lane (behind, since, id) WHERE behind IS NOT NULL;
+CREATE INDEX lane_behind ON lane (behind, queue, since, id) WHERE behind IS NOT NULL;
 CREATE INDEX lane_empty ON lane (id) WHERE gated AND waiting = 0;
 
 -- opens_at is set while a lane waits behind the bucket; with idle_at and closed_until it is limit time.
@@ -55,9 +55,9 @@ CREATE TABLE job (
                       CHECK (state IN ('waiting', 'running', 'succeeded', 'failed', 'cancelled')),
     priority          INTEGER NOT NULL,
     delayed           INTEGER NOT NULL,
-    run_at            INTEGER NOT NULL,
-    enqueued_at       INTEGER NOT NULL,
-    expires_at        INTEGER,
+    run_at            INTEGER NOT NULL CHECK (typeof(run_at) = 'integer'),
+    enqueued_at       INTEGER NOT NULL CHECK (typeof(enqueued_at) = 'integer'),
+    expires_at        INTEGER CHECK (typeof(expires_at) IN ('integer', 'null')),
     attempt           INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     fence             INTEGER NOT NULL DEFAULT 0,
     lost              INTEGER NOT NULL DEFAULT 0 CHECK (lost >= 0),

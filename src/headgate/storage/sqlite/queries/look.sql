@@ -1,4 +1,5 @@
 -- What a claim starts from: opened buckets with lanes behind them, lanes that are due, open lanes, and the next timers.
+-- :known_only leaves out the lanes that this node could do nothing with.
 SELECT json_array(
     (
         SELECT json_group_array(json_array(id, limit_name, key, state, opens_at, closed_until))
@@ -7,7 +8,9 @@ SELECT json_array(
             WHERE opens_at <= :limit_now
                 AND +limit_name IN (SELECT value FROM json_each(:limits))
                 AND EXISTS (
-                    SELECT 1 FROM lane WHERE behind = bucket.id AND queue IN (SELECT value FROM json_each(:queues))
+                    SELECT 1 FROM lane
+                    WHERE behind = bucket.id AND queue IN (SELECT value FROM json_each(:queues))
+                        AND (NOT :known_only OR (@lane_is_known))
                 )
             ORDER BY opens_at
             LIMIT :count
@@ -19,6 +22,7 @@ SELECT json_array(
         JOIN lane ON lane.id IN (
             SELECT id FROM lane
             WHERE queue = wanted.value AND gated AND behind IS NULL AND since IS NOT NULL
+                AND (NOT :known_only OR (@lane_is_known))
             ORDER BY since, id
             LIMIT :count
         )
@@ -33,6 +37,7 @@ SELECT json_array(
         JOIN lane ON lane.id IN (
             SELECT id FROM lane
             WHERE queue = wanted.value AND gated AND since IS NULL AND wakes_at <= :now
+                AND (NOT :known_only OR (@lane_is_known))
             ORDER BY wakes_at
             LIMIT :count
         )
@@ -51,5 +56,6 @@ SELECT json_array(
             ) AS earliest
             FROM json_each(:queues) AS wanted
         )
-    )
+    )    ,
+    json(CASE WHEN :known_only THEN 'true' ELSE 'false' END)
 )

@@ -1,0 +1,29 @@
+"""`headgate demo`: the promises, kept before your eyes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from headgate.cli.demonstration.run import run_demo
+
+
+@click.command()
+@click.option("--seconds", type=click.FloatRange(8, 3600), default=40.0, show_default=True, help="How long it runs.")
+@click.option("--plain", is_flag=True, help="Print a line now and then instead of a live table.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON; the progress goes to stderr.")
+def demo(seconds: float, plain: bool, as_json: bool) -> None:
+    """Watch Headgate keep its promises, in under a minute.
+
+    An outside API in a process of its own allows each tenant so many calls in any window of time, and answers 429 to
+    whoever exceeds that. One tenant enqueues hundreds of jobs, twenty others a few. In the middle the worker process is
+    killed with kill -9. At the end the API's own ledger and the job store are compared.
+
+    Exit code 1 if any promise broke.
+    """
+    try:
+        code = asyncio.run(run_demo(seconds, plain=plain, as_json=as_json))
+    except asyncio.CancelledError:
+        raise click.Abort from None
+    raise SystemExit(code)

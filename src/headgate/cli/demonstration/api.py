@@ -1,0 +1,195 @@
+"""The outside API of the demonstration: a small HTTP server that counts calls by itself and keeps a ledger of them.
+
+It knows nothing of Headgate's rules: a tenant that makes more than so many calls in any window is answered 429.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+
+from headgate.clock import SECOND, Clock, SystemClock
+
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requests"}
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """A line of the ledger. `at`: when the request arrived, in microseconds since boot."""
+
+    tenant: str
+    job: str
+    at: int
+    status: int
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """How many calls there were, how many of them were refused, and how many are being answered now, by tenant."""
+
+    calls: int
+    refused: int
+    in_flight: Mapping[str, int]
+    last_call_at: Mapping[str, int]
+
+
+class Ledger:
+    """Judges calls by an exact log of those that it accepted, and remembers all."""
+
+    def __init__(self, count: int, window: int) -> None:
+        self._count = count
+        self._window = window
+        self._accepted: defaultdict[str, deque[int]] = defaultdict(deque)
+        self.calls: list[Call] = []
+
+    def enter(self, tenant: str, job: str, at: int) -> int | None:
+        """None if the call is within the limit; otherwise the microseconds until another would be."""
+        accepted = self._accepted[tenant]
+        while accepted and at - accepted[0] >= self._window:
+            accepted.popleft()
+        if len(accepted) >= self._count:
+            self.calls.append(Call(tenant, job, at, 429))
+            return accepted[0] + self._window - at
+        accepted.append(at)
+        self.calls.append(Call(tenant, job, at, 200))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What a request is answered with."""
+
+    status: int
+    body: bytes = b"{}"
+    retry_after: int | None = None
+
+    def encode(self) -> bytes:
+        lines = [
+            f"HTTP/1.1 {self.status} {_REASONS[self.status]}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(self.body)}",
+        ]
+        if self.retry_after is not None:
+            lines.append(f"Retry-After: {self.retry_after / SECOND:.6f}")
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + self.body
+
+
+class Api:
+    """The API's pages: `/call?tenant=…&job=…` takes `latency` seconds, `/ledger` and `/totals` tell of the calls."""
+
+    def __init__(self, count: int, window: float, latency: float, clock: Clock) -> None:
+        self._clock = clock
+        self._latency = round(latency * SECOND)
+        self._ledger = Ledger(count, round(window * SECOND))
+        self._in_flight: defaultdict[str, int] = defaultdict(int)
+
+    def answer(self, target: str, transport: asyncio.Transport) -> None:
+        """Answer one request on its connection, now or when its time has come."""
+        arrived = self._clock.monotonic()
+        parts = urlsplit(target)
+        match parts.path:
+            case "/call":
+                self._call(dict(parse_qsl(parts.query)), arrived, transport)
+            case "/ledger":
+                _send(transport, Response(200, msgspec.json.encode(self._ledger.calls)))
+            case "/totals":
+                _send(transport, Response(200, msgspec.json.encode(self._totals())))
+            case _:
+                _send(transport, Response(404))
+
+    def _call(self, asked: Mapping[str, str], arrived: int, transport: asyncio.Transport) -> None:
+        tenant, job = asked.get("tenant"), asked.get("job")
+        if not tenant or not job:
+            _send(transport, Response(400))
+            return
+        retry_after = self._ledger.enter(tenant, job, arrived)
+        if retry_after is not None:
+            _send(transport, Response(429, retry_after=retry_after))
+            return
+
+        def done() -> None:
+            self._in_flight[tenant] -= 1
+            _send(transport, Response(200))
+
+        self._in_flight[tenant] += 1
+        if self._latency:
+            self._clock.call_at(arrived + self._latency, done)
+        else:
+            done()
+
+    def _totals(self) -> Totals:
+        calls = self._ledger.calls
+        return Totals(
+            calls=len(calls),
+            refused=sum(call.status == 429 for call in calls),
+            in_flight=self._in_flight,
+            last_call_at={call.tenant: call.at for call in calls},
+        )
+
+
+class Connection(asyncio.Protocol):
+    """One kept-alive connection. Requests have no body, and the next one comes after the answer."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._received = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._received += data
+        while b"\r\n\r\n" in self._received:
+            head, _, self._received = self._received.partition(b"\r\n\r\n")
+            words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+            if len(words) != 3:
+                _send(self._transport, Response(400))
+                continue
+            self._api.answer(words[1], self._transport)
+
+
+def _send(transport: asyncio.Transport, response: Response) -> None:
+    # Whoever called may have been killed meanwhile.
+    if not transport.is_closing():
+        transport.write(response.encode())
+
+
+async def listen(api: Api) -> asyncio.Server:
+    """Serve on a free port of the loopback interface."""
+    return await asyncio.get_running_loop().create_server(lambda: Connection(api), "127.0.0.1", 0)
+
+
+def port_of(server: asyncio.Server) -> int:
+    """The port that a server got."""
+    port: int = server.sockets[0].getsockname()[1]
+    return port
+
+
+async def _serve(count: int, window: float, latency: float) -> None:
+    """Say the port on stdout, and serve until stdin ends: with whoever started this process."""
+    server = await listen(Api(count, window, latency, SystemClock()))
+    sys.stdout.write(f"{port_of(server)}\n")
+    sys.stdout.flush()
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            ended.set()
+
+    loop.add_reader(0, read)
+    await ended.wait()
+    server.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])))

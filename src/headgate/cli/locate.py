@@ -1,0 +1,97 @@
+"""Which app a command works on: `module:app` becomes the Headgate object that it names."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from headgate.admin import Admin
+from headgate.app import Headgate
+from headgate.errors import HeadgateError
+
+R = TypeVar("R")
+
+_HOW = "write it as module:app, for example myproject.jobs:app"
+
+
+class AppNotFound(HeadgateError):
+    """`module:app` names no Headgate app."""
+
+
+def locate(target: str) -> Headgate:
+    """The app that `module:app` names. Raises AppNotFound; what the module itself raises is not hidden."""
+    module_name, _, attribute = target.partition(":")
+    if not module_name or not attribute:
+        raise AppNotFound(f"{target!r} does not name an app; {_HOW}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name != missing and not module_name.startswith(f"{missing}."):
+            # The module is there; something that it imports is not.
+            raise
+        raise AppNotFound(f"there is no module {missing!r}, neither installed nor in {here}; {_HOW}") from None
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise AppNotFound(f"module {module_name!r} has no {attribute!r}; {_HOW}") from None
+    if not isinstance(found, Headgate):
+        raise AppNotFound(f"{target} is {type(found).__name__!r}, not a Headgate app; {_HOW}")
+    return found
+
+
+def ask(target: str, question: Callable[[Admin], Awaitable[R]]) -> R:
+    """The answer of an app's admin; the app is open only for as long as the question takes."""
+
+    async def opened() -> R:
+        async with app.open():
+            return await question(app.admin)
+
+    app = locate(target)
+    return asyncio.run(opened())
+
+
+def takes_app(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command its `target`: the first argument, else -A, else $HEADGATE_APP."""
+    return _takes_words(function, "[MODULE:APP]", with_ids=False)
+
+
+def takes_app_and_ids(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command its `target` and the `ids` of jobs: ids have no colon, so an app in front of them stands out."""
+    return _takes_words(function, "[MODULE:APP] ID...", with_ids=True)
+
+
+def _takes_words(function: Callable[..., None], metavar: str, *, with_ids: bool) -> Callable[..., None]:
+    @click.argument("words", nargs=-1, metavar=metavar)
+    @click.option("-A", "--app", "named", envvar="HEADGATE_APP", metavar="MODULE:APP", help="The app to work on.")
+    @functools.wraps(function)
+    def command(*, words: tuple[str, ...], named: str | None, **options: Any) -> None:
+        first = words[0] if words and (not with_ids or ":" in words[0]) else None
+        ids = words if first is None else words[1:]
+        source = click.get_current_context().get_parameter_source("named")
+        if first is not None and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"the app is named twice, {first} and -A {named}")
+        target = first or named
+        if target is None:
+            raise click.UsageError("name the app: module:app as first argument, -A module:app, or HEADGATE_APP")
+        if with_ids:
+            if not ids:
+                raise click.UsageError("name at least one job by its id")
+            options["ids"] = ids
+        elif ids:
+            raise click.UsageError(f"one app is enough; {' '.join(ids)} is too much")
+        function(target=target, **options)
+
+    return command

@@ -1,0 +1,75 @@
+"""The command's entry: knows the names of all sub-commands, and loads the one that is used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import click
+
+from headgate.errors import HeadgateError
+
+
+class Lazy(NamedTuple):
+    """Where a sub-command is, and the line that the list of commands shows of it."""
+
+    module: str
+    summary: str
+
+
+COMMANDS: Mapping[str, Lazy] = {
+    "worker": Lazy("headgate.cli.worker", "Run jobs until told to stop."),
+    "status": Lazy("headgate.cli.status", "Show queues, nodes and the most crowded limits."),
+    "jobs": Lazy("headgate.cli.jobs", "List, show, retry and cancel jobs."),
+    "limits": Lazy("headgate.cli.limits", "Show the budget of each key."),
+    "demo": Lazy("headgate.cli.demo", "Watch Headgate keep its promises, in under a minute."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called; errors that Headgate raises become one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        lazy = COMMANDS.get(cmd_name)
+        if lazy is None:
+            return None
+        command: click.Command = getattr(importlib.import_module(lazy.module), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HeadgateError as error:
+            raise click.ClickException(str(error)) from error
+        except BaseExceptionGroup as group:
+            expected, others = group.split(HeadgateError)
+            if expected is None or others is not None:
+                raise
+            raise click.ClickException("; ".join(map(str, _leaves(expected)))) from group
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="headgate")
+def main() -> None:
+    """Durable background jobs for Python, with a budget per key.
+
+    Commands that work on an app take it as module:app (the module is looked for in the current directory, too), with
+    -A module:app, or from HEADGATE_APP.
+
+    Exit codes: 0 done, 1 an error that is told in one line, 2 the command was not written right.
+    """

@@ -1,0 +1,106 @@
+"""A start that comes later than its charge: the next window is measured from the start itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from headgate import Headgate, RetryPolicy, StrictRate, current_job
+from headgate.clock import SECOND
+from headgate.errors import StorageUnavailable
+from headgate.limits.limit import AnyRule
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.protocol import Claim, Claimed, LateStart
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.test_promises import counted
+
+
+class SlowStore(MemoryStorage):
+    """Commits a claim at once, and lets its node know of it only later."""
+
+    longest = 0.0
+    next_delay: float | None = None
+    postponed = 0
+    fails = 0
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self._random = Random(1)
+
+    async def claim(self, claim: Claim) -> Claimed:
+        claimed = await super().claim(claim)
+        if claimed.jobs:
+            delay, self.next_delay = self.next_delay, None
+            await asyncio.sleep(self._random.uniform(0, self.longest) if delay is None else delay)
+        return claimed
+
+    async def postpone(self, late: Sequence[LateStart], rules: Mapping[str, AnyRule]) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise StorageUnavailable("not now")
+        self.postponed += len(late)
+        await super().postpone(late, rules)
+
+
+def test_starts_measured_in_the_handler_hold_a_strict_limit_however_slow_the_store_is() -> None:
+    """The fault: with a stall of more than the margin between charge and call, an API counted twice its limit."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        store.longest = 2.0
+        store.fails = 3
+        app = Headgate(store, clock=clock)
+        starts: list[int] = []
+
+        @app.task(limits=[StrictRate("5/10s", key="{tenant}")])
+        async def call(tenant: str) -> None:
+            starts.append(clock.monotonic())
+
+        async with app:
+            await call.enqueue_many([("acme",)] * 200)
+            await asyncio.sleep(1000)
+        assert len(starts) == 200
+        assert counted(starts, 10 * SECOND) == 5
+        assert store.postponed > 0
+
+    run_virtual(main)
+
+
+def test_a_job_that_was_charged_half_a_window_ago_goes_back_unspent() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        app = Headgate(store, clock=clock)
+        starts: list[tuple[int, int]] = []
+
+        @app.task(limits=[StrictRate("3/10s", key="{tenant}")], retry=RetryPolicy(retries=0))
+        async def call(tenant: str) -> None:
+            starts.append((clock.monotonic() // SECOND, current_job().attempt))
+
+        async with app:
+            # As if the process had been frozen right after its claim was committed.
+            store.next_delay = 20.0
+            await call.enqueue_many([("acme",)] * 6)
+            await asyncio.sleep(60)
+        assert [attempt for _, attempt in starts] == [1] * 6
+        assert counted([at * SECOND for at, _ in starts], 10 * SECOND) == 3
+        assert starts[0][0] >= 20
+
+    run_virtual(main)
+
+
+def test_on_time_starts_write_nothing_more() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        store.longest = 0.009
+        app = Headgate(store, clock=clock)
+
+        @app.task(limits=[StrictRate("5/10s", key="{tenant}")])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await call.enqueue_many([("acme",)] * 20)
+            await asyncio.sleep(60)
+        assert store.postponed == 0
+
+    run_virtual(main)

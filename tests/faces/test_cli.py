@@ -1,0 +1,533 @@
+"""The command line: what it finds, prints, refuses, and how its processes begin and end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headgate import Headgate, JobState
+from headgate.cli import supervisor
+from headgate.cli.main import COMMANDS, main
+from headgate.cli.output import make_console, print_table
+from headgate.cli.supervisor import KEPT_DYING, Supervisor
+from headgate.clock import SystemClock
+
+R = TypeVar("R")
+
+APP = '''
+import asyncio
+import os
+
+from headgate import Headgate, RetryPolicy, StrictRate
+
+app = Headgate("sqlite:///jobs.db")
+app.queue("emails", concurrency=2)
+
+
+@app.task(limits=[StrictRate("2/m", key="{tenant}")])
+async def sync(tenant: str, page: int = 1) -> int:
+    return page
+
+
+@app.task(queue="emails", retry=RetryPolicy(retries=1, base=0.001))
+async def bad() -> None:
+    raise ValueError("no such page")
+
+
+@app.task
+def write(path: str) -> int:
+    """Opening a pipe waits for who opens its other end."""
+    with open(path, "w") as pipe:
+        pipe.write("here")
+    return os.getpid()
+
+
+@app.task
+def read(path: str) -> int:
+    with open(path) as pipe:
+        pipe.read()
+    return os.getpid()
+
+
+@app.task
+async def forever(path: str) -> None:
+    await asyncio.to_thread(write.function, path)
+    await asyncio.Event().wait()
+
+
+not_an_app = 7
+'''
+
+
+class Project:
+    """A user's directory with one module, whose name no other test has."""
+
+    def __init__(self, path: Path, source: str = APP) -> None:
+        self.path = path
+        self.name = f"project_{uuid.uuid4().hex}"
+        (path / f"{self.name}.py").write_text(source)
+        self.target = f"{self.name}:app"
+
+    @property
+    def app(self) -> Headgate:
+        app: Headgate = importlib.import_module(self.name).app
+        return app
+
+    def do(self, work: Callable[[Headgate], Awaitable[R]], *, running: bool = False) -> R:
+        """Work with the open app; with `running`, while it also runs jobs."""
+
+        async def opened() -> R:
+            async with self.app if running else self.app.open():
+                return await work(self.app)
+
+        return asyncio.run(opened())
+
+    def enqueue(self, task: str, *arguments: Any) -> str:
+        async def work(app: Headgate) -> str:
+            return (await app.tasks[task].enqueue(*arguments)).id
+
+        return self.do(work)
+
+    def result(self, job_id: str) -> Any:
+        return self.do(lambda app: app.job(job_id).result(timeout=15))
+
+    def state(self, job_id: str) -> tuple[JobState, int]:
+        status = self.do(lambda app: app.job(job_id).status())
+        return status.state, status.attempt
+
+    def pipe(self) -> str:
+        path = str(self.path / f"pipe-{uuid.uuid4().hex}")
+        os.mkfifo(path)
+        return path
+
+    @contextmanager
+    def worker(self, *options: str) -> Iterator[subprocess.Popen[str]]:
+        """A `headgate worker` process; its log is read from `stderr`."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headgate", "worker", self.target, *options],
+            cwd=self.path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delenv("HEADGATE_APP", raising=False)
+    return Project(tmp_path)
+
+
+def call(*words: str, env: dict[str, str] | None = None) -> Result:
+    return CliRunner(env=env).invoke(main, words)
+
+
+def answer(*words: str) -> Any:
+    result = call(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def assert_one_line(result: Result, code: int, *parts: str) -> None:
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit)
+    error = result.output.splitlines()[-1]
+    assert error.startswith("Error: ")
+    for part in parts:
+        assert part in error
+    if code == 1:
+        assert len(result.output.splitlines()) == 1
+
+
+def lines_until(process: subprocess.Popen[str], text: str) -> list[str]:
+    """Read the log until a line holds the text; that line is the last."""
+    assert process.stderr is not None
+    lines: list[str] = []
+    for line in process.stderr:
+        lines.append(line)
+        if text in line:
+            return lines
+    raise AssertionError(f"the log ended without {text!r}: {''.join(lines)}")
+
+
+def wait_for_end(pid: int) -> None:
+    """Return when a process that is not our own child has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], 15)[0], f"process {pid} did not end"
+    finally:
+        os.close(descriptor)
+
+
+# ------------------------------------------------------------------------------------------- finding commands
+
+
+def test_the_list_of_commands_shows_what_each_says_of_itself() -> None:
+    context = main.make_context("headgate", ["status"])
+    for name, lazy in COMMANDS.items():
+        command = main.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        assert command.get_short_help_str(200).rstrip(".") == lazy.summary.rstrip(".")
+
+
+def test_help_loads_no_command_and_no_tables() -> None:
+    code = (
+        "import sys; from headgate.cli.main import main; main(['--help'], standalone_mode=False);"
+        "sys.exit(any(name.startswith(('rich', 'headgate.cli.j', 'headgate.cli.w')) for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_python_m_headgate_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "headgate", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: headgate ")
+
+
+def test_the_help_of_the_worker_documents_its_exit_codes() -> None:
+    result = call("worker", "--help")
+    assert "Exit codes:" in result.output
+    assert all(f"\n    {code}  " in result.output for code in range(4))
+
+
+# ------------------------------------------------------------------------------------------- finding the app
+
+
+@pytest.mark.parametrize(
+    ("target", "parts"),
+    [
+        ("no_such_module_here:app", ["no module 'no_such_module_here'"]),
+        ("no_such_package.jobs:app", ["no module 'no_such_package'"]),
+        ("{name}:missing", ["has no 'missing'"]),
+        ("{name}:not_an_app", ["is 'int', not a Headgate app"]),
+        ("{name}", ["does not name an app"]),
+        (":app", ["does not name an app"]),
+    ],
+)
+def test_an_app_that_cannot_be_found_is_told_in_one_line(project: Project, target: str, parts: list[str]) -> None:
+    for command in (["worker"], ["status"], ["jobs", "list"], ["limits", "list"]):
+        assert_one_line(call(*command, target.format(name=project.name)), 1, *parts, "write it as module:app")
+
+
+def test_what_the_module_itself_raises_is_not_hidden(tmp_path: Path, project: Project) -> None:
+    broken = Project(tmp_path, "import no_such_dependency\n")
+    result = call("status", broken.target)
+    assert isinstance(result.exception, ModuleNotFoundError)
+    assert result.exception.name == "no_such_dependency"
+
+
+def test_the_app_is_named_by_the_argument_the_option_or_the_environment(project: Project) -> None:
+    assert call("jobs", "list", project.target).exit_code == 0
+    assert call("jobs", "list", "-A", project.target).exit_code == 0
+    assert call("jobs", "list", env={"HEADGATE_APP": project.target}).exit_code == 0
+    # The argument beats the environment; two names on one line are a mistake; so is none.
+    assert call("jobs", "list", project.target, env={"HEADGATE_APP": "nowhere:app"}).exit_code == 0
+    assert_one_line(call("jobs", "list", project.target, "-A", "other:app"), 2, "named twice")
+    assert_one_line(call("jobs", "list"), 2, "HEADGATE_APP")
+    assert_one_line(call("jobs", "list", project.target, "other:app"), 2, "too much")
+
+
+def test_an_unknown_storage_url_is_told_in_one_line(tmp_path: Path, project: Project) -> None:
+    odd = Project(tmp_path, 'from headgate import Headgate\napp = Headgate("oracle://x")\n')
+    assert_one_line(call("status", odd.target), 1, "storage URL 'oracle://x' is not known")
+
+
+def test_a_file_that_is_no_database_is_told_in_one_line(tmp_path: Path, project: Project) -> None:
+    (tmp_path / "jobs.db").write_text("this is a letter, not a database. " * 100)
+    assert_one_line(call("status", project.target), 1, "jobs.db")
+
+
+# ------------------------------------------------------------------------------------------- looking and changing
+
+
+def test_jobs_are_listed_newest_first_with_filters_and_pages(project: Project) -> None:
+    first, second, third = (project.enqueue("sync", tenant, 1) for tenant in ("acme", "globex", "acme"))
+    other = project.enqueue("bad")
+
+    def ids(*options: str) -> list[str]:
+        return [job["id"] for job in answer("jobs", "list", project.target, *options)]
+
+    assert ids() == [other, third, second, first]
+    assert ids("--queue", "emails") == [other]
+    assert ids("--task", "sync", "--state", "waiting") == [third, second, first]
+    assert ids("--state", "failed") == []
+    assert ids("--key", "acme") == [third, first]
+    assert ids("--limit", "sync:strict") == [third, second, first]
+    assert ids("--count", "2") == [other, third]
+    assert ids("--count", "2", "--before", third) == [second, first]
+
+
+def test_a_listing_for_people_keeps_whole_ids_where_there_is_no_terminal(project: Project) -> None:
+    job = project.enqueue("sync", "acme", 1)
+    assert f" {job} " in call("jobs", "list", project.target).output
+    assert call("jobs", "list", project.target, "--state", "failed").output == "Jobs: none\n"
+
+
+def test_show_tells_the_payload_and_every_attempt_with_its_error(project: Project) -> None:
+    async def fail(app: Headgate) -> str:
+        job = await app.tasks["bad"].enqueue()
+        with pytest.raises(Exception, match="no such page"):
+            await job.result(timeout=10)
+        return job.id
+
+    failed = project.do(fail, running=True)
+    [shown] = answer("jobs", "show", project.target, failed)
+    assert (shown["state"], shown["attempt"], shown["payload"], shown["result"]) == ("failed", 2, {}, None)
+    assert [attempt["number"] for attempt in shown["attempts"]] == [1, 2]
+    assert all(attempt["error"]["message"] == "no such page" for attempt in shown["attempts"])
+    text = call("jobs", "show", project.target, failed).output
+    assert "ValueError: no such page" in text
+    assert "Traceback" in text
+
+
+def test_show_tells_until_when_and_by_what_a_job_is_throttled(project: Project) -> None:
+    async def throttle(app: Headgate) -> str:
+        jobs = await app.tasks["sync"].enqueue_many([("acme", page) for page in range(3)])
+        await jobs[1].result(timeout=10)
+        return jobs[2].id
+
+    job = project.do(throttle, running=True)
+    [shown] = answer("jobs", "show", project.target, job)
+    assert shown["waits_for"] == ["sync:strict", "acme"]
+    assert shown["throttled_until"] > shown["enqueued_at"]
+    assert shown["limits"] == [{"limit": "sync:strict", "key": "acme"}]
+    assert shown["payload"] == {"tenant": "acme", "page": 2}
+    assert "waiting (throttled)" in call("jobs", "list", project.target).output
+
+    [bucket] = answer("limits", "list", project.target, "--key", "acme")
+    assert (bucket["limit"], bucket["key"], bucket["waiting"]) == ("sync:strict", "acme", 1)
+    assert (bucket["used"], bucket["available"]) == (2, 0)
+    assert bucket["next_slot_at"] is not None
+    assert answer("limits", "list", project.target, "--limit", "other") == []
+    assert "acme" in call("limits", "list", project.target).output
+
+    status = answer("status", project.target)
+    assert status["queues"] == [
+        {"queue": "default", "waiting": 1, "running": 0, "succeeded": 2, "failed": 0, "cancelled": 0}
+    ]
+    assert [bucket["key"] for bucket in status["throttled"]] == ["acme"]
+    assert "Throttled" in call("status", project.target).output
+
+
+def test_a_job_that_is_not_there_is_told_in_one_line(project: Project) -> None:
+    assert_one_line(call("jobs", "show", project.target, "0-0"), 1, "no job 0-0 is stored")
+
+
+def test_cancel_and_retry_say_for_each_id_what_happened(project: Project) -> None:
+    first, second = project.enqueue("sync", "acme", 1), project.enqueue("sync", "acme", 2)
+    cancelled = call("jobs", "cancel", project.target, first, second)
+    assert cancelled.exit_code == 0
+    assert cancelled.output.splitlines() == [f"{first}: cancelled", f"{second}: cancelled"]
+
+    again = call("jobs", "cancel", first, "0-0", env={"HEADGATE_APP": project.target})
+    assert again.exit_code == 1
+    assert f"{first}: nothing changed: it was final already, cancelled" in again.output
+    assert "0-0: no job 0-0 is stored" in again.output
+
+    retried = call("jobs", "retry", "-A", project.target, first, "0-0", second, "--json")
+    assert retried.exit_code == 1
+    assert [(report["id"], report["ok"]) for report in json.loads(retried.stdout)] == [
+        (first, True),
+        ("0-0", False),
+        (second, True),
+    ]
+    assert project.state(first)[0] is JobState.WAITING
+    assert_one_line(call("jobs", "retry", project.target), 2, "at least one job")
+
+
+def test_keys_and_errors_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("Keys", ("key",), [("[red]a[/red]\x1b[31m",), (None,)], empty="")
+    printed = capsys.readouterr().out
+    assert "[red]a[/red]\\x1b[31m" in printed
+    assert "\x1b" not in printed
+
+
+def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert make_console().no_color
+
+
+# ------------------------------------------------------------------------------------------- worker processes
+
+
+def test_a_worker_on_memory_is_refused(tmp_path: Path, project: Project) -> None:
+    lost = Project(tmp_path, 'from headgate import Headgate\napp = Headgate("memory://")\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "worker", lost.target],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: a worker process on memory:// would never see a job")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_queues_that_make_no_sense_are_refused(project: Project) -> None:
+    assert_one_line(call("worker", project.target, "-q", "emails:none"), 2, "whole number")
+    assert_one_line(call("worker", project.target, "-q", "emails:0"), 2, "whole number")
+    assert_one_line(call("worker", project.target, "-q", "emails", "-q", "emails:2"), 2, "named twice")
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "worker", project.target, "-q", "unheard"],
+        cwd=project.path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "uses queue 'unheard', which is not declared" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_worker_runs_jobs_until_sigterm_and_exits_0(project: Project) -> None:
+    served, unserved = project.enqueue("sync", "acme", 7), project.enqueue("bad")
+    with project.worker("-q", "default") as worker:
+        assert project.result(served) == 7
+        status = answer("status", project.target)
+        assert [(node["state"], node["pid"]) for node in status["nodes"]] == [("alive", worker.pid)]
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait() == 0
+        assert "stopped" in lines_until(worker, "stopped")[-1]
+    assert project.state(unserved) == (JobState.WAITING, 0)
+
+
+@pytest.mark.slow
+def test_a_job_that_runs_at_sigterm_is_let_finish(project: Project) -> None:
+    started, may_end = project.pipe(), project.pipe()
+    for task, pipe in (("write", started), ("read", may_end)):
+        project.enqueue(task, pipe)
+    with project.worker() as worker:
+        Path(started).read_text()
+        # Opening waits until the handler reads.
+        with Path(may_end).open("w") as reader:
+            worker.send_signal(signal.SIGTERM)
+            reader.write("go")
+        assert worker.wait() == 0
+    status = answer("status", project.target)
+    assert [(queue["succeeded"], queue["waiting"]) for queue in status["queues"]] == [(2, 0)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["forever", "read"])
+def test_a_second_signal_ends_a_worker_at_once(project: Project, task: str) -> None:
+    """A thread cannot be stopped; a worker whose handler hangs in one has to end all the same."""
+    pipe = project.pipe()
+    job = project.enqueue(task, pipe)
+    with project.worker("--grace", "600") as worker:
+        if task == "forever":
+            Path(pipe).read_text()
+            descriptor = None
+        else:
+            # Opened to write and never written: the handler goes on reading.
+            descriptor = os.open(pipe, os.O_WRONLY)
+        worker.send_signal(signal.SIGTERM)
+        # Another one, since the kernel would merge two of the same.
+        worker.send_signal(signal.SIGINT)
+        assert worker.wait() == 0
+        if descriptor is not None:
+            os.close(descriptor)
+    assert project.state(job) == (JobState.WAITING, 0)
+
+
+@pytest.mark.slow
+def test_a_grace_of_0_hands_running_jobs_back(project: Project) -> None:
+    pipe = project.pipe()
+    job = project.enqueue("forever", pipe)
+    with project.worker("--grace", "0") as worker:
+        Path(pipe).read_text()
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert project.state(job) == (JobState.WAITING, 0)
+
+
+@pytest.mark.slow
+def test_a_running_job_is_asked_to_end(project: Project) -> None:
+    pipe = project.pipe()
+    job = project.enqueue("forever", pipe)
+    with project.worker() as worker:
+        Path(pipe).read_text()
+        assert call("jobs", "cancel", project.target, job).output == f"{job}: is running, and was asked to end\n"
+        with pytest.raises(Exception, match="was cancelled"):
+            project.result(job)
+        worker.send_signal(signal.SIGINT)
+        assert worker.wait() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_several_processes_share_the_work_and_a_killed_one_is_started_again(project: Project) -> None:
+    with project.worker("--processes", "2", "-q", "default:1") as parent:
+        lines = lines_until(parent, "works on") + lines_until(parent, "works on")
+        pids = {int(line.rsplit(" ", 1)[1]) for line in lines if "has pid" in line}
+        assert len(pids) == 2
+        assert _meet(project) == pids
+
+        killed = min(pids)
+        os.kill(killed, signal.SIGKILL)
+        assert "ended with SIGKILL" in lines_until(parent, "is started again")[-1]
+        restarted = int(lines_until(parent, "has pid")[-1].rsplit(" ", 1)[1])
+        lines_until(parent, "works on")
+        assert _meet(project) == {max(pids), restarted}
+
+        parent.send_signal(signal.SIGTERM)
+        assert parent.wait() == 0
+    for pid in (max(pids), restarted):
+        wait_for_end(pid)
+
+
+def _meet(project: Project) -> set[int]:
+    """The processes of two jobs that can only end together, each in a process with one slot."""
+    pipe = project.pipe()
+    writer, reader = project.enqueue("write", pipe), project.enqueue("read", pipe)
+    return {project.result(writer), project.result(reader)}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_workers_end_when_their_parent_is_killed(project: Project) -> None:
+    with project.worker("--processes", "2") as parent:
+        lines = lines_until(parent, "works on") + lines_until(parent, "works on")
+        parent.kill()
+        for line in lines:
+            if "has pid" in line:
+                wait_for_end(int(line.rsplit(" ", 1)[1]))
+    assert answer("status", project.target)["nodes"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "ends_with", "lives"), [(7, KEPT_DYING, supervisor.SHORT_LIVES), (1, 1, 1)])
+async def test_workers_that_keep_dying_are_given_up(
+    code: int, ends_with: int, lives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 1 in the first life says that it can never start, so it is not tried again."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.001)
+    born = tmp_path / "born"
+    command = [sys.executable, "-c", f"open({str(born)!r}, 'a').write('.'); raise SystemExit({code})"]
+    assert await Supervisor(command, 1, SystemClock()).run() == ends_with
+    assert len(born.read_text()) == lives

@@ -1,0 +1,262 @@
+"""What can never work is refused where it is declared, and what cannot be stored where it is enqueued."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from headgate import (
+    CostExceedsLimit,
+    DeclarationError,
+    Headgate,
+    NotOpen,
+    PayloadError,
+    RateLimit,
+    RetryPolicy,
+    StrictRate,
+)
+from headgate.errors import UnknownQueue
+from headgate.jobs.event import Event, LimitSkipped
+from headgate.jobs.job import Draw, NewJob
+from headgate.limits.limit import Limit
+from headgate.settings import load_settings
+
+
+@pytest.fixture
+def app() -> Headgate:
+    return Headgate("memory://")
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://x", "jobs.db", "sqlite://", "sqlite:///", "sqlite://host/x.db", "mysql://a/b", ""]
+)
+def test_an_unknown_storage_url_is_refused_and_the_error_names_the_known_ones(url: str) -> None:
+    with pytest.raises(DeclarationError, match="sqlite:///"):
+        Headgate(url)
+
+
+def test_options_in_a_storage_url_are_pointed_to_the_settings() -> None:
+    with pytest.raises(DeclarationError, match="synchronous="):
+        Headgate("sqlite:///jobs.db?synchronous=OFF")
+
+
+def test_a_key_template_that_names_no_argument_is_refused_at_the_declaration(app: Headgate) -> None:
+    with pytest.raises(DeclarationError, match=r"names 'tenant', which is not one of its arguments: tenant_id, page"):
+
+        @app.task(limits=[StrictRate("15/m", key="{tenant}")])
+        async def call(tenant_id: str, page: int) -> None: ...
+
+    assert "call" not in app.tasks
+
+
+def test_a_key_callable_that_asks_for_an_unknown_argument_is_refused(app: Headgate) -> None:
+    with pytest.raises(DeclarationError, match="asks for account"):
+
+        @app.task(limits=[StrictRate("15/m", key=lambda account: account)])
+        async def call(tenant_id: str) -> None: ...
+
+
+@pytest.mark.parametrize("limits", [["nobody"], [42], [StrictRate("1/s", name="x"), StrictRate("1/s", name="x")]])
+def test_limits_that_do_not_exist_or_come_twice_are_refused(app: Headgate, limits: list[Any]) -> None:
+    with pytest.raises(DeclarationError):
+
+        @app.task(limits=limits)
+        async def call() -> None: ...
+
+
+def test_one_name_is_one_budget_so_other_numbers_under_it_are_refused(app: Headgate) -> None:
+    @app.task(limits=[StrictRate("15/m", name="api")])
+    async def one() -> None: ...
+
+    with pytest.raises(DeclarationError, match="one name is one budget"):
+
+        @app.task(limits=[StrictRate("16/m", name="api")])
+        async def other() -> None: ...
+
+
+@pytest.mark.parametrize("cost", [0, -1, True, 16])
+def test_a_fixed_cost_that_can_never_be_granted_is_refused_at_the_declaration(cost: int) -> None:
+    with pytest.raises(DeclarationError):
+        StrictRate("15/m", cost=cost)
+
+
+def test_tasks_queues_and_settings_are_checked_where_they_are_named(app: Headgate) -> None:
+    with pytest.raises(UnknownQueue, match=r"app\.queue"):
+
+        @app.task(queue="emails")
+        async def send() -> None: ...
+
+    @app.task(name="same")
+    async def one() -> None: ...
+
+    with pytest.raises(DeclarationError, match="declared twice"):
+
+        @app.task(name="same")
+        async def other() -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"stored by name"):
+
+        @app.task
+        async def many(*names: str) -> None: ...
+
+    with pytest.raises(DeclarationError, match="priority"):
+        one.using(priority=10)
+    with pytest.raises(DeclarationError, match="not both"):
+        one.using(delay=1, at=datetime.now(UTC))
+    with pytest.raises(ValueError, match="time zone"):
+        one.using(at=datetime(2026, 1, 1))  # noqa: DTZ001
+    with pytest.raises(DeclarationError, match="at least twice"):
+        Headgate("memory://", lease=5, heartbeat=5)
+    with pytest.raises(DeclarationError, match="is not a setting"):
+        Headgate("memory://", leese=5)
+    with pytest.raises(DeclarationError, match="HEADGATE_LEASE='soon'"):
+        load_settings({}, {"HEADGATE_LEASE": "soon"})
+    with pytest.raises(DeclarationError):
+        RetryPolicy(retries=-1)
+    assert load_settings({"lease": 60}, {"HEADGATE_LEASE": "90", "HEADGATE_GRACE": "3"}).lease == 60
+
+
+async def test_enqueueing_before_open_says_how_to_open(app: Headgate) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    with pytest.raises(NotOpen, match=r"async with app\.open\(\)"):
+        await work.enqueue()
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Order:
+    tenant_id: str
+    amount: Decimal
+    placed_at: datetime
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (object(), "cannot be stored as JSON"),
+        (math.nan, "does not survive"),
+        ("\ud800", "cannot be stored as JSON"),
+        ({1, 2}, "does not survive"),
+        ((1, 2), "does not survive"),
+        (datetime(2026, 1, 1, tzinfo=UTC), "does not survive"),
+        (nested(100_000), "nested too deeply"),
+        ("x" * 300_000, "bytes of JSON, more than 262144"),
+    ],
+    ids=["object", "nan", "surrogate", "set", "tuple", "datetime", "deep", "large"],
+)
+async def test_an_argument_that_json_cannot_carry_is_refused_at_enqueue_and_nothing_is_stored(
+    app: Headgate, value: object, reason: str
+) -> None:
+    @app.task
+    async def work(thing: Any) -> None: ...
+
+    async with app.open():
+        with pytest.raises(PayloadError, match=reason):
+            await work.enqueue_many([("fine",), (value,)])
+        assert await app.admin.counts() == []
+
+
+async def test_arguments_come_back_as_their_annotated_types() -> None:
+    app = Headgate("memory://")
+    seen: list[tuple[object, ...]] = []
+
+    @app.task
+    async def work(
+        order: Order, colour: Colour, id: UUID, tags: tuple[str, ...], /, rate: float, *, note: str = "-"
+    ) -> None:
+        seen.append((order, colour, id, tags, rate, note))
+
+    order = Order("acme", Decimal("9.90"), datetime(2026, 1, 1, tzinfo=UTC))
+    id = uuid4()
+    async with app:
+        await (await work.enqueue(order, Colour.RED, id, ("a", "b"), 3)).result(timeout=5)
+    assert seen == [(order, Colour.RED, id, ("a", "b"), 3.0, "-")]
+
+
+async def test_arguments_that_do_not_fit_the_signature_are_refused_like_a_call(app: Headgate) -> None:
+    @app.task
+    async def work(tenant: str, page: int = 1) -> None: ...
+
+    async with app.open():
+        for args, kwargs, reason in [
+            ((), {}, "misses argument 'tenant'"),
+            (("a", 1, 2), {}, "takes 2 positional"),
+            (("a",), {"tenant": "b"}, "twice"),
+            (("a",), {"pages": 1}, "no argument 'pages'"),
+        ]:
+            with pytest.raises(TypeError, match=reason):
+                await work.enqueue(*args, **kwargs)  # type: ignore[arg-type]
+        with pytest.raises(PayloadError, match="does not fit its annotation"):
+            await work.enqueue("a", "one")  # type: ignore[arg-type]
+
+
+async def test_a_computed_cost_is_checked_at_enqueue(app: Headgate) -> None:
+    @app.task(limits=[StrictRate("100/m", key="{tenant}", cost="{tokens}")])
+    async def call(tenant: str, tokens: int) -> None: ...
+
+    async with app.open():
+        with pytest.raises(CostExceedsLimit, match="101"):
+            await call.enqueue("acme", 101)
+        with pytest.raises(PayloadError, match="whole number from 1"):
+            await call.enqueue("acme", 0)
+        await call.enqueue("acme", 100)
+
+
+def drawn(limit: Limit, **using: Any) -> tuple[Draw, ...]:
+    app = Headgate("memory://")
+
+    @app.task(limits=[limit], name="call")
+    async def call(tenant: str | None, order: Order | None = None) -> None: ...
+
+    task = call.using(**using)
+    (job,) = app._new_jobs(task, task._options, [task.call("acme")])
+    assert isinstance(job, NewJob)
+    return job.draws
+
+
+def test_a_limit_counts_by_template_callable_header_or_one_for_all() -> None:
+    from headgate import header
+
+    assert drawn(RateLimit("1/s", key="{tenant}")) == (Draw("call:rate", "acme"),)
+    assert drawn(RateLimit("1/s", key=lambda tenant: tenant.upper())) == (Draw("call:rate", "ACME"),)
+    assert drawn(RateLimit("1/s", key=header("tenant")), headers={"tenant": "globex"}) == (Draw("call:rate", "globex"),)
+    assert drawn(RateLimit("1/s", key=header("tenant"))) == (Draw("call:rate", "global"),)
+    assert drawn(RateLimit("1/s")) == (Draw("call:rate", ""),)
+    assert drawn(RateLimit("1/s", name="shared")) == (Draw("shared", ""),)
+
+
+async def test_a_missing_or_failing_key_leaves_the_job_ungated_with_one_warning() -> None:
+    app = Headgate("memory://")
+    skipped: list[Event] = []
+    app.subscribe(skipped.append, LimitSkipped)
+
+    def broken(tenant: str | None) -> str:
+        raise RuntimeError("no idea")
+
+    @app.task(limits=[StrictRate("1/h", key="{tenant}"), StrictRate("1/h", key=broken)])
+    async def call(tenant: str | None) -> None: ...
+
+    async with app:
+        jobs = await call.enqueue_many([(None,)] * 5)
+        for job in jobs:
+            await job.result(timeout=5)
+    assert [event.limit for event in skipped if isinstance(event, LimitSkipped)] == ["call:strict", "call:strict2"]

@@ -1,0 +1,104 @@
+"""Code that cannot await: from many threads, from inside a handler's thread, after a fork, and from the wrong place."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headgate import Headgate, HeadgateError, JobState
+
+
+def make_app(path: Path) -> Headgate:
+    app = Headgate(f"sqlite:///{path}/jobs.db", synchronous="OFF")
+
+    @app.task(name="add")
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    return app
+
+
+def test_jobs_are_enqueued_from_many_threads_and_the_app_opens_by_itself(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    task = app.tasks["add"]
+    ids: list[str] = []
+
+    def enqueue() -> None:
+        ids.extend(task.sync.enqueue(1, n).id for n in range(20))
+
+    threads = [threading.Thread(target=enqueue) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(ids)) == 160
+    job = task.sync.enqueue_many([(1, 2)])[0]
+    assert job.status().state is JobState.WAITING
+    assert job.cancel() is True
+    with pytest.raises(TimeoutError):
+        task.sync.enqueue(1, 1).result(timeout=0.01)
+    app.sync.close()
+    # Closed is not over: the next call opens it again.
+    assert task.sync.enqueue(2, 2).status().state is JobState.WAITING
+    app.sync.close()
+
+
+async def test_a_plain_handler_enqueues_through_the_loop_that_runs_it(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+
+    @app.task
+    def parent() -> int:
+        return app.tasks["add"].sync.enqueue(40, 2).result(timeout=5)  # type: ignore[no-any-return]
+
+    async with app:
+        assert await (await parent.enqueue()).result(timeout=10) == 42
+
+
+async def test_a_sync_verb_on_the_event_loop_is_refused_instead_of_blocking_for_ever(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    async with app.open():
+        with pytest.raises(HeadgateError, match="await the verb itself"):
+            app.tasks["add"].sync.enqueue(1, 1)
+
+
+def answer_of_forked_child(ask: Callable[[], str]) -> str:
+    """What `ask` says in a forked child, or the error that it raises there."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = ask()
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(write, answer.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return answer
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_is_forked_before_the_app_opens_has_an_app_of_its_own(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    task = app.tasks["add"]
+    job_id = answer_of_forked_child(lambda: task.sync.enqueue(2, 2).id)
+    assert app.job(job_id).id == job_id
+    assert task.sync.enqueue(3, 3).status().state is JobState.WAITING
+    assert app.sync.run(app.job_status(job_id)).state is JobState.WAITING
+    app.sync.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_is_forked_while_the_app_is_open_is_told_so(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    task = app.tasks["add"]
+    task.sync.enqueue(1, 1)
+    assert "ForkedConnection" in answer_of_forked_child(lambda: task.sync.enqueue(2, 2).id)
+    assert task.sync.enqueue(3, 3).status().state is JobState.WAITING
+    app.sync.close()
