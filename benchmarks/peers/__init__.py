@@ -1,0 +1,1 @@
+"""What Headgate is measured against."""

@@ -1,0 +1,71 @@
+"""The same work in plain `sqlite3`, without a library: what the disk and SQLite allow a single thread."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+from benchmarks.support import new_file
+
+SCHEMA = """
+CREATE TABLE job (
+    id INTEGER PRIMARY KEY,
+    task TEXT NOT NULL,
+    payload TEXT NOT NULL,
+    state TEXT NOT NULL DEFAULT 'waiting',
+    enqueued_at INTEGER NOT NULL,
+    started_at INTEGER,
+    finished_at INTEGER,
+    result TEXT
+);
+CREATE INDEX job_waiting ON job (id) WHERE state = 'waiting';
+"""
+
+INSERT = "INSERT INTO job (task, payload, enqueued_at) VALUES ('noop', ?, ?)"
+CLAIM = """
+UPDATE job SET state = 'running', started_at = ?
+WHERE id IN (SELECT id FROM job WHERE state = 'waiting' ORDER BY id LIMIT ?)
+RETURNING id, payload
+"""
+FINISH = "UPDATE job SET state = 'succeeded', finished_at = ?, result = 'null' WHERE id = ? AND state = 'running'"
+
+
+def throughput(folder: Path, *, jobs: int, bulk: int, batch: int) -> dict[str, float]:
+    """Insert in commits of `bulk`, then claim and finish in commits of `batch` each."""
+    connection = _connect(folder)
+    began = time.perf_counter()
+    for first in range(0, jobs, bulk):
+        _insert(connection, range(first, first + bulk))
+    done = 0
+    while done < jobs:
+        rows = connection.execute(CLAIM, (time.time_ns(), batch)).fetchall()
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany(FINISH, [(time.time_ns(), id) for id, _ in rows])
+        connection.execute("COMMIT")
+        done += len(rows)
+    return {"rate": jobs / (time.perf_counter() - began)}
+
+
+def enqueue(folder: Path, *, jobs: int, bulk: int) -> dict[str, float]:
+    """Insert in commits of `bulk`."""
+    connection = _connect(folder)
+    began = time.perf_counter()
+    for first in range(0, jobs, bulk):
+        _insert(connection, range(first, first + bulk))
+    return {"rate": jobs / (time.perf_counter() - began)}
+
+
+def _insert(connection: sqlite3.Connection, numbers: range) -> None:
+    now = time.time_ns()
+    connection.execute("BEGIN IMMEDIATE")
+    connection.executemany(INSERT, [(f'{{"number":{number}}}', now) for number in numbers])
+    connection.execute("COMMIT")
+
+
+def _connect(folder: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(new_file(folder), isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.executescript(SCHEMA)
+    return connection

@@ -1,0 +1,18 @@
+"""All questions, in the order in which they are asked."""
+
+from benchmarks.question import Question
+from benchmarks.questions import budget, enqueue, idle, latency, neighbours, throughput, waiting
+
+QUESTIONS: dict[str, Question] = {
+    question.name: question
+    for question in (
+        throughput.QUESTION,
+        enqueue.QUESTION,
+        latency.QUESTION,
+        waiting.DEEP,
+        waiting.WIDE,
+        idle.QUESTION,
+        budget.QUESTION,
+        neighbours.QUESTION,
+    )
+}

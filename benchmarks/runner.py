@@ -1,0 +1,120 @@
+"""Runs a question: every scenario in its own fresh process, taking turns, and the medians of all rounds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.question import Question, Scenario
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PATIENCE = 300
+"""Seconds after which a scenario is taken for stuck."""
+
+Sample = dict[str, float]
+Samples = dict[str, list[Sample]]
+Result = dict[str, Any]
+
+
+def run(question: Question, *, quick: bool, tell: Callable[[str], None]) -> Result:
+    """Ask a question; `tell` hears of each step."""
+    rounds = 1 if quick else question.rounds
+    described = machine.describe()
+    samples: Samples = {scenario.name: [] for scenario in question.scenarios}
+    with tempfile.TemporaryDirectory(prefix="headgate-bench-") as temporary:
+        folder = Path(temporary)
+        if question.prepare is not None:
+            tell(f"{question.name}: preparing")
+            params = {**question.prepare_params, **(question.prepare_quick if quick else {})}
+            _call(question.prepare, folder, params)
+        turns = [(number, scenario) for number in range(rounds) for scenario in question.scenarios]
+        for scenario, sample in _samples(question, turns, folder, quick=quick, tell=tell):
+            samples[scenario.name].append(sample)
+    return _result(question, samples, described, quick=quick)
+
+
+def _samples(
+    question: Question,
+    turns: list[tuple[int, Scenario]],
+    folder: Path,
+    *,
+    quick: bool,
+    tell: Callable[[str], None],
+) -> Iterator[tuple[Scenario, Sample]]:
+    def one(turn: tuple[int, Scenario]) -> Sample:
+        number, scenario = turn
+        tell(f"{question.name}: {scenario.name}, round {number + 1}")
+        return _call(scenario.run, folder, {**scenario.params, **(scenario.quick if quick else {})})
+
+    quiet = [turn for turn in turns if turn[1].quiet]
+    for turn in turns:
+        if turn not in quiet:
+            yield turn[1], one(turn)
+    if quiet:
+        with ThreadPoolExecutor(len(quiet)) as pool:
+            yield from zip([scenario for _, scenario in quiet], pool.map(one, quiet), strict=True)
+
+
+def _call(target: str, folder: Path, params: dict[str, Any]) -> Sample:
+    with tempfile.NamedTemporaryFile(prefix="answer-", suffix=".json", dir=folder) as answer:
+        command = [sys.executable, "-m", "benchmarks.scenario", target, str(folder), answer.name, json.dumps(params)]
+        subprocess.run(command, cwd=ROOT, check=True, timeout=PATIENCE)
+        sample: Sample = json.loads(Path(answer.name).read_text())
+    return sample
+
+
+def _result(question: Question, samples: Samples, described: dict[str, object], *, quick: bool) -> Result:
+    medians = {name: _medians(taken) for name, taken in samples.items()}
+    rows = []
+    for scenario in question.scenarios:
+        ratios = {
+            title: _ratio(samples[scenario.name], samples[other], question.lead)
+            for title, other in scenario.against.items()
+        }
+        rows.append(
+            {
+                "scenario": scenario.name,
+                "conditions": scenario.conditions,
+                "medians": medians[scenario.name],
+                "ratios": ratios,
+                "samples": samples[scenario.name],
+            }
+        )
+    return {
+        "question": question.name,
+        "quick": quick,
+        "rounds": len(next(iter(samples.values()))),
+        "machine": described,
+        "rows": rows,
+        "goals": [_goal_result(question, index, samples, medians) for index in range(len(question.goals))],
+    }
+
+
+def _medians(taken: list[Sample]) -> dict[str, float]:
+    return {key: median(sample[key] for sample in taken) for key in taken[0]}
+
+
+def _ratio(taken: list[Sample], others: list[Sample], metric: str) -> float:
+    """The median over the rounds: the two that ran next to each other had the same machine."""
+    return median(sample[metric] / other[metric] for sample, other in zip(taken, others, strict=True))
+
+
+def _goal_result(
+    question: Question, index: int, samples: Samples, medians: dict[str, dict[str, float]]
+) -> dict[str, object]:
+    goal = question.goals[index]
+    measured = medians[goal.scenario][goal.metric]
+    if goal.over is not None:
+        measured = _ratio(samples[goal.scenario], samples[goal.over], goal.metric)
+    if goal.minus is not None:
+        measured -= medians[goal.minus][goal.metric]
+    return {"text": goal.text, "measured": measured, "is_met": goal.is_met(measured)}

@@ -1,0 +1,36 @@
+"""The app of scenarios whose worker is a process of its own: `headgate worker benchmarks.worker_app:app`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from benchmarks.latency_probe import mouth
+from headgate import Headgate, StrictRate, Task
+
+LIMIT = "calls"
+
+
+class Probed:
+    """An app with a gated and an ungated task that say when they began."""
+
+    def __init__(self, url: str | None = None) -> None:
+        self.app = Headgate(url)
+        self._say: Callable[[int], None] | None = None
+        limit = StrictRate("1/d", key="{key}", name=LIMIT)
+        self.gated: Task[..., None] = self.app.task(name="gated", limits=[limit])(self._gated)
+        self.ungated: Task[..., None] = self.app.task(name="ungated")(self._ungated)
+
+    async def _gated(self, key: str, number: int) -> None:
+        self._tell(number)
+
+    async def _ungated(self, number: int) -> None:
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        if self._say is None:
+            self._say = mouth(os.environ["BENCHMARK_EARS"])
+        self._say(number)
+
+
+app = Probed().app
