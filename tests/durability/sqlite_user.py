@@ -1,0 +1,75 @@
+"""Another user of the file: a program with a connection of its own, or a store that writes as fast as it can."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+from headgate.clock import SystemClock
+from tests.durability.stores import new_job, open_store
+
+
+def say(word: str, *values: object) -> None:
+    os.write(1, f"{word} {json.dumps(values)}\n".encode())
+
+
+def hold_the_write_lock(path: Path) -> None:
+    """Begins a transaction, writes, and commits when it is told to."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("CREATE TABLE IF NOT EXISTS of_the_user (x)")
+    connection.execute("INSERT INTO of_the_user VALUES (1)")
+    say("locked")
+    sys.stdin.readline()
+    connection.execute("COMMIT")
+    connection.close()
+    say("released")
+
+
+async def write_for(path: Path, seconds: float) -> None:
+    """Small commits one after the other; how many there were, and the longest that one took."""
+    async with open_store(path, joined=False) as storage:
+        say("ready")
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        now = SystemClock().now()
+        commits, longest = 0, 0.0
+        end = time.monotonic() + seconds
+        while (began := time.monotonic()) < end:
+            await storage.add([new_job(now=now, id=f"{os.getpid()}-{commits}")])
+            longest = max(longest, time.monotonic() - began)
+            commits += 1
+    say("wrote", commits, longest)
+
+
+async def write_until_killed(path: Path) -> None:
+    """Says the id of each job once it is acknowledged."""
+    async with open_store(path, joined=False) as storage:
+        say("ready")
+        now = SystemClock().now()
+        for number in range(1_000_000):
+            jobs = [new_job(("calls", f"key {number % 7}"), now=now, payload='"' + "x" * 300 + '"') for _ in range(3)]
+            await storage.add(jobs)
+            say("acknowledged", *[job.id for job in jobs])
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    path = Path(options["path"])
+    match options["role"]:
+        case "hold the write lock":
+            hold_the_write_lock(path)
+        case "write for":
+            asyncio.run(write_for(path, options["seconds"]))
+        case "write until killed":
+            asyncio.run(write_until_killed(path))
+        case other:
+            raise SystemExit(f"no role {other!r}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Jobs, claims and open stores for tests that speak to SqliteStorage itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+from headgate.clock import Clock, SystemClock
+from headgate.jobs.job import Draw, NewJob
+from headgate.limits.limit import AnyRule
+from headgate.storage.protocol import Claim, Room
+from headgate.storage.sqlite.storage import SqliteStorage
+
+NODE = "node-a"
+
+_numbers = itertools.count(1)
+
+
+def new_job(
+    *draws: tuple[str, str], now: int, task: str = "work", queue: str = "default", payload: str = "{}", **values: Any
+) -> NewJob:
+    """A job that is ready at once; draws are pairs of limit and key."""
+    return NewJob(
+        **{
+            "id": f"job-{next(_numbers):08}",
+            "task": task,
+            "queue": queue,
+            "payload": payload,
+            "priority": 0,
+            "delayed": False,
+            "run_at": now,
+            "enqueued_at": now,
+            "draws": tuple(Draw(limit, key) for limit, key in draws),
+            **values,
+        }
+    )
+
+
+def claim_for(
+    rules: dict[str, AnyRule] | None = None,
+    *,
+    slots: int = 10,
+    queues: Iterable[str] = ("default",),
+    tasks: Iterable[str] = ("work",),
+    node: str = NODE,
+) -> Claim:
+    return Claim(node, {queue: Room(slots) for queue in queues}, rules or {}, frozenset(tasks))
+
+
+@contextlib.asynccontextmanager
+async def open_store(
+    path: Path,
+    clock: Clock | None = None,
+    *,
+    synchronous: str = "FULL",
+    patience: float = 30.0,
+    joined: bool = True,
+) -> AsyncIterator[SqliteStorage]:
+    """An open store; unless it is told otherwise, a node has joined it."""
+    storage = SqliteStorage(path, clock or SystemClock(), synchronous=synchronous, patience=patience)
+    await storage.open()
+    try:
+        if joined:
+            await storage.leave(NODE)
+            await storage.join(NODE, "a")
+        yield storage
+    finally:
+        await storage.close()
+
+
+async def on_writer(storage: SqliteStorage, statement: str) -> list[Any]:
+    """Run a statement on the connection that the store writes with, in its own thread."""
+
+    def run() -> list[Any]:
+        assert storage._writer is not None
+        return storage._writer.execute(statement).fetchall()
+
+    assert storage._write_thread is not None
+    return await asyncio.get_running_loop().run_in_executor(storage._write_thread, run)
+
+
+async def allow_no_more_pages(storage: SqliteStorage) -> None:
+    """From here on the disk is full, as far as SQLite can tell."""
+    ((pages,),) = await on_writer(storage, "PRAGMA page_count")
+    await on_writer(storage, f"PRAGMA max_page_count = {pages}")
+
+
+async def allow_all_pages(storage: SqliteStorage) -> None:
+    await on_writer(storage, "PRAGMA max_page_count = 1073741823")

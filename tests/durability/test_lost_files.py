@@ -1,0 +1,124 @@
+"""A database that is removed or replaced while it is open: noticed, and nothing is written into nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headgate import Headgate
+from headgate.clock import SystemClock
+from headgate.errors import StorageUnavailable
+from headgate.jobs.event import StorageTroubled
+from headgate.storage.protocol import JobFilter
+from headgate.storage.sqlite.storage import SqliteStorage
+from tests.durability.files import copy, is_there, log_of, rename, unlink
+from tests.durability.stores import NODE, claim_for, new_job, open_store
+
+
+def move_away(path: Path) -> None:
+    rename(path, path.with_name("elsewhere.db"))
+
+
+def replace_with_a_copy(path: Path) -> None:
+    copy(path, path.with_name("copy.db"))
+    rename(path.with_name("copy.db"), path)
+
+
+def unlink_the_log(path: Path) -> None:
+    unlink(log_of(path))
+
+
+async def until_it_is_noticed(storage: SqliteStorage) -> None:
+    """Each look that still succeeds is followed by another, for the five seconds that are promised."""
+    began = time.monotonic()
+    while time.monotonic() - began < 5:
+        try:
+            await storage.counts()
+        except StorageUnavailable:
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail("nothing was noticed within 5 s")
+
+
+@pytest.mark.parametrize("loss", [unlink, move_away, replace_with_a_copy, unlink_the_log])
+async def test_a_lost_file_is_noticed_and_every_verb_says_so(loss: Callable[[Path], None], database: Path) -> None:
+    async with open_store(database) as storage:
+        await storage.add([new_job(now=1)])
+        loss(database)
+        await until_it_is_noticed(storage)
+        for verb in (
+            storage.add([new_job(now=1)]),
+            storage.claim(claim_for()),
+            storage.finish(NODE, []),
+            storage.cancel("job"),
+            storage.retry("job"),
+            storage.job("job"),
+            storage.final(["job"]),
+            storage.attempts("job"),
+            storage.jobs(JobFilter()),
+            storage.counts(),
+            storage.buckets(),
+            storage.nodes(),
+            storage.join("node-b", "b"),
+            storage.beat(NODE),
+            storage.cancels(NODE),
+            storage.leave(NODE),
+            storage.recover(NODE, 0),
+            storage.expire(),
+            storage.prune(0),
+            storage.evict(),
+            storage.check(),
+        ):
+            with pytest.raises(StorageUnavailable, match=r"was removed or replaced while it was open.*put it back"):
+                await verb
+
+
+async def test_a_file_that_only_a_link_leads_to_is_watched_all_the_same(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    link = tmp_path / "link.db"
+    link.symlink_to(real / "jobs.db")
+    (real / "jobs.db").touch()
+    async with open_store(link) as storage:
+        await storage.add([new_job(now=1)])
+        await asyncio.sleep(2.5)
+        assert (await storage.counts())[0].waiting == 1, "nothing has happened yet"
+        (real / "jobs.db").unlink()
+        await until_it_is_noticed(storage)
+
+
+async def test_a_worker_stops_claiming_when_its_file_is_gone(database: Path) -> None:
+    app = Headgate(f"sqlite:///{database}")
+    troubled = asyncio.Event()
+    runs: list[int] = []
+    app.subscribe(lambda _event: troubled.set(), StorageTroubled)
+
+    @app.task
+    async def work(number: int) -> None:
+        runs.append(number)
+
+    async with app:
+        await (await work.enqueue(1)).result(timeout=5)
+        elsewhere = database.with_name("elsewhere.db")
+        rename(database, elsewhere)
+        await asyncio.wait_for(troubled.wait(), 5)
+        with pytest.raises(StorageUnavailable, match="put it back"):
+            await work.enqueue(2)
+    assert runs == [1]
+    # Nothing was written beside it: what is opened at that path now is new.
+    assert not is_there(database)
+    rename(elsewhere, database)
+    async with open_store(database) as storage:
+        assert (await storage.counts())[0].succeeded == 1
+
+
+async def test_a_lost_file_does_not_stop_an_app_from_closing(database: Path) -> None:
+    storage = SqliteStorage(database, SystemClock())
+    await storage.open()
+    unlink(database)
+    await until_it_is_noticed(storage)
+    await asyncio.wait_for(storage.close(), 5)

@@ -1,0 +1,170 @@
+"""One file and many users: locks held too long, writers at once, long readers, forks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import Headgate
+from headgate.clock import SystemClock
+from headgate.errors import StorageUnavailable
+from headgate.storage.sqlite.storage import SqliteStorage
+from tests.durability.ledger import damage
+from tests.durability.processes import Children
+from tests.durability.stores import claim_for, new_job, on_writer, open_store
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(40)
+async def test_while_a_lock_holder_is_frozen_writers_wait_readers_go_on_and_nobody_is_declared_dead(
+    database: Path, tmp_path: Path, children: Children, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = SqliteStorage(database, SystemClock())
+    app = Headgate(storage)
+
+    @app.task
+    async def wait_for_word(key: str) -> Any: ...
+
+    async with app.open():
+        workers = [
+            await children.start(
+                "worker.py", path=str(database), ledger=str(tmp_path / "ledger"), heartbeat=0.2, lease=1
+            )
+            for _ in range(2)
+        ]
+        nodes = {(await worker.hear("NodeStarted"))[0] for worker in workers}
+        running = await wait_for_word.enqueue("before")
+        for worker in workers:
+            worker.tell("go")
+        await running.result(timeout=5)
+
+        holder = await children.start("sqlite_user.py", role="hold the write lock", path=str(database))
+        await holder.hear("locked")
+        holder.signal(signal.SIGSTOP)
+        holder.tell("go")
+        with caplog.at_level(logging.WARNING, logger="headgate.storage"):
+            pending = asyncio.ensure_future(wait_for_word.enqueue("during"))
+            began = time.monotonic()
+            while time.monotonic() - began < 3:
+                asked = time.monotonic()
+                assert (await storage.counts())[0].succeeded == 1
+                assert {node.id for node in await storage.nodes()} == nodes
+                assert time.monotonic() - asked < 0.5, "readers are not held up"
+                await asyncio.sleep(0.05)
+            assert not pending.done()
+            assert "another connection holds a write transaction open" in caplog.text
+
+        holder.signal(signal.SIGCONT)
+        await holder.hear("released")
+        job = await asyncio.wait_for(pending, 5)
+        assert await job.result(timeout=5) == "during"
+        # Both have beaten again, and are still who they were.
+        beats = {node.id: node.beat for node in await storage.nodes()}
+        while True:
+            now = {node.id: node.beat for node in await storage.nodes()}
+            assert set(now) == nodes
+            if all(now[node] > beats[node] + 5 for node in nodes):
+                break
+            await asyncio.sleep(0.05)
+        for worker in workers:
+            worker.signal(signal.SIGTERM)
+            assert await worker.end() == 0
+            assert not worker.has_said("NodeLost")
+            assert not worker.has_said("NodeDisowned")
+    assert "another connection holds a write transaction open" in children.log, "the workers tell of it as well"
+
+
+async def test_a_writer_that_waits_longer_than_its_patience_is_told_whose_fault_it_is(
+    database: Path, children: Children
+) -> None:
+    async with open_store(database, patience=0.3) as storage:
+        holder = await children.start("sqlite_user.py", role="hold the write lock", path=str(database))
+        await holder.hear("locked")
+        with pytest.raises(StorageUnavailable, match="is locked by another connection that holds a write transaction"):
+            await storage.add([new_job(now=1)])
+        assert await storage.counts() == []
+        holder.tell("go")
+        await holder.hear("released")
+        await storage.add([new_job(now=1)])
+
+
+async def test_a_users_own_transaction_is_neither_lost_nor_seen_early(database: Path, children: Children) -> None:
+    async with open_store(database) as storage:
+        holder = await children.start("sqlite_user.py", role="hold the write lock", path=str(database))
+        await holder.hear("locked")
+        adding = asyncio.ensure_future(storage.add([new_job(now=1)]))
+        connection = sqlite3.connect(database)
+        assert connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'of_the_user'").fetchone() == (0,)
+        holder.tell("go")
+        await asyncio.wait_for(adding, 5)
+        assert connection.execute("SELECT x FROM of_the_user").fetchall() == [(1,)]
+        connection.close()
+        assert len((await storage.claim(claim_for())).jobs) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_eight_processes_that_write_at_once_share_the_file_evenly(database: Path, children: Children) -> None:
+    async with open_store(database, joined=False):
+        pass
+    writers = [
+        await children.start("sqlite_user.py", role="write for", path=str(database), seconds=3) for _ in range(8)
+    ]
+    for writer in writers:
+        await writer.hear("ready")
+    for writer in writers:
+        writer.tell("go")
+    wrote = [await writer.hear("wrote", timeout=20) for writer in writers]
+    commits = [count for count, _longest in wrote]
+    assert min(commits) / max(commits) >= 0.5, commits
+    assert max(longest for _count, longest in wrote) < 2
+    async with open_store(database, joined=False) as storage:
+        assert (await storage.counts())[0].waiting == sum(commits)
+        assert await storage.check() == []
+    assert damage(database) == "ok"
+
+
+async def test_processes_that_open_a_new_file_together_all_succeed(database: Path, children: Children) -> None:
+    writers = [
+        await children.start("sqlite_user.py", role="write for", path=str(database), seconds=0.1) for _ in range(8)
+    ]
+    for writer in writers:
+        writer.tell("go")
+    for writer in writers:
+        assert await writer.end() == 0, children.log
+    assert damage(database) == "ok"
+
+
+async def test_a_long_reader_lets_the_log_grow_and_nothing_fails(database: Path) -> None:
+    async with open_store(database, synchronous="OFF") as storage:
+        await on_writer(storage, "PRAGMA wal_autocheckpoint = 100")
+        await storage.add([new_job(now=1)])
+        reader = sqlite3.connect(database, isolation_level=None)
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM job").fetchone() == (1,)
+        log = database.with_name("jobs.db-wal")
+        for _ in range(200):
+            await storage.add([new_job(now=1, payload='"' + "x" * 50_000 + '"')])
+        grown = log.stat().st_size
+        assert grown > 8_000_000
+        assert reader.execute("SELECT count(*) FROM job").fetchone() == (1,), "it still sees what it saw"
+        assert (await storage.counts())[0].waiting == 201
+        reader.execute("COMMIT")
+        reader.close()
+        # The next checkpoint empties the log, which then begins anew instead of growing.
+        for _ in range(20):
+            await storage.add([new_job(now=1, payload='"' + "x" * 50_000 + '"')])
+        assert log.stat().st_size <= grown + 1_000_000
+        assert await storage.check() == []
+
+
+async def test_a_fork_is_refused_the_parents_store_and_does_not_harm_it(database: Path, children: Children) -> None:
+    parent = await children.start("fork.py", path=str(database))
+    assert await parent.end() == 0, children.log

@@ -1,0 +1,247 @@
+"""Workers that freeze, or are told to end: late results are refused, running jobs finish or go back unspent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import Headgate
+from headgate.clock import SystemClock
+from headgate.jobs.job import JobState
+from headgate.storage.sqlite.storage import SqliteStorage
+from tests.durability.ledger import count_endings, endings, read_ledger, runs_by_job
+from tests.durability.processes import Child, Children
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(40)]
+
+
+class Here:
+    """The parent's own app: it enqueues and looks."""
+
+    def __init__(self, path: Path) -> None:
+        self.storage = SqliteStorage(path, SystemClock())
+        self.app = Headgate(self.storage)
+
+        @self.app.task
+        async def wait_for_word(key: str) -> str:
+            raise AssertionError("runs in the children only")
+
+        @self.app.task
+        def hold_a_thread(key: str) -> None: ...
+
+        @self.app.task
+        async def block_the_loop(seconds: float) -> None: ...
+
+        self.wait_for_word = wait_for_word
+        self.hold_a_thread = hold_a_thread
+        self.block_the_loop = block_the_loop
+
+
+async def start_worker(children: Children, database: Path, **options: Any) -> Child:
+    ledger = database.with_name("ledger")
+    worker = await children.start("worker.py", path=str(database), ledger=str(ledger), **options)
+    await worker.hear("NodeStarted")
+    return worker
+
+
+async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_refused(
+    database: Path, children: Children
+) -> None:
+    here = Here(database)
+    async with here.app.open():
+        count_endings(database)
+        frozen = await start_worker(children, database, heartbeat=0.2, lease=1)
+        job = await here.wait_for_word.enqueue("acme")
+        await frozen.hear("running")
+        frozen.signal(signal.SIGSTOP)
+        # The word comes while it is frozen: its handler ends the moment that it goes on.
+        frozen.tell("go")
+
+        other = await start_worker(children, database, heartbeat=0.2, lease=1)
+        _node, returned, _poisonous = await other.hear("NodeLost")
+        assert returned == 1
+        await other.hear("running")
+        other.tell("go")
+        assert await job.result(timeout=10) == "acme"
+
+        # Jobs that wait when it goes on are another trap: a node that is dead to the others must not claim them.
+        frozen.signal(signal.SIGCONT)
+        more = [await here.wait_for_word.enqueue(f"after {number}") for number in range(5)]
+        await frozen.hear("NodeDisowned")
+        await asyncio.gather(*(each.result(timeout=10) for each in more))
+
+        record = await here.storage.job(job.id)
+        assert record is not None
+        assert record.state is JobState.SUCCEEDED
+        assert record.attempt == 2
+        assert [attempt.outcome for attempt in await here.storage.attempts(job.id)] == ["lost"]
+        assert await here.storage.check() == []
+        frozen.signal(signal.SIGTERM)
+        other.signal(signal.SIGTERM)
+        assert await frozen.end() == 0
+        assert await other.end() == 0
+    assert endings(database) == dict.fromkeys([job.id, *(each.id for each in more)], 1)
+
+
+async def test_a_result_that_was_on_its_way_when_its_worker_froze_is_refused(
+    database: Path, children: Children
+) -> None:
+    here = Here(database)
+    async with here.app.open():
+        count_endings(database)
+        frozen = await start_worker(children, database, heartbeat=5, lease=10)
+        job = await here.wait_for_word.enqueue("acme")
+        await frozen.hear("running")
+        frozen.signal(signal.SIGSTOP)
+        frozen.tell("go")
+        # Recovered by hand, so that its own heartbeat is not what it hears first when it goes on.
+        (node,) = await here.storage.nodes()
+        assert await here.storage.recover(node.id, node.beat) is not None
+        frozen.signal(signal.SIGCONT)
+        assert await frozen.hear("EndingRefused") == [job.id]
+        record = await here.storage.job(job.id)
+        assert record is not None
+        assert record.state is JobState.WAITING
+        assert endings(database) == {}
+        other = await start_worker(children, database)
+        await other.hear("running")
+        other.tell("go")
+        await job.result(timeout=10)
+    assert endings(database) == {job.id: 1}
+
+
+async def test_frozen_again_and_again_under_load_nothing_is_lost_or_left_behind(
+    database: Path, children: Children
+) -> None:
+    here = Here(database)
+    async with here.app.open():
+        count_endings(database)
+        workers = [await start_worker(children, database, heartbeat=0.1, lease=0.3, concurrency=3) for _ in range(2)]
+        for worker in workers:
+            worker.tell("go")
+        jobs = []
+        lost = 0
+        for turn in range(6):
+            victim, other = workers[turn % 2], workers[(turn + 1) % 2]
+            jobs += await here.wait_for_word.enqueue_many([(f"{turn}.{number}",) for number in range(20)])
+            victim.signal(signal.SIGSTOP)
+            # A victim that froze with the write lock in its hand stops everybody, so nobody is declared dead.
+            adding = asyncio.ensure_future(
+                here.wait_for_word.enqueue_many([(f"{turn}+{number}",) for number in range(20)])
+            )
+            with contextlib.suppress(TimeoutError):
+                await other.hear("NodeLost", timeout=3)
+                lost += 1
+            victim.signal(signal.SIGCONT)
+            jobs += await adding
+        assert lost, "six times in a row with the lock is more than chance"
+        await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+        assert await here.storage.check() == []
+        (counts,) = await here.storage.counts()
+        assert (counts.waiting, counts.running, counts.succeeded) == (0, 0, len(jobs))
+    assert endings(database) == dict.fromkeys([job.id for job in jobs], 1)
+
+
+async def test_a_worker_that_is_told_to_end_lets_its_jobs_finish(database: Path, children: Children) -> None:
+    here = Here(database)
+    async with here.app.open():
+        worker = await start_worker(children, database, grace=20)
+        job = await here.wait_for_word.enqueue("acme")
+        await worker.hear("running")
+        worker.signal(signal.SIGTERM)
+        later = await here.wait_for_word.enqueue("later")
+        with pytest.raises(TimeoutError):
+            await job.result(timeout=0.3)
+        worker.tell("go")
+        assert await job.result(timeout=10) == "acme"
+        assert await worker.end() == 0
+        status = await later.status()
+        assert status.state is JobState.WAITING, "a worker that ends claims nothing more"
+        assert await here.storage.nodes() == []
+    assert runs_by_job(read_ledger(database.with_name("ledger"))) == {job.id: 1}
+
+
+async def test_jobs_that_outlast_the_grace_are_handed_back_unspent(database: Path, children: Children) -> None:
+    here = Here(database)
+    async with here.app.open():
+        worker = await start_worker(children, database, grace=0.2)
+        job = await here.wait_for_word.enqueue("acme")
+        await worker.hear("running")
+        worker.signal(signal.SIGTERM)
+        assert await worker.hear("cancelled") == [job.id]
+        assert await worker.end() == 0
+        record = await here.storage.job(job.id)
+        assert record is not None
+        assert (record.state, record.attempt, record.lost) == (JobState.WAITING, 0, 0)
+        assert await here.storage.nodes() == []
+
+
+async def test_a_second_signal_ends_a_worker_within_two_seconds(database: Path, children: Children) -> None:
+    here = Here(database)
+    async with here.app.open():
+        worker = await start_worker(children, database, grace=60)
+        jobs = [await here.wait_for_word.enqueue("acme") for _ in range(3)]
+        for _ in jobs:
+            await worker.hear("running")
+        worker.signal(signal.SIGTERM)
+        with pytest.raises(TimeoutError):
+            await worker.hear("cancelled", timeout=0.3)
+        worker.signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert await worker.end() == 0
+        assert time.monotonic() - began < 2
+        for job in jobs:
+            record = await here.storage.job(job.id)
+            assert record is not None
+            assert (record.state, record.attempt, record.lost) == (JobState.WAITING, 0, 0)
+
+
+async def test_a_thread_that_cannot_be_stopped_does_not_keep_a_worker_from_ending(
+    database: Path, children: Children, tmp_path: Path
+) -> None:
+    tasks = tmp_path / "stuck.py"
+    tasks.write_text(
+        "import threading\n"
+        "from headgate import Headgate\n"
+        f"app = Headgate('sqlite:///{database}')\n"
+        "@app.task\n"
+        "def hold_a_thread(key: str) -> None:\n"
+        "    print('running []', flush=True)\n"
+        "    threading.Event().wait(600)\n"
+    )
+    here = Here(database)
+    async with here.app.open():
+        worker = await children.start("headgate_worker.py", folder=str(tmp_path), target="stuck:app")
+        job = await here.hold_a_thread.enqueue("acme")
+        await worker.hear("running")
+        worker.signal(signal.SIGTERM)
+        worker.signal(signal.SIGINT)
+        began = time.monotonic()
+        assert await worker.end() == 0
+        assert time.monotonic() - began < 4
+        record = await here.storage.job(job.id)
+        assert record is not None
+        assert (record.state, record.attempt) == (JobState.WAITING, 0)
+
+
+async def test_a_handler_that_blocks_the_loop_beyond_the_lease_is_told_of_and_never_recorded_twice(
+    database: Path, children: Children
+) -> None:
+    here = Here(database)
+    async with here.app.open():
+        count_endings(database)
+        blocked = await start_worker(children, database, heartbeat=0.2, lease=0.5)
+        job = await here.block_the_loop.enqueue(2.5)
+        await blocked.hear("running")
+        other = await start_worker(children, database, heartbeat=0.2, lease=0.5)
+        await other.hear("running")
+        await blocked.hear("LoopBlocked")
+        await blocked.kill()
+        await job.result(timeout=20)
+    assert endings(database) == {job.id: 1}

@@ -1,0 +1,62 @@
+"""A job that one process enqueues starts in another at once; where nothing tells it, its own look finds it soon."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import Headgate
+from headgate.clock import SECOND, SystemClock
+from headgate.storage.sqlite.storage import SqliteStorage
+from tests.durability.processes import Children
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(40)]
+
+
+async def delays(database: Path, children: Children, count: int, *, deaf: bool) -> list[float]:
+    """Seconds from the acknowledgement of a job here to its start in another process."""
+    storage = SqliteStorage(database, SystemClock())
+    app = Headgate(storage)
+
+    @app.task
+    async def wait_for_word(key: str) -> Any: ...
+
+    measured: list[float] = []
+    async with app.open():
+        worker = await children.start("worker.py", path=str(database), ledger=f"{database}.ledger", deaf=deaf)
+        await worker.hear("NodeStarted")
+        worker.tell("go")
+        # The first one also lets this process learn of the other's port.
+        await (await wait_for_word.enqueue("first")).result(timeout=5)
+        await worker.hear("JobStarted")
+        for number in range(count):
+            # Not in step with the quarter of a second between two looks.
+            time.sleep(0.01 * (number % 7))  # noqa: ASYNC251  # nothing else is to happen here meanwhile
+            job = await wait_for_word.enqueue("later")
+            enqueued = SystemClock().now()
+            while True:
+                started, at = await worker.hear("JobStarted")
+                if started == job.id:
+                    break
+            measured.append((at - enqueued) / SECOND)
+            await job.result(timeout=5)
+        worker.signal(signal.SIGTERM)
+        assert await worker.end() == 0
+    return measured
+
+
+async def test_a_job_of_another_process_starts_at_once(database: Path, children: Children) -> None:
+    measured = await delays(database, children, 21, deaf=False)
+    assert statistics.median(measured) < 0.1, measured
+
+
+async def test_a_job_that_no_datagram_told_of_is_found_by_the_next_look(database: Path, children: Children) -> None:
+    measured = await delays(database, children, 11, deaf=True)
+    assert statistics.median(measured) < 0.4, measured
+    assert max(measured) < 2, measured
+    assert max(measured) > 0.02, "without datagrams somebody has to look first; was the worker deaf at all?"

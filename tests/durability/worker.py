@@ -1,0 +1,216 @@
+"""A worker process that tells its parent what happens, and holds for ever at the point it is told.
+
+Points of a job's life: `claiming` (its claim is about to commit), `claimed` (it has, and no handler has started),
+`handling` (inside the handler), `finishing` (the side effect is done, its finish is about to commit) and `finished`
+(it has, and the node does not know yet).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headgate import Headgate, RetryPolicy, StrictRate, current_job
+from headgate.clock import SystemClock
+from headgate.jobs.event import Event
+from headgate.jobs.lifecycle import Ending
+from headgate.storage.protocol import Claim, Claimed
+from headgate.storage.sqlite import storage as sqlite_storage
+from headgate.storage.sqlite.neighbours import Neighbours
+from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.sqlite.transaction import Transaction
+
+RATE = 6
+PER = 1.0
+MARGIN = 0.3
+
+
+def say(word: str, *values: Any) -> None:
+    """One line to the parent, in one write."""
+    os.write(1, f"{word} {json.dumps(values)}\n".encode())
+
+
+class Points:
+    """Holds at one point, after it was passed `skip` times."""
+
+    def __init__(self, path: Path, hold: str | None, skip: int) -> None:
+        self._path = path
+        self._hold = hold
+        self._skip = skip
+
+    def reach(self, point: str, jobs: Sequence[str]) -> None:
+        if point != self._hold or not jobs or not self._nobody_is_poisoned():
+            return
+        if self._skip > 0:
+            self._skip -= 1
+            return
+        say("at", point, list(jobs))
+        threading.Event().wait()
+
+    def _nobody_is_poisoned(self) -> bool:
+        """Three lost attempts would rightly fail a job, and this is not the test of that."""
+        connection = sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True)
+        try:
+            (lost,) = connection.execute("SELECT coalesce(max(lost), 0) FROM job WHERE state = 'running'").fetchone()
+        finally:
+            connection.close()
+        return int(lost) <= 1
+
+
+class WatchedTransaction(Transaction):
+    """Remembers the jobs that it claimed and finished."""
+
+    claimed: tuple[str, ...] = ()
+    finished: tuple[str, ...] = ()
+
+    def claim(self, claim: Claim) -> Claimed:
+        claimed = super().claim(claim)
+        type(self).claimed += tuple(job.id for job in claimed.jobs)
+        return claimed
+
+    def finish(self, node: str, endings: Sequence[Ending]) -> list[bool]:
+        written = super().finish(node, endings)
+        type(self).finished += tuple(
+            ending.id for ending, was_written in zip(endings, written, strict=True) if was_written
+        )
+        return written
+
+    @classmethod
+    def forget(cls) -> None:
+        cls.claimed = cls.finished = ()
+
+
+class HoldingStorage(SqliteStorage):
+    """Stops on either side of a commit."""
+
+    def __init__(self, path: Path, points: Points) -> None:
+        super().__init__(path, SystemClock())
+        self._points = points
+
+    def _connect(self) -> None:
+        super()._connect()
+        assert self._writer is not None
+        self._writer.set_trace_callback(self._before)
+
+    def _before(self, statement: str) -> None:
+        if statement == "COMMIT":
+            self._points.reach("claiming", WatchedTransaction.claimed)
+            self._points.reach("finishing", WatchedTransaction.finished)
+
+    def _transact(self, group: Any) -> Any:
+        WatchedTransaction.forget()
+        results = super()._transact(group)
+        self._points.reach("claimed", WatchedTransaction.claimed)
+        self._points.reach("finished", WatchedTransaction.finished)
+        return results
+
+
+def make_app(storage: SqliteStorage, ledger: Path, points: Points, **settings: Any) -> Headgate:
+    app = Headgate(storage, **settings)
+    go_on = asyncio.Event()
+
+    def write_down(key: str) -> None:
+        job = current_job()
+        line = {
+            "job": job.id,
+            "key": key,
+            "at": time.time(),
+            "started": job.enqueued_at.timestamp() + job.waited_for,
+            "attempt": job.attempt,
+            "pid": os.getpid(),
+        }
+        file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(file, json.dumps(line).encode() + b"\n")
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    @app.task(limits=[StrictRate(RATE, per=PER, margin=MARGIN, key="{key}", name="calls")])
+    async def record(key: str) -> None:
+        points.reach("handling", [current_job().id])
+        write_down(key)
+
+    @app.task(retry=RetryPolicy(retries=0))
+    async def wait_for_word(key: str) -> str:
+        """Runs until the parent says so."""
+        say("running", current_job().id)
+        try:
+            await go_on.wait()
+        except asyncio.CancelledError:
+            say("cancelled", current_job().id)
+            raise
+        write_down(key)
+        return key
+
+    @app.task
+    def hold_a_thread(key: str) -> None:
+        """Runs for longer than any test waits, in a thread that nothing can stop."""
+        say("running", current_job().id)
+        threading.Event().wait(600)
+
+    @app.task
+    async def block_the_loop(seconds: float) -> None:
+        say("running", current_job().id)
+        time.sleep(seconds)  # noqa: ASYNC251  # the mistake that this task is there to make
+
+    @app.task
+    async def die() -> None:
+        """Takes its process with it."""
+        os.kill(os.getpid(), 9)
+
+    async def listen() -> None:
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        async for _ in reader:
+            go_on.set()
+
+    app.subscribe(tell_parent)
+    setattr(app, "listen", listen)  # noqa: B010
+    return app
+
+
+def tell_parent(event: Event) -> None:
+    kind = type(event).__name__
+    if kind in TOLD:
+        say(kind, *(getattr(event, name) for name in TOLD[kind]))
+
+
+TOLD = {
+    "NodeStarted": ("node",),
+    "NodeStopped": ("returned",),
+    "NodeLost": ("node", "returned", "poisonous"),
+    "NodeDisowned": ("node", "cancelled"),
+    "EndingRefused": ("job_id",),
+    "StorageTroubled": ("doing", "error"),
+    "LoopBlocked": ("seconds",),
+    "JobStarted": ("job_id", "at"),
+}
+
+
+async def main(options: dict[str, Any]) -> None:
+    path = Path(options.pop("path"))
+    ledger = Path(options.pop("ledger"))
+    grace = options.pop("grace", None)
+    points = Points(path, options.pop("hold", None), options.pop("skip", 0))
+    if options.pop("deaf", False):
+        setattr(Neighbours, "_hear", lambda self: self._socket.recv(64))  # noqa: B010
+    setattr(sqlite_storage, "Transaction", WatchedTransaction)  # noqa: B010
+    app = make_app(HoldingStorage(path, points), ledger, points, **options)
+    listening = asyncio.ensure_future(app.listen())  # type: ignore[attr-defined]
+    await app.run(grace=grace)
+    listening.cancel()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    asyncio.run(main(json.loads(sys.argv[1])))

@@ -1,0 +1,131 @@
+"""Other processes on the same file: what one instance hears, tells, and notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from headgate.errors import HeadgateError, StorageUnavailable
+from headgate.storage.sqlite import neighbours as module
+from headgate.storage.sqlite.neighbours import Neighbours
+from headgate.testing.manual_clock import ManualClock
+
+
+class Surroundings:
+    """A file with its log, and what a look finds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "jobs.db"
+        self.path.touch()
+        self.log = folder / "jobs.db-wal"
+        self.log.touch()
+        self.clock = ManualClock()
+        self.version = 1
+        self.ports: list[int] = []
+        self.failing = False
+        self.woken = asyncio.Event()
+        self.lost: list[HeadgateError] = []
+        self.looks = asyncio.Semaphore(0)
+
+    async def look(self) -> tuple[int, list[int]]:
+        self.looks.release()
+        if self.failing:
+            raise StorageUnavailable("not now")
+        return self.version, self.ports
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[Neighbours]:
+        neighbours = Neighbours(self.path, self.clock, self.look, self.woken.set, self.lost.append)
+        await neighbours.open()
+        await self.looks.acquire()
+        try:
+            yield neighbours
+        finally:
+            await neighbours.close()
+
+    async def pass_looks(self, count: int) -> None:
+        """Let so many looks come and go."""
+        for _ in range(count):
+            await asyncio.sleep(0)
+            self.clock.advance(module.LOOK_EVERY)
+            await asyncio.wait_for(self.looks.acquire(), 5)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Surroundings:
+    return Surroundings(tmp_path)
+
+
+async def test_a_log_that_grows_too_large_is_told_once_and_again_after_it_shrank(
+    around: Surroundings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "WAL_ALARM", 3 << 20)
+    with caplog.at_level(logging.WARNING, logger="headgate.storage"):
+        async with around.watched():
+            await around.pass_looks(module.FILE_EVERY)
+            assert caplog.records == []
+            for times in (1, 2):
+                around.log.write_bytes(b"\0" * ((4 << 20) + 1))
+                await around.pass_looks(3 * module.FILE_EVERY)
+                assert [record.message for record in caplog.records] == [
+                    f"{around.log} has grown to 4 MiB: a reader that stays open keeps SQLite from emptying it"
+                ] * times
+                around.log.write_bytes(b"")
+                await around.pass_looks(module.FILE_EVERY)
+    assert around.lost == []
+
+
+async def test_a_lost_file_is_noticed_even_while_looks_fail(around: Surroundings) -> None:
+    async with around.watched():
+        around.failing = True
+        await around.pass_looks(module.FILE_EVERY)
+        assert around.lost == []
+        around.path.unlink()
+        await around.pass_looks(module.FILE_EVERY)
+        assert "was removed or replaced while it was open" in str(around.lost[0])
+
+
+async def test_a_changed_file_wakes_and_an_unchanged_one_does_not(around: Surroundings) -> None:
+    async with around.watched():
+        await around.pass_looks(1)
+        around.woken.clear()
+        await around.pass_looks(10)
+        assert not around.woken.is_set()
+        around.version = 2
+        await around.pass_looks(1)
+        assert around.woken.is_set()
+
+
+async def test_a_datagram_wakes_and_only_our_word_does(around: Surroundings) -> None:
+    async with around.watched() as neighbours:
+        await around.pass_looks(1)
+        around.woken.clear()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"something else", ("127.0.0.1", neighbours.port))
+            sender.sendto(b"x" * 1000, ("127.0.0.1", neighbours.port))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not around.woken.is_set()
+            sender.sendto(b"headgate", ("127.0.0.1", neighbours.port))
+            await asyncio.wait_for(around.woken.wait(), 5)
+
+
+async def test_a_call_reaches_the_others_and_survives_those_that_are_gone(around: Surroundings) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, socket.socket() as unused:
+        other.bind(("127.0.0.1", 0))
+        other.settimeout(5)
+        unused.bind(("127.0.0.1", 0))
+        around.ports = [unused.getsockname()[1], 1, other.getsockname()[1]]
+        async with around.watched() as neighbours:
+            for _ in range(3):
+                neighbours.call()
+                assert other.recv(64) == b"headgate"
+        neighbours.call()

@@ -1,0 +1,109 @@
+"""What a SQLite file must be, and what its errors mean in our words."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from headgate.errors import StorageUnavailable, StorageUnusable
+from headgate.storage.sqlite import connection
+from headgate.storage.sqlite.connection import mount_of, translate
+from headgate.testing.manual_clock import ManualClock
+
+MOUNTS = (
+    rb"""proc /proc proc rw 0 0
+/dev/sda1 / ext4 rw 0 0
+server:/home /home nfs4 rw 0 0
+/dev/sdb1 /home/local ext4 rw 0 0
+tmpfs /tmp tmpfs rw 0 0
+//box/share /mnt/with\040space cifs rw 0 0
+server:/x /srv nfs rw 0 0
+/dev/sdc1 /srv xfs rw 0 0
+server:/daten /mnt/d"""
+    + "ä".encode()
+    + rb"""ten nfs rw 0 0
+server:/odd /mnt/odd\134\011name nfs rw 0 0
+server:/bytes /mnt/"""
+    + b"\xff"
+    + rb""" nfs rw 0 0
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind"),
+    [
+        ("/", "ext4"),
+        ("/var/lib", "ext4"),
+        ("/home", "nfs4"),
+        ("/home/me", "nfs4"),
+        ("/homely", "ext4"),
+        ("/home/local", "ext4"),
+        ("/home/local/deep/down", "ext4"),
+        ("/home/localhost", "nfs4"),
+        ("/tmp/x", "tmpfs"),
+        ("/mnt/with space", "cifs"),
+        ("/mnt/with", "ext4"),
+        ("/srv/data", "xfs"),
+        ("/mnt/däten/jobs", "nfs"),
+        ("/mnt/odd\\\tname", "nfs"),
+        ("/mnt/\udcff/jobs", "nfs"),
+    ],
+)
+def test_the_filesystem_of_a_folder_is_that_of_its_nearest_mount(folder: str, kind: str) -> None:
+    assert mount_of(Path(folder), MOUNTS)[1] == kind
+
+
+def test_a_database_on_a_network_filesystem_is_refused_with_the_reason(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_bytes(b"/dev/sda1 / ext4 rw 0 0\nserver:/x " + str(tmp_path).encode() + b" nfs4 rw 0 0\n")
+    with pytest.raises(StorageUnusable, match=r"lies on a network filesystem \(nfs4 at .*use a local disk"):
+        connection._require_local(tmp_path / "jobs.db", mounts)
+    mounts.write_bytes(b"/dev/sda1 / ext4 rw 0 0\n")
+    connection._require_local(tmp_path / "jobs.db", mounts)
+    connection._require_local(tmp_path / "jobs.db", tmp_path / "a machine without such a list")
+
+
+def failure(code: int, text: str = "it failed") -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError(text)
+    error.sqlite_errorcode = code
+    error.sqlite_errorname = f"SQLITE_{code}"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (sqlite3.SQLITE_FULL, StorageUnavailable, "free space and try again"),
+        (sqlite3.SQLITE_BUSY, StorageUnavailable, "holds a write transaction open"),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, StorageUnavailable, "holds a write transaction open"),
+        (sqlite3.SQLITE_PROTOCOL, StorageUnavailable, "is locked"),
+        (sqlite3.SQLITE_IOERR_WRITE, StorageUnavailable, "could not be used"),
+        (sqlite3.SQLITE_IOERR_FSYNC, StorageUnavailable, "could not be used"),
+        (sqlite3.SQLITE_READONLY, StorageUnavailable, "could not be used"),
+        (sqlite3.SQLITE_CANTOPEN, StorageUnavailable, "could not be used"),
+        (sqlite3.SQLITE_CORRUPT, StorageUnusable, "restore a backup"),
+        (sqlite3.SQLITE_NOTADB, StorageUnusable, "restore a backup"),
+    ],
+)
+def test_what_the_world_does_to_a_file_is_told_in_our_words(
+    code: int, kind: type[Exception], words: str, tmp_path: Path
+) -> None:
+    translated = translate(failure(code), tmp_path / "jobs.db")
+    assert type(translated) is kind
+    assert str(tmp_path / "jobs.db") in str(translated)
+    assert words in str(translated)
+
+
+def test_a_mistake_of_ours_is_not_dressed_up() -> None:
+    assert translate(failure(sqlite3.SQLITE_ERROR), Path("jobs.db")) is None
+    assert translate(failure(sqlite3.SQLITE_MISUSE), Path("jobs.db")) is None
+
+
+def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "OLDEST_SQLITE", (99, 0, 0))
+    with pytest.raises(StorageUnusable, match=r"comes with SQLite .*; Headgate needs 99\.0\.0 or newer"):
+        connection.prepare(tmp_path / "jobs.db", ManualClock(), synchronous="FULL")
+    assert not (tmp_path / "jobs.db").exists()

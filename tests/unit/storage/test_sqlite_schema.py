@@ -1,0 +1,158 @@
+"""Each constraint of the schema, and an attempt to break it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+
+from headgate.storage.sqlite.connection import _split, migrations
+
+
+@pytest.fixture
+def schema() -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    for _number, (_name, script, _checksum) in sorted(migrations().items()):
+        for statement in _split(script):
+            connection.execute(statement)
+    yield connection
+    connection.close()
+
+
+def insert(schema: sqlite3.Connection, table: str, **values: object) -> None:
+    columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
+    schema.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", values)
+
+
+LANE = {"id": 1, "queue": "default", "draws": "[]", "waiting": 1, "since": 1}
+BUCKET = {"id": 1, "limit_name": "calls", "key": "acme", "idle_at": 0}
+JOB = {
+    "seq": 1,
+    "id": "job-1",
+    "task": "work",
+    "queue": "default",
+    "lane": 1,
+    "draws": "[]",
+    "priority": 0,
+    "delayed": 0,
+    "run_at": 1,
+    "enqueued_at": 1,
+    "payload": "{}",
+}
+NODE = {
+    "id": "node-1",
+    "name": "a",
+    "pid": 1,
+    "pid_space": "",
+    "process_started": "",
+    "boot_id": "",
+    "port": 0,
+    "started_at": 0,
+    "beat_at": 0,
+}
+LIMIT_TIME = {"id": 1, "boot_id": "boot", "ahead": 0, "last_used": 0}
+ATTEMPT = {"job": 1, "number": 1, "started_at": 0, "ended_at": 0, "outcome": "failed"}
+MIGRATION = {"number": 999, "name": "x", "checksum": "y", "applied_at": 0}
+ROWS = {
+    "lane": LANE,
+    "bucket": BUCKET,
+    "job": JOB,
+    "node": NODE,
+    "limit_time": LIMIT_TIME,
+    "attempt": ATTEMPT,
+}
+
+
+def test_the_rows_of_these_tests_are_sound(schema: sqlite3.Connection) -> None:
+    for table, row in ROWS.items():
+        insert(schema, table, **row)
+
+
+@pytest.mark.parametrize(
+    ("table", "broken"),
+    [
+        ("lane", {"waiting": -1}),
+        ("lane", {"draws": "not json"}),
+        ("lane", {"behind": 1, "since": None, "wakes_at": 5}),
+        ("lane", {"waiting": 0}),
+        ("lane", {"waiting": 0, "since": None, "wakes_at": 5}),
+        ("lane", {"waiting": 1, "since": None, "wakes_at": None}),
+        ("job", {"state": "lost"}),
+        ("job", {"attempt": -1}),
+        ("job", {"lost": -1}),
+        ("job", {"state": "running"}),
+        ("job", {"state": "succeeded"}),
+        ("job", {"state": "failed"}),
+        ("job", {"state": "cancelled"}),
+        ("job", {"finished_at": 5}),
+        ("job", {"state": "running", "node": "node-1", "finished_at": 5}),
+        ("job", {"run_at": 8.64e19}),
+        ("job", {"run_at": "soon"}),
+        ("job", {"enqueued_at": 1.5}),
+        ("job", {"expires_at": 8.64e19}),
+        ("limit_time", {"id": 2}),
+    ],
+)
+def test_an_impossible_row_is_refused(schema: sqlite3.Connection, table: str, broken: dict[str, object]) -> None:
+    with pytest.raises(sqlite3.IntegrityError, match="CHECK constraint failed"):
+        insert(schema, table, **{**ROWS[table], **broken})
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        (table, column)
+        for table, row in ROWS.items()
+        for column in row
+        # An integer key that is not given is made up; a lane may be without since.
+        if (table, column) not in {("lane", "id"), ("lane", "since"), ("bucket", "id"), ("job", "seq"), ("node", "id")}
+        and not (table == "limit_time" and column == "id")
+    ],
+)
+def test_what_a_row_needs_cannot_be_left_out(schema: sqlite3.Connection, table: str, column: str) -> None:
+    with pytest.raises(sqlite3.IntegrityError, match="NOT NULL constraint failed"):
+        insert(schema, table, **{**ROWS[table], column: None})
+
+
+@pytest.mark.parametrize(
+    ("table", "again"),
+    [
+        ("lane", {"id": 2}),
+        ("lane", {"queue": "other"}),
+        ("bucket", {"id": 2}),
+        ("bucket", {"key": "globex"}),
+        ("job", {"seq": 2}),
+        ("job", {"id": "job-2"}),
+        ("node", {"name": "b"}),
+        ("limit_time", {"ahead": 5}),
+    ],
+)
+def test_what_is_there_once_cannot_be_there_twice(
+    schema: sqlite3.Connection, table: str, again: dict[str, object]
+) -> None:
+    insert(schema, table, **ROWS[table])
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE constraint failed"):
+        insert(schema, table, **{**ROWS[table], **again})
+
+
+def test_whether_a_lane_is_gated_follows_from_its_draws(schema: sqlite3.Connection) -> None:
+    insert(schema, "lane", **LANE)
+    insert(schema, "lane", **{**LANE, "id": 2, "draws": '[["calls","acme"]]'})
+    assert schema.execute("SELECT id, gated FROM lane ORDER BY id").fetchall() == [(1, 0), (2, 1)]
+    with pytest.raises(sqlite3.OperationalError, match="gated"):
+        schema.execute("UPDATE lane SET gated = 1 WHERE id = 1")
+
+
+def test_updates_are_held_to_the_same(schema: sqlite3.Connection) -> None:
+    insert(schema, "lane", **LANE)
+    insert(schema, "job", **JOB)
+    for statement in (
+        "UPDATE lane SET waiting = waiting - 2",
+        "UPDATE lane SET since = NULL",
+        "UPDATE job SET state = 'running'",
+        "UPDATE job SET state = 'succeeded'",
+        "UPDATE job SET attempt = attempt - 1",
+    ):
+        with pytest.raises(sqlite3.IntegrityError, match="CHECK constraint failed"):
+            schema.execute(statement)
