@@ -16,6 +16,9 @@ from typing import Protocol
 
 SECOND = 1_000_000
 
+FARTHEST = 100 * 365 * 86400 * SECOND
+"""A hundred years in microseconds: a longer wait is a mistake, and beyond it an instant no longer fits a database."""
+
 Duration = float | timedelta
 """Seconds, or a `timedelta`."""
 

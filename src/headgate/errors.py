@@ -46,7 +46,7 @@ class StorageUnusable(HeadgateError):
 
 
 class ForkedConnection(HeadgateError, RuntimeError):
-    """The storage was opened before this process was forked; open the app again in the child."""
+    """The storage was open when this process was forked; fork first and open afterwards, or start with "spawn"."""
 
 
 class IllegalTransition(HeadgateError, RuntimeError):

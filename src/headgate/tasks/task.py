@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from headgate.clock import Duration, from_datetime, microseconds
+from headgate.clock import FARTHEST, Duration, from_datetime, microseconds
 from headgate.errors import DeclarationError
 from headgate.jobs.job import MAX_PRIORITY, JobOptions
 from headgate.jobs.retry import RetryPolicy
@@ -127,6 +127,8 @@ class Task(Generic[P, R]):
             raise DeclarationError(f"{where}: pass delay or at, not both")
         if delay is not None and microseconds(delay) < 0:
             raise DeclarationError(f"{where}: delay={delay!r} is negative")
+        if delay is not None and microseconds(delay) > FARTHEST:
+            raise DeclarationError(f"{where}: delay={delay!r} is more than a hundred years")
         if queue is not None:
             self._enqueuer.require_queue(queue, where)
         if priority is not None:

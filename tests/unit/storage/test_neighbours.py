@@ -27,23 +27,21 @@ class Surroundings:
         self.log.touch()
         self.clock = ManualClock()
         self.version = 1
-        self.ports: list[int] = []
         self.failing = False
         self.woken = asyncio.Event()
         self.lost: list[HeadgateError] = []
         self.looks = asyncio.Semaphore(0)
 
-    async def look(self) -> tuple[int, list[int]]:
+    async def look(self) -> int:
         self.looks.release()
         if self.failing:
             raise StorageUnavailable("not now")
-        return self.version, self.ports
+        return self.version
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[Neighbours]:
         neighbours = Neighbours(self.path, self.clock, self.look, self.woken.set, self.lost.append)
         await neighbours.open()
-        await self.looks.acquire()
         try:
             yield neighbours
         finally:
@@ -123,9 +121,9 @@ async def test_a_call_reaches_the_others_and_survives_those_that_are_gone(around
         other.bind(("127.0.0.1", 0))
         other.settimeout(5)
         unused.bind(("127.0.0.1", 0))
-        around.ports = [unused.getsockname()[1], 1, other.getsockname()[1]]
+        ports = [unused.getsockname()[1], 1, other.getsockname()[1]]
         async with around.watched() as neighbours:
             for _ in range(3):
-                neighbours.call()
+                neighbours.call(ports)
                 assert other.recv(64) == b"headgate"
-        neighbours.call()
+        neighbours.call(ports)

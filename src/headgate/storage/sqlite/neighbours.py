@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from headgate.clock import Clock, sleep
@@ -33,7 +33,7 @@ class Neighbours:
         self,
         path: Path,
         clock: Clock,
-        look: Callable[[], Awaitable[tuple[int, list[int]]]],
+        look: Callable[[], Awaitable[int]],
         wake: Callable[[], None],
         on_lost: Callable[[HeadgateError], None],
     ) -> None:
@@ -44,7 +44,6 @@ class Neighbours:
         self._look = look
         self._wake = wake
         self._on_lost = on_lost
-        self._ports: list[int] = []
         self._identity: tuple[_FileIdentity, _FileIdentity] = (_NOWHERE, _NOWHERE)
         self._alarmed = False
         self._socket: socket.socket | None = None
@@ -59,7 +58,6 @@ class Neighbours:
         self.port = self._socket.getsockname()[1]
         loop = asyncio.get_running_loop()
         loop.add_reader(self._socket.fileno(), self._hear)
-        _, self._ports = await self._look()
         self._watching = loop.create_task(self._watch(), name="headgate-neighbours")
 
     async def close(self) -> None:
@@ -72,11 +70,11 @@ class Neighbours:
             self._socket.close()
             self._socket = None
 
-    def call(self) -> None:
-        """Tell the other nodes that something changed. A datagram that is lost is made up for by their next look."""
+    def call(self, ports: Sequence[int]) -> None:
+        """Tell the nodes of these ports that something changed; a lost datagram is made up for by their look."""
         if self._socket is None:
             return
-        for port in self._ports:
+        for port in ports:
             if port != self.port:
                 try:
                     self._socket.sendto(_WORD, ("127.0.0.1", port))
@@ -103,7 +101,7 @@ class Neighbours:
             if looks % FILE_EVERY == 0:
                 self._look_at_file()
             try:
-                version, self._ports = await self._look()
+                version = await self._look()
             except StorageUnavailable as error:
                 logger.warning("cannot look at %s: %s", self._path, error)
                 continue

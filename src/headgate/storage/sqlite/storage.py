@@ -34,12 +34,16 @@ from headgate.storage.protocol import (
 )
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.neighbours import Neighbours
-from headgate.storage.sqlite.statements import STATEMENTS, as_json
+from headgate.storage.sqlite.reader import Reader
+from headgate.storage.sqlite.statements import STATEMENTS, as_json, fetch
 from headgate.storage.sqlite.transaction import Transaction, node_records
 
 R = TypeVar("R")
 
 logger = logging.getLogger("headgate.storage")
+
+SAFE_FOR_SEVERAL = (3, 51, 3)
+"""Older versions have the WAL-reset bug, which needs two connections of different processes."""
 
 # How often each process has opened each file. A fork inherits it, as it inherits the state of the SQLite library.
 _opened: Counter[tuple[Path, int]] = Counter()
@@ -47,6 +51,7 @@ _opened: Counter[tuple[Path, int]] = Counter()
 _decode_records = msgspec.json.Decoder(list[JobRecord]).decode
 _decode_attempts = msgspec.json.Decoder(list[Attempt]).decode
 _decode_counts = msgspec.json.Decoder(list[QueueCounts]).decode
+_decode_ports = msgspec.json.Decoder(list[int]).decode
 _decode_ids = msgspec.json.Decoder(frozenset[str]).decode
 _decode_buckets = msgspec.json.Decoder(list[BucketRecord]).decode
 
@@ -87,10 +92,12 @@ class SqliteStorage:
         self._batcher: Batcher[_Write] = Batcher(self._commit)
         self._watchers: list[Callable[[], None]] = []
         self._writer: sqlite3.Connection | None = None
-        self._reader: sqlite3.Connection | None = None
+        # Lookups of an engine must not wait for an operator's list or count, so each kind has a reader of its own.
+        self._lookups: Reader | None = None
+        self._lists: Reader | None = None
         self._write_thread: ThreadPoolExecutor | None = None
-        self._read_thread: ThreadPoolExecutor | None = None
         self._neighbours: Neighbours | None = None
+        self._ports: list[int] = []
         self._pid = 0
         self._ahead = 0
         self._broken: HeadgateError | None = None
@@ -108,7 +115,6 @@ class SqliteStorage:
         self._broken = None
         _opened[self._open_file] += 1
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite-writer")
-        self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite-reader")
         try:
             await self._in_thread(self._write_thread, self._connect)
             self._neighbours = Neighbours(self.path, self._clock, self._look_around, self._wake, self._break)
@@ -125,8 +131,7 @@ class SqliteStorage:
             self._writer.execute("PRAGMA wal_autocheckpoint = 4000")
             # From here on it waits by its own rules, in `begin`.
             self._writer.execute("PRAGMA busy_timeout = 0")
-            self._reader = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=10)
-            self._reader.execute("PRAGMA query_only = ON")
+            self._lookups, self._lists = Reader(self.path, "lookups"), Reader(self.path, "lists")
             self._ahead = self._anchor()
         except sqlite3.Error as error:
             raise (sqlite_file.translate(error, self.path) or error) from error
@@ -161,14 +166,14 @@ class SqliteStorage:
             await self._neighbours.close()
             self._neighbours = None
         await self._batcher.drain()
-        writer, reader = self._writer, self._reader
-        self._writer = self._reader = None
-        for thread, connection in ((self._read_thread, reader), (self._write_thread, writer)):
-            if thread is not None:
-                if connection is not None:
-                    await self._in_thread(thread, connection.close)
-                thread.shutdown(wait=False)
-        self._write_thread = self._read_thread = None
+        readers, writer, thread = (self._lookups, self._lists), self._writer, self._write_thread
+        self._lookups = self._lists = self._writer = self._write_thread = None
+        for reader in readers:
+            if reader is not None:
+                await reader.close()
+        if writer is not None:
+            await self._in_thread(thread, writer.close)
+        thread.shutdown(wait=False)
         _opened[self._open_file] -= 1
 
     @property
@@ -223,6 +228,13 @@ class SqliteStorage:
         port = self._neighbours.port if self._neighbours is not None else 0
         pid = os.getpid()
         await self._write(_Write(lambda transaction: transaction.join(node, name, pid, port)))
+        if sqlite3.sqlite_version_info < SAFE_FOR_SEVERAL and len(await self.nodes()) > 1:
+            logger.warning(
+                "SQLite %s can, rarely, corrupt a file that several processes write and checkpoint at the same moment; "
+                "use a Python with SQLite %s or newer, or one worker process",
+                sqlite3.sqlite_version,
+                ".".join(map(str, SAFE_FOR_SEVERAL)),
+            )
 
     async def beat(self, node: str) -> Beat:
         return await self._write(_Write(lambda transaction: transaction.beat(node)))  # type: ignore[no-any-return]
@@ -260,7 +272,7 @@ class SqliteStorage:
         if any(write.wakes for write in group):
             self._wake()
             if self._neighbours is not None:
-                self._neighbours.call()
+                self._neighbours.call(self._ports)
         return results
 
     def _commit_group(self, group: Sequence[_Write]) -> Sequence[Any]:
@@ -285,6 +297,9 @@ class SqliteStorage:
                 additions = [job for write in group if write.jobs is not None for job in write.jobs]
                 transaction.add(additions)
                 results = [None if write.jobs is not None else write.verb(transaction) for write in group]
+                if any(write.wakes for write in group):
+                    # Read here, so that a node that has joined a moment ago is told as well.
+                    self._ports = _decode_ports(fetch(connection, "ports"))
                 connection.execute("COMMIT")
                 return results
             finally:
@@ -305,11 +320,13 @@ class SqliteStorage:
         return await self._records(job_ids, final=True)
 
     async def _records(self, job_ids: Sequence[str], *, final: bool) -> list[JobRecord]:
-        rows = await self._read("jobs_by_id", ids=as_json(job_ids), final=final, limit_now=self.limit_now())
+        ids = as_json(job_ids)
+        rows = await self._value(self._lookups, "jobs_by_id", ids=ids, final=final, limit_now=self.limit_now())
         return [self._in_wall_time(record) for record in _decode_records(rows)]
 
     async def jobs(self, filter: JobFilter) -> Sequence[JobRecord]:
-        rows = await self._read("jobs", **msgspec.structs.asdict(filter), limit_now=self.limit_now())
+        values = msgspec.structs.asdict(filter)
+        rows = await self._value(self._lists, "jobs", **values, limit_now=self.limit_now())
         return [self._in_wall_time(record) for record in _decode_records(rows)]
 
     def _in_wall_time(self, record: JobRecord) -> JobRecord:
@@ -320,47 +337,34 @@ class SqliteStorage:
         )
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
-        return _decode_attempts(await self._read("attempts", id=job_id))
+        return _decode_attempts(await self._value(self._lists, "attempts", id=job_id))
 
     async def counts(self) -> Sequence[QueueCounts]:
-        return _decode_counts(await self._read("counts"))
+        return _decode_counts(await self._value(self._lists, "counts"))
 
     async def buckets(
         self, limit: str | None = None, key: str | None = None, count: int = 100
     ) -> Sequence[BucketRecord]:
-        return _decode_buckets(await self._read("buckets", limit=limit, key=key, count=count))
+        return _decode_buckets(await self._value(self._lists, "buckets", limit=limit, key=key, count=count))
 
     async def nodes(self) -> Sequence[NodeRecord]:
-        self._require_usable()
-        assert self._read_thread is not None
-        return await self._in_thread(self._read_thread, self._nodes)
-
-    def _nodes(self) -> list[NodeRecord]:
-        assert self._reader is not None
-        try:
-            return node_records(self._reader, self._clock)
-        except sqlite3.Error as error:
-            raise self._translated(error) from error
+        return await self._read(self._lookups, lambda connection: node_records(connection, self._clock))
 
     async def cancels(self, node: str) -> frozenset[str]:
-        return _decode_ids(await self._read("cancels", node=node))
+        return _decode_ids(await self._value(self._lookups, "cancels", node=node))
 
     async def check(self) -> Sequence[str]:
-        self._require_usable()
-        assert self._read_thread is not None
-        rows = await self._in_thread(self._read_thread, self._query, "check", {})
+        rows = await self._read(self._lists, lambda connection: connection.execute(STATEMENTS["check"]).fetchall())
         return [row[0] for row in rows]
 
-    async def _read(self, statement: str, **values: Any) -> Any:
-        self._require_usable()
-        assert self._read_thread is not None
-        rows = await self._in_thread(self._read_thread, self._query, statement, values)
-        return rows[0][0]
+    async def _value(self, reader: Reader | None, statement: str, **values: Any) -> Any:
+        return await self._read(reader, lambda connection: fetch(connection, statement, **values))
 
-    def _query(self, statement: str, values: dict[str, Any]) -> list[Any]:
-        assert self._reader is not None
+    async def _read(self, reader: Reader | None, query: Callable[[sqlite3.Connection], R]) -> R:
+        self._require_usable()
+        assert reader is not None
         try:
-            return self._reader.execute(STATEMENTS[statement], values).fetchall()
+            return await reader.run(query)
         except sqlite3.Error as error:
             raise self._translated(error) from error
 
@@ -400,17 +404,15 @@ class SqliteStorage:
         for wake in list(self._watchers):
             wake()
 
-    async def _look_around(self) -> tuple[int, list[int]]:
-        """The version of the file as other processes have changed it, and the ports of the nodes."""
+    async def _look_around(self) -> int:
+        """The version of the file as other processes have changed it."""
         assert self._write_thread is not None
         return await self._in_thread(self._write_thread, self._data_version)
 
-    def _data_version(self) -> tuple[int, list[int]]:
+    def _data_version(self) -> int:
         if self._writer is None:
-            return 0, []
+            return 0
         try:
-            version = self._writer.execute("PRAGMA data_version").fetchone()[0]
-            ports = [port for (port,) in self._writer.execute("SELECT port FROM node WHERE port > 0").fetchall()]
-            return version, ports
+            return int(self._writer.execute("PRAGMA data_version").fetchone()[0])
         except sqlite3.Error as error:
             raise self._translated(error) from error

@@ -1,6 +1,6 @@
--- Make sure that every lane the new jobs need exists. :jobs is an array of NewJob arrays.
+-- Make sure that every lane the new jobs need exists; :lanes is an array of [queue, draws, …].
 INSERT INTO lane (queue, draws)
-SELECT DISTINCT json_extract(value, '$[2]'), json_extract(value, '$[9]')
-FROM json_each(:jobs)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]')
+FROM json_each(:lanes)
 WHERE true
 ON CONFLICT (queue, draws) DO NOTHING
