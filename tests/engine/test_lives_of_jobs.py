@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import tracemalloc
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -673,5 +676,65 @@ def test_a_wall_clock_that_steps_back_an_hour_stalls_no_job_and_mints_no_budget(
             await asyncio.sleep(300)
         assert len(ran) == 55
         assert max(sum(1 for t in ran if at - 60 * SECOND < t <= at) for at in ran) == 10
+
+    run_virtual(main)
+
+
+def test_a_flood_of_new_keys_frees_no_key_from_its_limit() -> None:
+    """The fault: beyond a number of tracked keys, new ones ran without any limit."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        ran: list[str] = []
+
+        @app.task(limits=[StrictRate("1/h", key="{tenant}")])
+        async def call(tenant: str) -> None:
+            ran.append(tenant)
+
+        async with app:
+            await call.enqueue_many([(f"tenant-{number}",) for number in range(20_000)])
+            await asyncio.sleep(60)
+            assert len(ran) == len(set(ran)) == 20_000
+            again = await call.enqueue_many([(f"tenant-{number}",) for number in range(0, 20_000, 100)])
+            # Buckets in use are never forgotten, however many there are.
+            await app._storage.evict(100_000)
+            await asyncio.sleep(3400)
+            assert len(ran) == 20_000
+            await again[-1].result()
+            await asyncio.sleep(1)
+            assert len(ran) == 20_200
+
+    run_virtual(main)
+
+
+def test_delayed_jobs_take_no_memory_in_the_worker(tmp_path: Path) -> None:
+    """The fault: every delayed job was an object in the worker, loaded anew at each start."""
+
+    async def main(clock: VirtualClock) -> None:
+        url = f"sqlite:///{tmp_path}/jobs.db"
+        app = Headgate(url, clock=clock, synchronous="OFF")
+        ran: list[int] = []
+
+        @app.task
+        async def work(number: int) -> None:
+            ran.append(number)
+
+        async with app.open():
+            for begin in range(0, 50_000, 5_000):
+                later = work.using(delay=3600 + begin)
+                await later.enqueue_many([(begin + number,) for number in range(5_000)])
+            await work.using(delay=30).enqueue(-1)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            async with app:
+                await asyncio.sleep(60)
+                _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert ran == [-1]
+        # 50,000 jobs as objects would be tens of megabytes.
+        assert peak - before < 2_000_000
 
     run_virtual(main)
