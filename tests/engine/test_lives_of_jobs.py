@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from headgate import (
+    DeclarationError,
     Headgate,
     JobCancelled,
     JobFailed,
@@ -29,6 +30,7 @@ from headgate import (
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import JobNotFound, StorageUnavailable
 from headgate.jobs.event import (
+    BackoffFailed,
     EndingRefused,
     Event,
     JobFinished,
@@ -736,5 +738,50 @@ def test_delayed_jobs_take_no_memory_in_the_worker(tmp_path: Path) -> None:
         assert ran == [-1]
         # 50,000 jobs as objects would be tens of megabytes.
         assert peak - before < 2_000_000
+
+    run_virtual(main)
+
+
+def test_a_backoff_that_raises_loses_no_job() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        tries: list[int] = []
+        told: list[Event] = []
+        app.subscribe(told.append, BackoffFailed)
+
+        def broken(failures: int) -> float:
+            raise ZeroDivisionError
+
+        @app.task(retry=RetryPolicy(retries=2, backoff=broken))
+        async def work() -> None:
+            tries.append(1)
+            raise ValueError("no")
+
+        async with app:
+            with pytest.raises(JobFailed):
+                await (await work.enqueue()).result(timeout=3600)
+            assert len(tries) == 3
+        assert len(told) == 2
+
+    run_virtual(main)
+
+
+def test_filters_decide_which_errors_are_tried_again() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        tries: list[str] = []
+
+        @app.task(retry=RetryPolicy(retries=2, retry_on=(OSError, ValueError), give_up_on=ConnectionError))
+        async def work(kind: str) -> None:
+            tries.append(kind)
+            raise {"value": ValueError, "type": TypeError, "connection": ConnectionError}[kind]
+
+        async with app:
+            for kind in ("value", "type", "connection"):
+                with pytest.raises(JobFailed):
+                    await (await work.enqueue(kind)).result(timeout=3600)
+        assert tries == ["value"] * 3 + ["type", "connection"]
+        with pytest.raises(DeclarationError, match="exception classes"):
+            RetryPolicy(retry_on="ValueError")  # type: ignore[arg-type]
 
     run_virtual(main)

@@ -14,16 +14,14 @@ from typing import Any
 from headgate.clock import SECOND, Clock, Timer, sleep, wait_for_event
 from headgate.engine.bus import EventBus
 from headgate.engine.executor import Attempt, Cause
+from headgate.engine.housekeeper import Housekeeper, publish_expired
 from headgate.engine.lease import LeaseWatch
-from headgate.engine.punctuality import LateStarts, Start, judge_start
+from headgate.engine.punctuality import Start, judge_start
+from headgate.engine.recorder import Recorder
 from headgate.engine.throttle_log import ThrottleLog
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.event import (
-    EndingRefused,
-    JobFailure,
-    JobFinished,
-    JobRetried,
-    JobReturned,
+    BackoffFailed,
     JobStarted,
     JobThrottled,
     LoopBlocked,
@@ -35,10 +33,11 @@ from headgate.jobs.event import (
     TaskUnknown,
 )
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import ClaimedJob, JobState
-from headgate.jobs.lifecycle import Ending, Finished, Returned, decide
+from headgate.jobs.job import ClaimedJob
+from headgate.jobs.lifecycle import Ending, Returned, decide
 from headgate.jobs.outcome import Outcome
-from headgate.storage.protocol import EXPIRED_ERROR, Claim, Expired, Room, Storage, Throttled
+from headgate.jobs.retry import RetryPolicy
+from headgate.storage.protocol import Claim, Room, Storage, Throttled
 from headgate.tasks.registry import Registry
 
 SWEEP_EVERY = 30
@@ -88,18 +87,14 @@ class Node:
         self._running: dict[str, Attempt] = {}
         self._busy = dict.fromkeys(settings.queues, 0)
         self._odd_for_gated = dict.fromkeys(settings.queues, True)
-        self._endings: list[tuple[ClaimedJob, Ending]] = []
-        self._recording: list[tuple[ClaimedJob, Ending]] = []
-        self._ended = asyncio.Event()
-        self._recorded = asyncio.Event()
+        self._recorder = Recorder(self.id, storage, registry, clock=clock, bus=bus, random=random)
+        self._housekeeper = Housekeeper(storage, clock=clock, bus=bus, retention=settings.retention)
         self._look = asyncio.Event()
         self._is_sweep = False
         self._swept = 0
         self._stopping = asyncio.Event()
         self._aborting = asyncio.Event()
         self._idle = asyncio.Event()
-        self._late = LateStarts()
-        self._has_late = asyncio.Event()
         self._timer: Timer | None = None
         self._leases = LeaseWatch(round(settings.lease * SECOND), round(settings.heartbeat * SECOND))
         self._throttles = ThrottleLog()
@@ -129,21 +124,18 @@ class Node:
             self._publish_started()
             async with asyncio.TaskGroup() as services:
                 background = [
-                    services.create_task(service(), name=f"headgate-{service.__name__.strip('_')}")
-                    for service in (
-                        self._claim_loop,
-                        self._postpone_loop,
-                        self._heartbeats,
-                        self._watch_nodes,
-                        self._housekeeping,
-                    )
+                    services.create_task(self._claim_loop(), name="headgate-claims"),
+                    services.create_task(self._heartbeats(), name="headgate-heartbeats"),
+                    services.create_task(self._watch_nodes(), name="headgate-watch"),
+                    services.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
                 ]
-                recorder = services.create_task(self._record_loop(), name="headgate-record")
+                recorder = services.create_task(self._recorder.run(), name="headgate-recorder")
                 await self._stopping.wait()
                 await self._let_finish()
                 for service in background:
                     service.cancel()
-                await self._flush()
+                # A storage that is down is waited for a little only: the lease tells the others.
+                await self._recorder.flush(1.0 if self._aborting.is_set() else 10.0)
                 recorder.cancel()
         finally:
             unwatch()
@@ -174,12 +166,6 @@ class Node:
         if self._running:
             self._idle.clear()
             await wait_for_event(self._clock, self._idle, 1.0 if self._aborting.is_set() else 5.0)
-
-    async def _flush(self) -> None:
-        """Record what has ended before leaving; a storage that is down is waited for a little only."""
-        if self._endings or self._recording:
-            self._recorded.clear()
-            await wait_for_event(self._clock, self._recorded, 1.0 if self._aborting.is_set() else 10.0)
 
     # ------------------------------------------------------------------------------------------- claiming
 
@@ -213,7 +199,7 @@ class Node:
             self._arm(asked_at, claimed.next_in)
             if claimed.throttled:
                 self._publish_throttled(claimed.throttled)
-            self._publish_expired(claimed.expired)
+            publish_expired(self._bus, self._clock, claimed.expired)
             for task in claimed.unknown:
                 if task not in self._unknown_tasks:
                     self._unknown_tasks.add(task)
@@ -269,44 +255,32 @@ class Node:
             case Start.ON_TIME:
                 return True
             case Start.LATE:
-                self._late.add(job, now)
-                self._has_late.set()
+                self._recorder.start_late(job, now)
                 return True
             case Start.TOO_LATE:
                 return False
 
-    async def _postpone_loop(self) -> None:
-        """Tell the store of late starts, all that have gathered in one go, until it has heard of them."""
-        while True:
-            await self._has_late.wait()
-            self._has_late.clear()
-            late = self._late.take()
-            while late:
-                try:
-                    await self._storage.postpone(late, self._registry.rules)
-                    break
-                except StorageUnavailable as error:
-                    self._trouble("recording late starts", error)
-                    await sleep(self._clock, self._random.uniform(0.05, 0.2))
-
     def _attempt_ended(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> None:
         job = attempt.job
         self._running.pop(job.id, None)
-        # An attempt that was cancelled before its first step has no outcome of its own.
-        outcome = attempt.outcome_when_cancelled() if done.cancelled() else done.result()
         thread = attempt.thread
         if thread is not None and not thread.done():
             thread.add_done_callback(lambda ended: self._free_after_thread(job.queue, ended))
         else:
             self._free(job.queue)
-        if attempt.cause is Cause.DISOWNED:
-            return
-        self._end(job, outcome, attempt)
+        if attempt.cause is not Cause.DISOWNED:
+            # An attempt that was cancelled before its first step has no outcome of its own.
+            outcome = attempt.outcome_when_cancelled() if done.cancelled() else done.result()
+            self._recorder.end(job, self._decide(job, outcome, attempt.retry))
 
-    def _end(self, job: ClaimedJob, outcome: Outcome, attempt: Attempt | None) -> None:
-        policy = attempt.retry if attempt is not None else self._registry.tasks[job.task].retry
-        self._endings.append((job, decide(job, outcome, policy, self._clock.now(), self._random)))
-        self._ended.set()
+    def _decide(self, job: ClaimedJob, outcome: Outcome, retry: RetryPolicy) -> Ending:
+        try:
+            return decide(job, outcome, retry, self._clock.now(), self._random)
+        except Exception as error:
+            # A user's own backoff failed. The job must not be lost for it, so it is retried as by default.
+            self._bus.publish(BackoffFailed(at=self._clock.now(), task=job.task, error=repr(error)))
+            plain = RetryPolicy(retries=retry.retries)
+            return decide(job, outcome, plain, self._clock.now(), self._random)
 
     def _free(self, queue: str) -> None:
         self._busy[queue] -= 1
@@ -319,34 +293,6 @@ class Node:
             # Its attempt has ended before; what it raised now is nobody's any more.
             ended.exception()
         self._free(queue)
-
-    # ------------------------------------------------------------------------------------------ recording
-
-    async def _record_loop(self) -> None:
-        """Write endings, all that have gathered in one go; keep them until the storage has them."""
-        while True:
-            await self._ended.wait()
-            self._ended.clear()
-            self._recording, self._endings = self._endings, []
-            if not self._recording:
-                self._recorded.set()
-                continue
-            try:
-                written = await self._storage.finish(self.id, [ending for _, ending in self._recording])
-            except StorageUnavailable as error:
-                self._endings = self._recording + self._endings
-                self._trouble("recording finished jobs", error)
-                await sleep(self._clock, self._random.uniform(0.2, 1.0))
-                self._ended.set()
-                continue
-            for (job, ending), was_written in zip(self._recording, written, strict=True):
-                if was_written:
-                    self._publish_ending(job, ending)
-                else:
-                    self._bus.publish(EndingRefused(at=self._clock.now(), job_id=job.id, task=job.task))
-            self._recording = []
-            if not self._endings:
-                self._recorded.set()
 
     # ---------------------------------------------------------------------------------- leases, recovery
 
@@ -366,8 +312,7 @@ class Node:
             return
         # Jobs that the storage has this node own, but of which it never heard: the reply of their claim was lost.
         # Only what was so twice counts, since a claim may be on its way.
-        recording = {job.id for job, _ in self._endings + self._recording}
-        unheard = {id for id in beat.owned if id not in self._running and id not in recording}
+        unheard = beat.owned.keys() - self._running.keys() - self._recorder.pending
         lost = unheard & self._unheard
         self._unheard = unheard
         if lost:
@@ -380,9 +325,9 @@ class Node:
         attempts = list(self._running.values())
         for attempt in attempts:
             attempt.cancel(Cause.DISOWNED)
-        self._endings.clear()
+        self._recorder.drop()
         self._bus.publish(NodeDisowned(at=self._clock.now(), node=self.id, cancelled=len(attempts)))
-        self.id = self._new_id()
+        self.id = self._recorder.node = self._new_id()
         await self._storage.join(self.id, self._name)
         self._wake()
 
@@ -434,25 +379,6 @@ class Node:
         if attempt is not None:
             attempt.cancel(Cause.USER)
 
-    # ---------------------------------------------------------------------------------------- housekeeping
-
-    async def _housekeeping(self) -> None:
-        """Fail what has expired, forget what is old or idle; small steps, so that nobody waits for them."""
-        turns = 0
-        while True:
-            await sleep(self._clock, 1.0)
-            turns += 1
-            try:
-                self._publish_expired(await self._storage.expire())
-                if turns % 30 == 0:
-                    while await self._storage.evict(1000) >= 1000:
-                        await sleep(self._clock, 0.05)
-                    before = self._clock.now() - round(self._settings.retention * SECOND)
-                    while await self._storage.prune(before, 500) >= 500:
-                        await sleep(self._clock, 0.05)
-            except StorageUnavailable as error:
-                self._trouble("housekeeping", error)
-
     # ---------------------------------------------------------------------------------------------- events
 
     def _trouble(self, doing: str, error: HeadgateError) -> None:
@@ -461,58 +387,10 @@ class Node:
     def _publish_started(self) -> None:
         self._bus.publish(NodeStarted(at=self._clock.now(), node=self.id, storage=str(self._storage)))
 
-    def _publish_ending(self, job: ClaimedJob, ending: Ending) -> None:
-        now = self._clock.now()
-        match ending:
-            case Finished():
-                kind = JobFailure if ending.state is JobState.FAILED else JobFinished
-                if self._bus.wants(kind):
-                    self._bus.publish(
-                        kind(
-                            at=now,
-                            job_id=job.id,
-                            task=job.task,
-                            queue=job.queue,
-                            attempt=job.attempt,
-                            state=ending.state,
-                            error=ending.error,
-                        )
-                    )
-            case Returned(spent=True, run_at=int(run_at)):
-                self._bus.publish(
-                    JobRetried(
-                        at=now,
-                        job_id=job.id,
-                        task=job.task,
-                        queue=job.queue,
-                        attempt=job.attempt,
-                        run_at=run_at,
-                        error=ending.error,
-                    )
-                )
-            case Returned():
-                self._bus.publish(
-                    JobReturned(at=now, job_id=job.id, task=job.task, queue=job.queue, reason=ending.outcome)
-                )
-
     def _publish_throttled(self, throttled: Sequence[Throttled]) -> None:
         if self._bus.wants(JobThrottled):
             for event in self._throttles.events(throttled, self._clock.now(), self._clock.monotonic()):
                 self._bus.publish(event)
-
-    def _publish_expired(self, expired: Sequence[Expired]) -> None:
-        for job in expired:
-            self._bus.publish(
-                JobFailure(
-                    at=self._clock.now(),
-                    job_id=job.id,
-                    task=job.task,
-                    queue=job.queue,
-                    attempt=0,
-                    state=JobState.FAILED,
-                    error=EXPIRED_ERROR,
-                )
-            )
 
     # ------------------------------------------------------------------------------------------ statistics
 
@@ -521,6 +399,6 @@ class Node:
         return {
             "node": self.id,
             "busy": dict(self._busy),
-            "unrecorded": len(self._endings) + len(self._recording),
+            "unrecorded": len(self._recorder.pending),
             "swept": self._swept,
         }

@@ -7,7 +7,7 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from headgate.jobs.job import ClaimedJob, Draw
@@ -54,6 +54,13 @@ class LateStarts:
             charge = (draw, job.charged_at)
             started_at, known = self._starts.get(charge, (now, 0))
             self._starts[charge] = (max(started_at, now), known + cost)
+
+    def put_back(self, late: Sequence[LateStart]) -> None:
+        """The store has not heard of these."""
+        for start in late:
+            charge = (start.draw, start.charged_at)
+            started_at, known = self._starts.get(charge, (start.started_at, 0))
+            self._starts[charge] = (max(started_at, start.started_at), known + start.cost)
 
     def take(self) -> list[LateStart]:
         """All of them; from now on they are the caller's to tell."""

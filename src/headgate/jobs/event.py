@@ -91,6 +91,13 @@ class EndingRefused(Event, frozen=True):
     task: str
 
 
+class BackoffFailed(Event, frozen=True):
+    """A task's own backoff function raised; its job is retried with the default delays."""
+
+    task: str
+    error: str
+
+
 class TaskUnknown(Event, frozen=True):
     """Stored jobs name a task that this node does not know; they stay waiting. Told once per task."""
 

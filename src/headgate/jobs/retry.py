@@ -39,6 +39,10 @@ class RetryPolicy:
                 raise DeclarationError("RetryPolicy takes delays or backoff, not both")
             object.__setattr__(self, "delays", tuple(self.delays))
             object.__setattr__(self, "retries", len(self.delays))
+        for errors in (self.retry_on, self.give_up_on):
+            kinds = errors if isinstance(errors, tuple) else () if errors is None else (errors,)
+            if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+                raise DeclarationError(f"RetryPolicy filters by exception classes, not by {errors!r}")
         if self.retries < 0:
             raise DeclarationError(f"RetryPolicy(retries={self.retries}) is negative; use 0 for no retries")
         if microseconds(self.base) < 0 or microseconds(self.cap) < 0:

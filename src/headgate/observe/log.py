@@ -8,6 +8,7 @@ import msgspec
 
 from headgate.clock import to_datetime
 from headgate.jobs.event import (
+    BackoffFailed,
     EndingRefused,
     Event,
     JobFailure,
@@ -48,6 +49,7 @@ def logged_kinds() -> tuple[type[Event], ...]:
         JobThrottled,
         LimitSkipped,
         EndingRefused,
+        BackoffFailed,
         TaskUnknown,
         NodeStarted,
         NodeStopped,
@@ -88,6 +90,11 @@ def _worded(event: Event) -> tuple[int, str] | None:
             return (
                 logging.WARNING,
                 f"job {event.job_id} ({event.task}) ended here, but is no longer this node's: its ending was refused",
+            )
+        case BackoffFailed():
+            return (
+                logging.ERROR,
+                f"the backoff of task {event.task} raised {event.error}; its job is retried with the default delays",
             )
         case TaskUnknown():
             return (
