@@ -24,13 +24,18 @@ class Rate:
     def __str__(self) -> str:
         seconds, rest = divmod(self.period, SECOND)
         if rest:
-            # In full, since two rates that differ must not read the same.
-            return f"{self.count}/{f'{seconds}.{rest:06d}'.rstrip('0')}s"
+            return f"{self.count}/{_seconds(self.period)}s"
         for unit, length in reversed(_UNITS.items()):
             if seconds % length == 0:
                 many = seconds // length
                 return f"{self.count}/{many if many > 1 else ''}{unit}"
         raise AssertionError("every whole number of seconds is some number of seconds")
+
+
+def described(count: int, period: int, margin: int) -> str:
+    """A rate whose period was widened by a margin, as it was declared: "15/m", or "15/m + 0.02s"."""
+    declared = str(Rate(count, period - margin))
+    return f"{declared} + {_seconds(margin)}s" if margin else declared
 
 
 def parse_rate(rate: str | int, per: Duration | None) -> Rate:
@@ -58,3 +63,9 @@ def _checked(count: int, period: int, given: str) -> Rate:
     if period < 1:
         raise DeclarationError(f"{given} has no length; a rate needs a period above 0")
     return Rate(count, period)
+
+
+def _seconds(duration: int) -> str:
+    """Microseconds as seconds, in full: two that differ must not read the same."""
+    seconds, rest = divmod(duration, SECOND)
+    return f"{seconds}.{rest:06d}".rstrip("0").rstrip(".")

@@ -8,7 +8,7 @@ from typing import ClassVar
 from headgate.clock import SECOND, Duration, microseconds
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Cost, Key, Limit
-from headgate.limits.rate import Rate, parse_rate
+from headgate.limits.rate import Rate, described, parse_rate
 from headgate.limits.rule import Snapshot
 
 START_EMPTY_KEPT = 7 * 86400 * SECOND
@@ -77,7 +77,8 @@ class Gcra:
         return now * self.count + -(-owed * self.period // period)
 
     def describe(self) -> str:
-        return f"{Rate(self.count, self.period)} burst {self.burst}{' start empty' if self.start_empty else ''}"
+        rate = described(self.count, self.period, self.margin)
+        return f"{rate} burst {self.burst}{' start empty' if self.start_empty else ''}"
 
     def _fresh(self, now: int, cost: int) -> int:
         # The first start goes at once whatever it costs: a refusal leaves no state, so it would wait for ever.

@@ -11,7 +11,7 @@ from typing import ClassVar
 from headgate.clock import Duration, microseconds
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Cost, Key, Limit
-from headgate.limits.rate import Rate, parse_rate
+from headgate.limits.rate import Rate, described, parse_rate
 from headgate.limits.rule import Snapshot
 
 MAX_COUNT = 1000
@@ -80,7 +80,7 @@ class SlidingLog:
         return struct.unpack(f"<{len(packed) // 8}q", packed)
 
     def describe(self) -> str:
-        return str(Rate(self.count, self.period))
+        return described(self.count, self.period, self.margin)
 
     def _counting(self, starts: Starts, now: int) -> Starts:
         return starts[bisect_right(starts, now - self.period) :]
