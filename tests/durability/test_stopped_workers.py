@@ -155,6 +155,7 @@ async def test_a_worker_that_is_told_to_end_lets_its_jobs_finish(database: Path,
         job = await here.wait_for_word.enqueue("acme")
         await worker.hear("running")
         worker.signal(signal.SIGTERM)
+        await worker.hear("NodeStopping")
         later = await here.wait_for_word.enqueue("later")
         with pytest.raises(TimeoutError):
             await job.result(timeout=0.3)

@@ -187,6 +187,7 @@ def tell_parent(event: Event) -> None:
 
 TOLD = {
     "NodeStarted": ("node",),
+    "NodeStopping": ("running",),
     "NodeStopped": ("returned",),
     "NodeLost": ("node", "returned", "poisonous"),
     "NodeDisowned": ("node", "cancelled"),

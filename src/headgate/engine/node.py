@@ -29,6 +29,7 @@ from headgate.jobs.event import (
     NodeLost,
     NodeStarted,
     NodeStopped,
+    NodeStopping,
     StorageTroubled,
     TaskUnknown,
 )
@@ -131,6 +132,7 @@ class Node:
                 ]
                 recorder = services.create_task(self._recorder.run(), name="headgate-recorder")
                 await self._stopping.wait()
+                self._bus.publish(NodeStopping(at=self._clock.now(), node=self.id, running=len(self._running)))
                 await self._let_finish()
                 for service in background:
                     service.cancel()
@@ -193,7 +195,11 @@ class Node:
             if is_sweep and claimed.jobs and not self._look.is_set():
                 self._swept += len(claimed.jobs)
             for job in claimed.jobs:
-                self._start(job)
+                if self._stopping.is_set():
+                    # Told to end while the claim was on its way.
+                    self._recorder.end(job, Returned(job.id, job.fence, "interrupted", spent=False))
+                else:
+                    self._start(job)
             if claimed.more:
                 self._wake()
             self._arm(asked_at, claimed.next_in)

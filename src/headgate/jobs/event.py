@@ -111,6 +111,13 @@ class NodeStarted(Event, frozen=True):
     storage: str
 
 
+class NodeStopping(Event, frozen=True):
+    """This node was told to end: it claims nothing more and lets its `running` jobs finish within the grace."""
+
+    node: str
+    running: int
+
+
 class NodeStopped(Event, frozen=True):
     """This node has left; `returned` jobs were handed back unfinished."""
 

@@ -23,6 +23,7 @@ from headgate.jobs.event import (
     NodeLost,
     NodeStarted,
     NodeStopped,
+    NodeStopping,
     StorageTroubled,
     TaskUnknown,
 )
@@ -52,6 +53,7 @@ def logged_kinds() -> tuple[type[Event], ...]:
         BackoffFailed,
         TaskUnknown,
         NodeStarted,
+        NodeStopping,
         NodeStopped,
         NodeLost,
         NodeDisowned,
@@ -103,6 +105,8 @@ def _worded(event: Event) -> tuple[int, str] | None:
             )
         case NodeStarted():
             return logging.INFO, f"{event.node} works on {event.storage}"
+        case NodeStopping():
+            return logging.INFO, f"{event.node} claims nothing more and lets {event.running} running jobs finish"
         case NodeStopped():
             return logging.INFO, f"{event.node} stopped, {event.returned} jobs handed back"
         case NodeLost():
