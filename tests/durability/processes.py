@@ -21,6 +21,7 @@ class Child:
     def __init__(self, process: asyncio.subprocess.Process, errors: Path) -> None:
         self.process = process
         self.said: list[tuple[str, list[Any]]] = []
+        self.unheard: list[tuple[str, list[Any]]] = []
         self._errors = errors
 
     @classmethod
@@ -46,17 +47,23 @@ class Child:
         return self.process.pid
 
     async def hear(self, word: str, timeout: float = 15) -> list[Any]:
-        """The values of the next line that begins with `word`; lines of other words are kept in `said`."""
+        """The values of the first unheard line that begins with `word`; other lines are kept for later."""
         assert self.process.stdout is not None
+        for place, (said, values) in enumerate(self.unheard):
+            if said == word:
+                del self.unheard[place]
+                return values
         async with asyncio.timeout(timeout):
             while True:
                 line = await self.process.stdout.readline()
                 if not line:
                     raise AssertionError(f"the child ended before it said {word!r}; {self._story()}")
-                said, _, values = line.decode().partition(" ")
-                self.said.append((said.strip(), json.loads(values or "[]")))
+                said, _, rest = line.decode().partition(" ")
+                values = json.loads(rest or "[]")
+                self.said.append((said.strip(), values))
                 if said.strip() == word:
-                    return self.said[-1][1]
+                    return list(values)
+                self.unheard.append((said.strip(), values))
 
     def has_said(self, word: str) -> bool:
         return any(said == word for said, _ in self.said)
