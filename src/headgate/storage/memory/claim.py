@@ -1,0 +1,302 @@
+"""One claim on the memory storage: look, decide with `admit`, write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from headgate.jobs.job import ClaimedJob, JobError, truncated_error
+from headgate.storage.admission import TURN, admit, gated_share
+from headgate.storage.memory.bucket import Bucket, Waiters
+from headgate.storage.memory.group import Group
+from headgate.storage.memory.job import FAILED, RUNNING, Job
+from headgate.storage.memory.jobs import Jobs
+from headgate.storage.memory.lane import Lane
+from headgate.storage.memory.lanes import Lanes
+from headgate.storage.memory.node import Node
+from headgate.storage.memory.queue import Queue
+from headgate.storage.memory.visit import EXPIRED_A_VISIT, Visit
+from headgate.storage.protocol import EXPIRED_ERROR, Claim, Claimed, Expired, Throttled
+
+
+class Claiming:
+    """A claim while it is decided and written; to be run once."""
+
+    def __init__(self, lanes: Lanes, jobs: Jobs, node: Node, claim: Claim, wall: int, now: int) -> None:
+        self._lanes = lanes
+        self._jobs = jobs
+        self._node = node
+        self._rules = claim.rules
+        self._rooms = claim.rooms
+        self._visit = Visit(wall, claim.tasks, lanes.aside)
+        self._now = now
+        self._claimed: list[ClaimedJob] = []
+        self._throttled: list[Throttled] = []
+        # Buckets whose timer has to be settled when all lanes have their new places.
+        self._touched: dict[Bucket[Lane], None] = {}
+        # Lanes that had more expired jobs than one claim fails.
+        self._spent: list[Lane] = []
+        self.made_final = False
+
+    def run(self) -> Claimed:
+        self._take_up_known()
+        queues = [queue for name in self._rooms if (queue := self._lanes.queues.get(name)) is not None]
+        groups = [
+            group
+            for queue in queues
+            for group in queue.groups.values()
+            if group.has_lanes and all(limit in self._rules for limit in group.limits)
+        ]
+        ungated: dict[str, list[Job[Lane]]] = {queue.name: [] for queue in queues}
+        started = dict.fromkeys(ungated, 0)
+        if groups:
+            left = {queue.name: self._gated_share(queue, ungated[queue.name]) for queue in queues}
+            visits = dict(left)
+            is_done = False
+            while not is_done:
+                lanes = self._next_lanes(groups, left, visits)
+                admit(lanes, left, self._now)
+                for lane in lanes:
+                    started[lane.queue] += lane.taken
+                    left[lane.queue] -= lane.taken
+                    self._settle(lane)
+                for bucket in self._touched:
+                    self._lanes.set_timer(bucket, self._now)
+                self._touched.clear()
+                is_done = not lanes
+            for lane in self._spent:
+                self._lanes.make_due(lane, lane.since)
+        more, waits = self._left_over(groups)
+        for queue in queues:
+            room = self._rooms[queue.name]
+            most = room.slots - started[queue.name] + room.ahead
+            more |= self._take_ungated(queue.open, ungated[queue.name], most, waits)
+        return Claimed(
+            jobs=self._claimed,
+            next_in=min(waits) if waits else None,
+            more=more,
+            throttled=self._throttled,
+            expired=self._fail_expired(),
+            unknown=sorted(self._visit.unknown),
+        )
+
+    def _take_up_known(self) -> None:
+        """Put jobs that another node's claim had set aside back in order, if this node knows their task."""
+        aside = self._lanes.aside
+        for task in [task for task in aside if task in self._visit.tasks]:
+            for lane in aside.pop(task):
+                for job in lane.take_up(task):
+                    lane.place(job)
+                    if not lane.is_awake:
+                        self._lanes.arm(lane, job, self._now)
+
+    def _gated_share(self, queue: Queue, ungated: list[Job[Lane]]) -> int:
+        """How many gated jobs may start; the ungated ones that were read to know it are kept in `ungated`."""
+        room = self._rooms[queue.name]
+        queue.open.expired = 0
+        queue.open.pull(ungated, room.slots - gated_share(room, room.slots), self._visit)
+        return gated_share(room, len(ungated))
+
+    def _next_lanes(self, groups: Sequence[Group[Lane]], left: Mapping[str, int], visits: dict[str, int]) -> list[Lane]:
+        """As many lanes as can be expected to use up the room that is left; `visits` is how many may be looked at."""
+        room = {queue: min(count, visits[queue]) for queue, count in left.items()}
+        lanes = self._released(groups, room)
+        lanes += self._due(groups, room)
+        for lane in lanes:
+            visits[lane.queue] -= 1
+            lane.look(self._visit)
+            for bucket in lane.own_buckets:
+                bucket.use(self._rules[bucket.draw.limit], self._now)
+        return lanes
+
+    def _released(self, groups: Sequence[Group[Lane]], room: dict[str, int]) -> list[Lane]:
+        """Lanes from behind opened buckets: as many as each grants, longest waiting first."""
+        lanes: list[Lane] = []
+        for _ in range(sum(room.values())):
+            first: tuple[int, int, Waiters[Lane]] | None = None
+            for group in groups:
+                if room[group.queue] > 0:
+                    head = group.opening.head()
+                    if head is not None and head[0] <= self._now and (first is None or head < first):
+                        first = head
+            if first is None:
+                break
+            lanes += self._released_by(first[2].bucket, groups, room)
+        return lanes
+
+    def _released_by(self, bucket: Bucket[Lane], groups: Sequence[Group[Lane]], room: dict[str, int]) -> Iterator[Lane]:
+        self._touched[bucket] = None
+        lists = [
+            (group, bucket.waiters[group.opening])
+            for group in groups
+            if group.opening in bucket.waiters and room[group.queue] > 0
+        ]
+        for _, waiters in lists:
+            # Its timer has rung; `set_timer` makes the next one.
+            waiters.opens_at = None
+            self._lanes.tick(waiters)
+        bucket.use(self._rules[bucket.draw.limit], self._now)
+        most = min(
+            sum(waiters.count for _, waiters in lists),
+            sum(room[queue] for queue in {group.queue for group, _ in lists}),
+        )
+        for _ in range(bucket.grants(self._now, most)):
+            first: tuple[int, int, Lane] | None = None
+            for group, waiters in lists:
+                head = waiters.line.head() if room[group.queue] > 0 else None
+                if head is not None and (first is None or head < first):
+                    first = head
+            if first is None:
+                return
+            lane = first[2]
+            room[lane.queue] -= 1
+            self._lanes.leave_bucket(lane)
+            self._lanes.tick(lane)
+            yield lane
+
+    def _due(self, groups: Sequence[Group[Lane]], room: dict[str, int]) -> list[Lane]:
+        """Lanes that are due, longest waiting first."""
+        lanes: list[Lane] = []
+        ahead = self._now - self._visit.wall
+        for queue, left in room.items():
+            own = [group for group in groups if group.queue == queue]
+            while left > 0:
+                first: tuple[int, int, Lane] | None = None
+                for group in own:
+                    head = group.next_due(self._visit.wall, ahead)
+                    if head is not None and (first is None or head < first):
+                        first = head
+                if first is None:
+                    break
+                lane = first[2]
+                lane.since = first[0]
+                left -= min(TURN, lane.waiting)
+                self._lanes.tick(lane)
+                lanes.append(lane)
+        lanes.sort(key=_since)
+        return lanes
+
+    def _settle(self, lane: Lane) -> None:
+        """Start what was admitted and give the lane its new place."""
+        lanes = self._lanes
+        jobs = lane.jobs
+        taken = lane.taken
+        closed, lane.behind = lane.behind, None
+        if taken:
+            self._start(lane, jobs[:taken])
+            lane.since = self._now
+        ready = jobs[taken:]
+        if lane.failed is not None:
+            self._fail(lane, ready.pop(0), truncated_error(lane.failed))
+        if ready:
+            lane.put_back(ready)
+        if not lane.waiting:
+            lanes.empty(lane)
+        elif closed is not None:
+            assert isinstance(closed, Bucket)
+            assert closed.opens_at is not None
+            lanes.wait_behind(lane, closed)
+            self._touched[closed] = None
+            opens_at = self._visit.wall + (closed.opens_at - self._now)
+            self._throttled.append(Throttled(closed.draw, opens_at, lane.waiting))
+        elif lane.expired >= EXPIRED_A_VISIT:
+            self._spent.append(lane)
+        elif ready or lane.failed is not None:
+            lanes.make_due(lane, lane.since)
+        else:
+            lanes.sleep(lane)
+
+    def _take_ungated(self, lane: Lane, jobs: list[Job[Lane]], most: int, waits: list[int]) -> bool:
+        """Start up to `most` jobs of an open lane; whether there are more that are ready."""
+        if not lane.waiting:
+            return False
+        lane.expired = 0
+        lane.pull(jobs, most + 1, self._visit)
+        if len(jobs) > most:
+            lane.put_back(jobs[most:])
+            del jobs[most:]
+            is_more = True
+        else:
+            is_more = lane.expired >= EXPIRED_A_VISIT
+            earliest = lane.earliest()
+            if earliest is not None:
+                waits.append(max(0, earliest - self._visit.wall))
+        if jobs:
+            self._start(lane, jobs)
+        if not lane.waiting:
+            lane.clear()
+        return is_more
+
+    def _start(self, lane: Lane, jobs: Sequence[Job[Lane]]) -> None:
+        node = self._node.id
+        running = self._node.running
+        wall = self._visit.wall
+        claimed = self._claimed
+        for job in jobs:
+            new = job.new
+            job.state = RUNNING
+            job.node = node
+            job.started_at = wall
+            job.attempt = attempt = job.attempt + 1
+            job.fence = fence = job.fence + 1
+            running[new.id] = job
+            claimed.append(
+                ClaimedJob(
+                    new.id,
+                    new.task,
+                    new.queue,
+                    new.payload,
+                    attempt,
+                    fence,
+                    job.lost,
+                    new.enqueued_at,
+                    job.run_at,
+                    wall,
+                    new.draws,
+                    new.costs,
+                    self._now,
+                    new.headers,
+                    new.options,
+                )
+            )
+        lane.waiting -= len(jobs)
+        lane.tally.waiting -= len(jobs)
+        lane.running += len(jobs)
+        lane.tally.running += len(jobs)
+
+    def _fail(self, lane: Lane, job: Job[Lane], error: JobError) -> None:
+        lane.waiting -= 1
+        lane.tally.waiting -= 1
+        self._jobs.end(job, FAILED, self._visit.wall, error=error)
+        self.made_final = True
+
+    def _fail_expired(self) -> list[Expired]:
+        for job in self._visit.expired:
+            self._jobs.end(job, FAILED, self._visit.wall, error=EXPIRED_ERROR)
+            self.made_final = True
+        return [Expired(job.id, job.new.task, job.new.queue) for job in self._visit.expired]
+
+    def _left_over(self, groups: Sequence[Group[Lane]]) -> tuple[bool, list[int]]:
+        """Whether gated lanes are left that may have a job to start now, and in how long others will."""
+        more = False
+        waits: list[int] = []
+        wall = self._visit.wall
+        for group in groups:
+            if group.due.head() is not None:
+                more = True
+            asleep = group.asleep.head()
+            if asleep is not None:
+                if asleep[0] <= wall:
+                    more = True
+                else:
+                    waits.append(asleep[0] - wall)
+            opening = group.opening.head()
+            if opening is not None:
+                if opening[0] <= self._now:
+                    more = True
+                else:
+                    waits.append(opening[0] - self._now)
+        return more, waits
+
+
+def _since(lane: Lane) -> tuple[int, int]:
+    return lane.since, lane.tick

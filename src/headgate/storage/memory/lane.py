@@ -1,0 +1,210 @@
+"""A lane and its waiting jobs, in the order in which they will start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headgate.jobs.job import Draw
+from headgate.storage.admission import TURN, LaneView
+from headgate.storage.memory.band import Band
+from headgate.storage.memory.bucket import Bucket
+from headgate.storage.memory.group import Group
+from headgate.storage.memory.job import WAITING, Job
+from headgate.storage.memory.tally import Tally
+from headgate.storage.memory.visit import EXPIRED_A_VISIT, Visit
+
+
+class Lane(LaneView):
+    """All waiting jobs of one queue that draw on the same buckets; the open lane's draw on none.
+
+    Awake it is due or behind a bucket; else it sleeps until `wakes_at`, or has nothing that a claim could take. The
+    open lane of a queue is always awake and in no line; all lanes of the queue know it as `open`.
+    """
+
+    __slots__ = (
+        "aside",
+        "bands",
+        "draws",
+        "expired",
+        "first_band",
+        "group",
+        "is_awake",
+        "is_listed",
+        "is_open",
+        "jobs",
+        "open",
+        "own_buckets",
+        "running",
+        "since",
+        "stale",
+        "tally",
+        "tick",
+        "waiting",
+        "wakes_at",
+    )
+
+    def __init__(
+        self,
+        tally: Tally,
+        group: Group[Lane],
+        draws: tuple[Draw, ...] = (),
+        buckets: Sequence[Bucket[Lane]] = (),
+        open: Lane | None = None,
+    ) -> None:
+        super().__init__(0, group.queue, buckets, ())
+        self.tally = tally
+        self.group = group
+        self.open = self if open is None else open
+        self.draws = draws
+        self.own_buckets = buckets
+        self.first_band: Band[Lane] = Band(0)
+        self.bands = [self.first_band]
+        self.jobs: list[Job[Lane]] = []
+        self.aside: dict[str, list[tuple[int, Job[Lane]]]] = {}
+        self.waiting = 0
+        self.running = 0
+        self.stale = 0
+        self.expired = 0
+        self.since = 0
+        self.wakes_at: int | None = None
+        self.tick = 0
+        self.is_open = open is None
+        self.is_awake = self.is_open
+        self.is_listed = False
+
+    def __str__(self) -> str:
+        return f"lane {self.queue} {[f'{draw.limit}:{draw.key}' for draw in self.draws]}"
+
+    def place(self, job: Job[Lane]) -> None:
+        self._band(job.new.priority).place(job)
+
+    def look(self, visit: Visit[Lane]) -> None:
+        """Make ready for admission."""
+        self.taken = self.expired = 0
+        self.behind = self.failed = None
+        self.jobs = []
+        if self.waiting > TURN:
+            self.costs = _Costs(self, visit)
+        else:
+            self.pull(self.jobs, TURN, visit)
+            self.costs = [job.new.costs for job in self.jobs]
+
+    def pull(self, jobs: list[Job[Lane]], count: int, visit: Visit[Lane]) -> None:
+        """Move ready jobs of known tasks to `jobs`, until there are `count`; expired ones go to the visit."""
+        wall = visit.wall
+        tasks = visit.tasks
+        missing = count - len(jobs)
+        for band in self.bands:
+            fifo = band.fifo
+            in_order = not band.late and not band.delayed
+            while missing > 0:
+                if in_order:
+                    if not fifo:
+                        break
+                    job = fifo.popleft()
+                    if job.version or job.state is not WAITING:
+                        continue
+                else:
+                    first = band.pop(wall)
+                    if first is None:
+                        break
+                    job = first
+                if job.new.task not in tasks:
+                    self._set_aside(job, visit)
+                elif job.expires_at is None or job.expires_at > wall:
+                    jobs.append(job)
+                    missing -= 1
+                elif self.expired < EXPIRED_A_VISIT:
+                    self.expired += 1
+                    self.waiting -= 1
+                    self.tally.waiting -= 1
+                    visit.expired.append(job)
+                else:
+                    band.put_back(job)
+                    return
+
+    def put_back(self, jobs: Sequence[Job[Lane]]) -> None:
+        """Undo the end of a pull."""
+        for job in reversed(jobs):
+            self._band(job.new.priority).put_back(job)
+
+    def earliest(self) -> int | None:
+        """The first `run_at` of its delayed jobs."""
+        heads = [at for band in self.bands if band.delayed and (at := band.earliest()) is not None]
+        return min(heads) if heads else None
+
+    def take_up(self, task: str) -> Iterable[Job[Lane]]:
+        """The jobs of this task that had been set aside."""
+        return [job for version, job in self.aside.pop(task, ()) if job.version == version and job.state is WAITING]
+
+    def drop_stale(self) -> None:
+        self.stale = 0
+        for band in self.bands:
+            band.drop_stale()
+        for task, places in self.aside.items():
+            self.aside[task] = [place for place in places if place[1].version == place[0] and place[1].state is WAITING]
+
+    def clear(self) -> None:
+        """Forget the stale entries of a lane without jobs."""
+        if self.stale or len(self.bands) > 1:
+            self.stale = 0
+            self.first_band = Band(self.first_band.priority)
+            self.bands = [self.first_band]
+            self.aside.clear()
+
+    def held(self) -> int:
+        """How many jobs it has in order or set aside, counted one by one."""
+        aside = sum(
+            1
+            for places in self.aside.values()
+            for version, job in places
+            if job.version == version and job.state is WAITING
+        )
+        return aside + sum(1 for band in self.bands for _ in band.fresh())
+
+    def has_fresh(self) -> bool:
+        """Whether it has a job that was not set aside."""
+        return any(True for band in self.bands for _ in band.fresh())
+
+    def _band(self, priority: int) -> Band[Lane]:
+        for band in self.bands:
+            if band.priority == priority:
+                return band
+        band = Band(priority)
+        self.bands.append(band)
+        self.bands.sort(key=_by_priority)
+        self.first_band = self.bands[0]
+        return band
+
+    def _set_aside(self, job: Job[Lane], visit: Visit[Lane]) -> None:
+        # Left in its place, it would be met again by every claim of this node.
+        job.version += 1
+        visit.unknown.add(job.new.task)
+        self.aside.setdefault(job.new.task, []).append((job.version, job))
+        visit.aside.setdefault(job.new.task, set()).add(self)
+
+
+def _by_priority(band: Band[Lane]) -> int:
+    return -band.priority
+
+
+class _Costs(list[tuple[int, ...] | None]):
+    """The costs of a lane's first ready jobs, read as far as admission can get in the lane's next turn."""
+
+    __slots__ = ("_lane", "_visit")
+
+    def __init__(self, lane: Lane, visit: Visit[Lane]) -> None:
+        super().__init__()
+        self._lane = lane
+        self._visit = visit
+
+    def __len__(self) -> int:
+        lane = self._lane
+        jobs = lane.jobs
+        known = len(jobs)
+        wanted = lane.taken + TURN + 1
+        if known < wanted:
+            lane.pull(jobs, wanted, self._visit)
+            for job in jobs[known:]:
+                self.append(job.new.costs)
+        return len(jobs)
