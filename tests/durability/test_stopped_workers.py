@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,15 @@ async def start_worker(children: Children, database: Path, **options: Any) -> Ch
     return worker
 
 
+def freeze(worker: Child, database: Path) -> None:
+    """SIGSTOP, but not while the worker holds the file's write lock: that would stop everybody."""
+    with contextlib.closing(sqlite3.connect(database, timeout=10, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        worker.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, worker.process.pid, os.WSTOPPED | os.WNOWAIT)
+        connection.execute("ROLLBACK")
+
+
 async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_refused(
     database: Path, children: Children
 ) -> None:
@@ -59,7 +70,7 @@ async def test_the_late_result_of_a_worker_that_was_frozen_beyond_its_lease_is_r
         frozen = await start_worker(children, database, heartbeat=0.2, lease=1)
         job = await here.wait_for_word.enqueue("acme")
         await frozen.hear("running")
-        frozen.signal(signal.SIGSTOP)
+        freeze(frozen, database)
         # The word comes while it is frozen: its handler ends the moment that it goes on.
         frozen.tell("go")
 
@@ -98,7 +109,7 @@ async def test_a_result_that_was_on_its_way_when_its_worker_froze_is_refused(
         frozen = await start_worker(children, database, heartbeat=5, lease=10)
         job = await here.wait_for_word.enqueue("acme")
         await frozen.hear("running")
-        frozen.signal(signal.SIGSTOP)
+        freeze(frozen, database)
         frozen.tell("go")
         # Recovered by hand, so that its own heartbeat is not what it hears first when it goes on.
         (node,) = await here.storage.nodes()
@@ -127,11 +138,11 @@ async def test_frozen_again_and_again_under_load_nothing_is_lost_or_left_behind(
             worker.tell("go")
         jobs = []
         lost = 0
-        for turn in range(6):
+        # Twice only: a job that is lost three times with its node counts as poisonous.
+        for turn in range(2):
             victim, other = workers[turn % 2], workers[(turn + 1) % 2]
             jobs += await here.wait_for_word.enqueue_many([(f"{turn}.{number}",) for number in range(20)])
-            victim.signal(signal.SIGSTOP)
-            # A victim that froze with the write lock in its hand stops everybody, so nobody is declared dead.
+            freeze(victim, database)
             adding = asyncio.ensure_future(
                 here.wait_for_word.enqueue_many([(f"{turn}+{number}",) for number in range(20)])
             )
@@ -140,7 +151,7 @@ async def test_frozen_again_and_again_under_load_nothing_is_lost_or_left_behind(
                 lost += 1
             victim.signal(signal.SIGCONT)
             jobs += await adding
-        assert lost, "six times in a row with the lock is more than chance"
+        assert lost
         await asyncio.gather(*(job.result(timeout=20) for job in jobs))
         assert await here.storage.check() == []
         (counts,) = await here.storage.counts()
