@@ -618,3 +618,14 @@ def test_postponing_moves_a_charge_and_never_adds_or_drops_one(cost: int, late: 
     gcra = Gcra(Rate(5, 60_000_000), 5)
     _, arrival = gcra.take(None, 1_000)
     assert gcra.postpone(arrival, 1_000, 1_000 + late, 1) == gcra.take(None, 1_000 + late)[1]
+
+
+@given(count=st.integers(1, 20), later=st.integers(0, 59_999_999))
+def test_a_state_of_another_kind_of_rule_counts_as_exhausted_for_one_period(count: int, later: int) -> None:
+    """The fault: a deploy that changed the kind of a named limit could not read its buckets, and the worker ended."""
+    gcra, log = Gcra(Rate(count, 60_000_000), count), SlidingLog(Rate(count, 60_000_000))
+    now = 10**15
+    of_log = log.dump(log.take(None, now)[1])
+    of_gcra = gcra.dump(gcra.take(None, now)[1])
+    assert log.take(log.load(of_gcra, now), now + later)[0] == now + 60_000_000
+    assert gcra.take(gcra.load(of_log, now), now, count)[0] == now + 60_000_000

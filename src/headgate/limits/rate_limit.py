@@ -66,10 +66,13 @@ class Gcra:
         return full_at + START_EMPTY_KEPT if self.start_empty else full_at
 
     def dump(self, state: int) -> str:
-        return f"1:{state}:{self.count}:{self.period}"
+        return f"1:{self.kind}:{state}:{self.count}:{self.period}"
 
     def load(self, stored: str, now: int) -> int:
-        _version, state, count, period = (int(part) for part in stored.split(":"))
+        if not stored.startswith(f"1:{self.kind}:"):
+            # Another kind of rule stood under this name: what it granted is not known, so nothing is left for a period.
+            return now * self.count + self.period * self.burst
+        state, count, period = (int(part) for part in stored.split(":")[2:])
         if count == self.count and period == self.period:
             return state
         # Written under another rate: what is owed, counted in starts, stays owed.

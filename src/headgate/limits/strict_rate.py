@@ -72,11 +72,15 @@ class SlidingLog:
         return state[-1] + self.period
 
     def dump(self, state: Starts) -> str:
-        return "1:" + base64.b64encode(struct.pack(f"<{len(state)}q", *state)).decode()
+        return f"1:{self.kind}:" + base64.b64encode(struct.pack(f"<{len(state)}q", *state)).decode()
 
     def load(self, stored: str, now: int) -> Starts:
+        head = f"1:{self.kind}:"
+        if not stored.startswith(head):
+            # Another kind of rule stood under this name: what it granted is not known, so nothing is left for a period.
+            return (now,) * self.count
         # Instants mean the same under every rate, so there is nothing to rescale.
-        packed = base64.b64decode(stored[2:])
+        packed = base64.b64decode(stored[len(head) :])
         return struct.unpack(f"<{len(packed) // 8}q", packed)
 
     def describe(self) -> str:
