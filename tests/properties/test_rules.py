@@ -111,14 +111,15 @@ rates = st.one_of(
 def gcras(draw: st.DrawFn, start_empty: bool | None = None) -> Gcra:
     rate = draw(rates)
     return Gcra(
-        rate,
+        rate.count,
+        rate.period,
         draw(st.integers(1, min(2 * rate.count, 30))),
         start_empty=draw(st.booleans()) if start_empty is None else start_empty,
     )
 
 
 def sliding_logs() -> st.SearchStrategy[SlidingLog]:
-    return st.builds(lambda count, period: SlidingLog(Rate(count, period)), st.integers(1, 8), st.integers(1, 60))
+    return st.builds(SlidingLog, st.integers(1, 8), st.integers(1, 60))
 
 
 @st.composite
@@ -590,7 +591,7 @@ def test_windows_measured_from_postponed_starts_hold_no_more_than_the_count(
     count: int, gaps: list[int], lateness: list[int]
 ) -> None:
     period = 100
-    log = SlidingLog(Rate(count, period))
+    log = SlidingLog(count, period)
     state: tuple[int, ...] | None = None
     now = 1_000
     starts: list[int] = []
@@ -600,7 +601,7 @@ def test_windows_measured_from_postponed_starts_hold_no_more_than_the_count(
         charged_at, taken = log.take(state, now)
         if charged_at > now:
             continue
-        state = log.postpone(taken, now, now + late, 1)
+        state = log.amend(taken, now, 1, now + late, 1)
         starts.append(now + late)
         assert list(state) == sorted(state)
     for start in starts:
@@ -609,21 +610,21 @@ def test_windows_measured_from_postponed_starts_hold_no_more_than_the_count(
 
 @given(cost=st.integers(1, 5), late=st.integers(0, 1_000_000))
 def test_postponing_moves_a_charge_and_never_adds_or_drops_one(cost: int, late: int) -> None:
-    log = SlidingLog(Rate(5, 60_000_000))
+    log = SlidingLog(5, 60_000_000)
     _, state = log.take(None, 1_000, cost)
-    moved = log.postpone(state, 1_000, 1_000 + late, cost)
+    moved = log.amend(state, 1_000, cost, 1_000 + late, cost)
     assert moved == (1_000 + late,) * cost
     # What has been pruned meanwhile is not brought back.
-    assert log.postpone((), 1_000, 2_000, cost) == ()
-    gcra = Gcra(Rate(5, 60_000_000), 5)
+    assert log.amend((), 1_000, cost, 2_000, cost) == ()
+    gcra = Gcra(5, 60_000_000, 5)
     _, arrival = gcra.take(None, 1_000)
-    assert gcra.postpone(arrival, 1_000, 1_000 + late, 1) == gcra.take(None, 1_000 + late)[1]
+    assert gcra.amend(arrival, 1_000, 1, 1_000 + late, 1) == gcra.take(None, 1_000 + late)[1]
 
 
 @given(count=st.integers(1, 20), later=st.integers(0, 59_999_999))
 def test_a_state_of_another_kind_of_rule_counts_as_exhausted_for_one_period(count: int, later: int) -> None:
     """The fault: a deploy that changed the kind of a named limit could not read its buckets, and the worker ended."""
-    gcra, log = Gcra(Rate(count, 60_000_000), count), SlidingLog(Rate(count, 60_000_000))
+    gcra, log = Gcra(count, 60_000_000, count), SlidingLog(count, 60_000_000)
     now = 10**15
     of_log = log.dump(log.take(None, now)[1])
     of_gcra = gcra.dump(gcra.take(None, now)[1])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, TypedDict, get_args
 
+from headgate.clock import Duration, microseconds
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.key import Header
 from headgate.limits.rule import Rule
@@ -14,38 +15,94 @@ MAX_NAME = 100
 
 Key = str | Callable[..., object] | Header | None
 Cost = int | str | Callable[..., int]
+OnLimit = Literal["wait", "discard", "cancel"]
+OnStoreError = Literal["run", "wait"]
+OnKeyError = Literal["run", "fail"]
+OnMissingKey = Literal["run", "shared", "fail"]
+
+AnyRule = Rule[Any]
 
 
-@dataclass(frozen=True, kw_only=True)
+class LimitOptions(TypedDict, total=False):
+    """What can be said of every limit, whatever its rule; see `Limit`."""
+
+    key: Key
+    name: str | None
+    cost: Cost
+    on_limit: OnLimit
+    max_wait: Duration | None
+    store: str | None
+    on_store_error: OnStoreError
+    on_key_error: OnKeyError
+    on_missing_key: OnMissingKey
+
+
+class RateOptions(LimitOptions, total=False):
+    """What can be said of every limit that counts starts."""
+
+    charge_retries: bool
+
+
+@dataclass(frozen=True)
 class Limit:
     """What all limits share.
 
     `key` names the bucket a job draws on: a template over its arguments (`"{tenant_id}"`, `"{order.tenant_id}"`,
     `"{0}"`), a callable that is given the arguments it names, `header("tenant")`, or None for one bucket for all.
-    A key that comes out empty leaves the job ungated by this limit, with one warning.
     `name` (up to 100 characters) makes it one budget for every task that uses the name; without it the limit belongs
     to its task. `cost` (default 1) is what one start weighs: a number, a template or a callable.
+
+    `on_limit`: a job that finds no budget waits (default), or is at once failed (`"discard"`) or cancelled
+    (`"cancel"`). `max_wait` (seconds, default None: as long as it takes): one that would wait longer is failed.
+    `on_missing_key`: a job whose key comes out empty runs without this limit, with one warning (`"run"`, default),
+    shares the bucket `"global"` (`"shared"`), or is refused at enqueue (`"fail"`). `on_key_error`: the same for a
+    key function that raises (`"run"` or `"fail"`).
+
+    `store` keeps the buckets elsewhere (`"redis://…"`), to share them with other programs. While that store cannot be
+    reached, jobs run unlimited with a warning (`on_store_error="run"`, default) or wait (`"wait"`).
+    `charge_retries=False` lets retries pass, for limits that count starts.
     """
 
+    rule: Any
+    _: KW_ONLY
     key: Key = None
     name: str | None = None
     cost: Cost = 1
-
-    # Every limit has one; the annotation is a class variable so that dataclasses leave it to the subclasses.
-    rule: ClassVar[Any]
+    on_limit: OnLimit = "wait"
+    max_wait: Duration | None = None
+    store: str | None = None
+    on_store_error: OnStoreError = "run"
+    on_key_error: OnKeyError = "run"
+    on_missing_key: OnMissingKey = "run"
+    charge_retries: bool = True
 
     def __post_init__(self) -> None:
         if self.name is not None and not 1 <= len(self.name) <= MAX_NAME:
             raise DeclarationError(
                 f"limit name {self.name[:40]!r} has {len(self.name)} characters; use 1 to {MAX_NAME}"
             )
+        for option, choices in _CHOICES.items():
+            if getattr(self, option) not in choices:
+                raise DeclarationError(
+                    f"{option}={getattr(self, option)!r} of a limit must be one of {', '.join(map(repr, choices))}"
+                )
+        if self.max_wait is not None:
+            if self.on_limit != "wait":
+                raise DeclarationError(f"max_wait={self.max_wait!r} says how long to wait, but on_limit does not wait")
+            if microseconds(self.max_wait) <= 0:
+                raise DeclarationError(f"max_wait={self.max_wait!r} must be above 0; use on_limit='discard' for 0")
         if isinstance(self.cost, int):
             if isinstance(self.cost, bool) or self.cost < 1:
                 raise DeclarationError(f"cost={self.cost!r} of a limit must be a whole number of at least 1")
             try:
-                self.rule.take(None, 0, self.cost)
+                self.rule.check_cost(self.cost)
             except CostExceedsLimit as error:
                 raise DeclarationError(str(error)) from None
 
 
-AnyRule = Rule[Any]
+_CHOICES = {
+    "on_limit": get_args(OnLimit),
+    "on_store_error": get_args(OnStoreError),
+    "on_key_error": get_args(OnKeyError),
+    "on_missing_key": get_args(OnMissingKey),
+}

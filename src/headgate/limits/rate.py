@@ -57,6 +57,13 @@ def parse_rate(rate: str | int, per: Duration | None) -> Rate:
     return _checked(rate, microseconds(per), f"{rate} per {per!r}")
 
 
+def parse_margin(margin: Duration, where: str) -> int:
+    """A margin in microseconds. Raises DeclarationError unless it is 0 or more."""
+    if microseconds(margin) < 0:
+        raise DeclarationError(f"margin={margin!r} of {where} cannot be negative")
+    return microseconds(margin)
+
+
 def _checked(count: int, period: int, given: str) -> Rate:
     if count < 1:
         raise DeclarationError(f"{given} allows {count} starts; a rate needs a count of at least 1")

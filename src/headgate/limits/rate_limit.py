@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
-from headgate.clock import SECOND, Duration, microseconds
+import msgspec
+
+from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
-from headgate.limits.limit import Cost, Key, Limit
-from headgate.limits.rate import Rate, described, parse_rate
+from headgate.limits.limit import Limit, RateOptions
+from headgate.limits.rate import described, parse_margin, parse_rate
 from headgate.limits.rule import Snapshot
 
 START_EMPTY_KEPT = 7 * 86400 * SECOND
 """How long an idle bucket of a `start_empty` limit is kept: unlike others it differs from a new one."""
 
 
-class Gcra:
+class Gcra(msgspec.Struct, frozen=True, tag="rate", tag_field="kind"):
     """Grants `burst` starts after a quiet stretch, then one each `period / count`.
 
     The state is the theoretical arrival time: when the bucket will be full again. It counts in `1 / count` of a
     microsecond, so a period that does not divide evenly loses nothing and exceeds nothing.
     """
 
+    count: int
+    period: int
+    burst: int
+    start_empty: bool = False
+    margin: int = 0
+
     kind: ClassVar[str] = "rate"
-
-    __slots__ = ("burst", "count", "margin", "period", "start_empty")
-
-    def __init__(self, rate: Rate, burst: int, *, start_empty: bool = False, margin: int = 0) -> None:
-        self.margin = margin
-        self.count = rate.count
-        self.period = rate.period
-        self.burst = burst
-        self.start_empty = start_empty
 
     def take(self, state: int | None, now: int, cost: int = 1) -> tuple[int, int]:
         if cost > self.burst:
-            raise CostExceedsLimit(
-                f"a cost of {cost} can never be granted by a rate of {self.describe()}; "
-                "raise its burst or lower the cost"
-            )
+            self.check_cost(cost)
         arrival = self._fresh(now, cost) if state is None else state
         ticks = now * self.count
         arrival = max(arrival, ticks)
@@ -47,8 +43,17 @@ class Gcra:
             return now, arrival + self.period * cost
         return -(-opens // self.count), arrival + self.period * cost
 
-    def postpone(self, state: int, charged_at: int, started_at: int, cost: int) -> int:
-        return state + (started_at - charged_at) * self.count
+    def check_cost(self, cost: int) -> None:
+        if cost > self.burst:
+            raise CostExceedsLimit(
+                f"a cost of {cost} can never be granted by a rate of {self.describe()}; "
+                "raise its burst or lower the cost"
+            )
+
+    def amend(self, state: int, charged_at: int, cost: int, started_at: int, actual: int) -> int:
+        # A refund is a credit from now on, as tokens that come back: what the charge has kept others from meanwhile
+        # is not made up for, and what had been saved up since stays saved.
+        return state + (started_at - charged_at) * self.count + (actual - cost) * self.period
 
     def snapshot(self, state: int | None, now: int) -> Snapshot:
         arrival = self._fresh(now, 1) if state is None else state
@@ -88,7 +93,7 @@ class Gcra:
         return now * self.count + (self.period * (self.burst - cost) if self.start_empty else 0)
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
+@dataclass(frozen=True, init=False)
 class RateLimit(Limit):
     """At most a rate on average, and `burst` at once after a quiet stretch.
 
@@ -100,26 +105,22 @@ class RateLimit(Limit):
     API that counts its callers in windows wants `StrictRate`, or `burst=1`.
     """
 
-    rule: Gcra  # type: ignore[misc]  # the base leaves it to each limit
+    rule: Gcra
 
     def __init__(
         self,
         rate: str | int,
         *,
         per: Duration | None = None,
-        key: Key = None,
-        name: str | None = None,
-        cost: Cost = 1,
         burst: int | None = None,
         start_empty: bool = False,
         margin: Duration = 0,
+        **options: Unpack[RateOptions],
     ) -> None:
         parsed = parse_rate(rate, per)
         burst = parsed.count if burst is None else burst
         if isinstance(burst, bool) or not isinstance(burst, int) or burst < 1:
             raise DeclarationError(f"burst={burst!r} of a rate limit must be a whole number of at least 1")
-        if microseconds(margin) < 0:
-            raise DeclarationError(f"margin={margin!r} of a rate limit cannot be negative")
-        widened = Rate(parsed.count, parsed.period + microseconds(margin))
-        object.__setattr__(self, "rule", Gcra(widened, burst, start_empty=start_empty, margin=microseconds(margin)))
-        super().__init__(key=key, name=name, cost=cost)
+        widening = parse_margin(margin, "a rate limit")
+        rule = Gcra(parsed.count, parsed.period + widening, burst, start_empty, widening)
+        super().__init__(rule, **options)

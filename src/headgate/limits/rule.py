@@ -8,6 +8,9 @@ import msgspec
 
 S = TypeVar("S")
 
+NEVER = 1 << 62
+"""No instant: a bucket that time does not open, only somebody who gives back what he holds."""
+
 
 class Snapshot(msgspec.Struct, frozen=True):
     """A bucket for people: how many starts count now, how many are left, and when (µs of limit time) one opens."""
@@ -20,7 +23,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 class Rule(Protocol[S]):
     """The pure algorithm of a limit, on integer microseconds of limit time. No clock, no I/O, no floats.
 
-    `None` is the state of a bucket never seen. A state is stored as text that begins with a version.
+    `None` is the state of a bucket never seen. A state is stored as text that begins with a version. Rules are
+    immutable structs: equal when their numbers are, and stored as JSON with their kind as the tag.
     """
 
     @property
@@ -36,6 +40,10 @@ class Rule(Protocol[S]):
         """
         ...
 
+    def check_cost(self, cost: int) -> None:
+        """Raise CostExceedsLimit if `cost` could never go."""
+        ...
+
     @property
     def margin(self) -> int:
         """How far apart (µs) charge and call may lie; the period is widened by it. 0 takes no account of it."""
@@ -46,8 +54,12 @@ class Rule(Protocol[S]):
         """The length of its window, the margin included (µs)."""
         ...
 
-    def postpone(self, state: S, charged_at: int, started_at: int, cost: int) -> S:
-        """The state in which `cost` that was charged at one instant counts as started at a later one."""
+    def amend(self, state: S, charged_at: int, cost: int, started_at: int, actual: int) -> S:
+        """The state in which a start that was charged as `cost` at one instant counts as `actual` at another.
+
+        A late start moves (`started_at` is later), a settled cost grows or shrinks, one that never happened counts
+        as 0. What the state holds no more is not brought back.
+        """
         ...
 
     def snapshot(self, state: S | None, now: int) -> Snapshot:

@@ -6,12 +6,14 @@ import base64
 import struct
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
-from headgate.clock import Duration, microseconds
+import msgspec
+
+from headgate.clock import Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
-from headgate.limits.limit import Cost, Key, Limit
-from headgate.limits.rate import Rate, described, parse_rate
+from headgate.limits.limit import Limit, RateOptions
+from headgate.limits.rate import described, parse_margin, parse_rate
 from headgate.limits.rule import Snapshot
 
 MAX_COUNT = 1000
@@ -20,28 +22,22 @@ DEFAULT_MARGIN = 0.02
 Starts = tuple[int, ...]
 
 
-class SlidingLog:
+class SlidingLog(msgspec.Struct, frozen=True, tag="strict", tag_field="kind"):
     """Grants a start when fewer than `count` lie in the period that ends with it.
 
     The state is the instants that still count, oldest first. A window is half open: a start at `t` stops counting at
     exactly `t + period`.
     """
 
+    count: int
+    period: int
+    margin: int = 0
+
     kind: ClassVar[str] = "strict"
-
-    __slots__ = ("count", "margin", "period")
-
-    def __init__(self, rate: Rate, *, margin: int = 0) -> None:
-        self.margin = margin
-        self.count = rate.count
-        self.period = rate.period
 
     def take(self, state: Starts | None, now: int, cost: int = 1) -> tuple[int, Starts]:
         if cost > self.count:
-            raise CostExceedsLimit(
-                f"a cost of {cost} can never be granted by a strict rate of {self.describe()}; "
-                "raise its count or lower the cost"
-            )
+            self.check_cost(cost)
         starts = self._counting(state or (), now)
         # As many of the oldest as stand in the way have to leave the window first.
         excess = len(starts) + cost - self.count
@@ -51,13 +47,20 @@ class SlidingLog:
             starts = self._counting(starts, opens_at)
         return opens_at, starts + (opens_at,) * cost
 
-    def postpone(self, state: Starts, charged_at: int, started_at: int, cost: int) -> Starts:
+    def check_cost(self, cost: int) -> None:
+        if cost > self.count:
+            raise CostExceedsLimit(
+                f"a cost of {cost} can never be granted by a strict rate of {self.describe()}; "
+                "raise its count or lower the cost"
+            )
+
+    def amend(self, state: Starts, charged_at: int, cost: int, started_at: int, actual: int) -> Starts:
         # What has left the window meanwhile counts no more, and is not brought back.
-        moved = min(cost, state.count(charged_at))
+        known = min(cost, state.count(charged_at))
         first = bisect_left(state, charged_at)
-        rest = state[:first] + state[first + moved :]
+        rest = state[:first] + state[first + known :]
         place = bisect_right(rest, started_at)
-        return rest[:place] + (started_at,) * moved + rest[place:]
+        return rest[:place] + (started_at,) * max(0, known + actual - cost) + rest[place:]
 
     def snapshot(self, state: Starts | None, now: int) -> Snapshot:
         used = len(self._counting(state or (), now))
@@ -90,35 +93,30 @@ class SlidingLog:
         return starts[bisect_right(starts, now - self.period) :]
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
+@dataclass(frozen=True, init=False)
 class StrictRate(Limit):
     """Never more than N starts in *any* window of that length: what an outside API counts.
 
     `StrictRate("15/m")` or `StrictRate(15, per=60)`. `margin` (default 0.02 s) widens the window: it is how much
     later or earlier than its charge the call may reach the callee, and costs `margin / per` of the budget. Counts
-    above 1,000 are refused, since every start in the window is remembered; use `RateLimit` for those.
+    above 1,000 are refused, since every start in the window is remembered; use `SlidingWindow` for those.
     """
 
-    rule: SlidingLog  # type: ignore[misc]  # the base leaves it to each limit
+    rule: SlidingLog
 
     def __init__(
         self,
         rate: str | int,
         *,
         per: Duration | None = None,
-        key: Key = None,
-        name: str | None = None,
-        cost: Cost = 1,
         margin: Duration = DEFAULT_MARGIN,
+        **options: Unpack[RateOptions],
     ) -> None:
         parsed = parse_rate(rate, per)
         if parsed.count > MAX_COUNT:
             raise DeclarationError(
                 f"StrictRate remembers every start and so takes at most {MAX_COUNT}, not {parsed.count}; "
-                "use RateLimit with a small burst for higher counts"
+                "use SlidingWindow for higher counts"
             )
-        if microseconds(margin) < 0:
-            raise DeclarationError(f"margin={margin!r} of a strict rate cannot be negative")
-        widened = Rate(parsed.count, parsed.period + microseconds(margin))
-        object.__setattr__(self, "rule", SlidingLog(widened, margin=microseconds(margin)))
-        super().__init__(key=key, name=name, cost=cost)
+        widening = parse_margin(margin, "a strict rate")
+        super().__init__(SlidingLog(parsed.count, parsed.period + widening, widening), **options)

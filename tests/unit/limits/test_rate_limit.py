@@ -9,7 +9,7 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.errors import CostExceedsLimit, DeclarationError
-from headgate.limits.rate import Rate, parse_rate
+from headgate.limits.rate import parse_rate
 from headgate.limits.rate_limit import START_EMPTY_KEPT, Gcra, RateLimit
 from headgate.limits.rule import Rule
 
@@ -134,7 +134,7 @@ def test_a_reservation_keeps_the_state_and_books_one_slot_after_another() -> Non
 @pytest.mark.parametrize("text", ["7/s", "13/10s", "3000000/s", "1/7s", "999/m"])
 def test_a_saturated_key_loses_nothing_and_exceeds_nothing_in_an_hour(text: str) -> None:
     rate = parse_rate(text, None)
-    rule = Gcra(rate, rate.count)
+    rule = Gcra(rate.count, rate.period, rate.count)
     # Whole periods at a time where single starts would be too many to count.
     cost = max(1, rate.count // 50)
     granted, now, state = 0, NOON, None
@@ -152,7 +152,7 @@ def test_a_saturated_key_loses_nothing_and_exceeds_nothing_in_an_hour(text: str)
 @pytest.mark.parametrize("text", ["7/s", "13/10s", "3000000/s"])
 def test_starts_of_an_uneven_period_never_come_early(text: str) -> None:
     rate = parse_rate(text, None)
-    rule = Gcra(rate, 2)
+    rule = Gcra(rate.count, rate.period, 2)
     starts, _ = start_all(rule, 2000)
     for number, start in enumerate(starts):
         assert (start - NOON) * rate.count >= (number - 1) * rate.period
@@ -171,7 +171,7 @@ def test_three_million_a_second_is_three_a_microsecond() -> None:
 
 def test_a_frozen_clock_grants_exactly_the_burst() -> None:
     for count in range(1, 200):
-        rule = Gcra(Rate(count, MINUTE), count)
+        rule = Gcra(count, MINUTE, count)
         state: int | None = None
         for _ in range(count):
             opens_at, state = rule.take(state, NOON)
@@ -315,7 +315,7 @@ def test_a_start_empty_bucket_is_kept_for_a_while_because_it_differs_from_a_new_
 
 def test_a_state_comes_back_from_storage_as_it_was() -> None:
     for count in (1, 7, 3_000_000):
-        rule = Gcra(Rate(count, 10 * SECOND), count)
+        rule = Gcra(count, 10 * SECOND, count)
         _, state = rule.take(None, NOON)
         assert rule.load(rule.dump(state), NOON + 5) == state
 

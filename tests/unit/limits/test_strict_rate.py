@@ -106,7 +106,7 @@ def test_a_saturated_key_uses_its_whole_budget() -> None:
 @pytest.mark.parametrize("text", ["7/s", "13/10s", "1000/s"])
 def test_a_count_that_does_not_divide_its_period_loses_nothing_and_exceeds_nothing_in_an_hour(text: str) -> None:
     rate = parse_rate(text, None)
-    rule = SlidingLog(rate)
+    rule = SlidingLog(rate.count, rate.period)
     cost = max(1, rate.count // 13)
     starts: list[tuple[int, int]] = []
     now, state = NOON, None

@@ -96,8 +96,8 @@ class MemoryStorage:
         for start in late:
             bucket = self._lanes.buckets.get(start.draw)
             if bucket is not None and bucket.state is not None:
-                bucket.state = rules[start.draw.limit].postpone(
-                    bucket.state, start.charged_at, start.started_at, start.cost
+                bucket.state = rules[start.draw.limit].amend(
+                    bucket.state, start.charged_at, start.cost, start.started_at, start.cost
                 )
 
     async def cancel(self, job_id: str) -> JobState | None:

@@ -178,7 +178,9 @@ class Transaction:
         for start in late:
             if start.draw in states:
                 rule = rules[start.draw.limit]
-                states[start.draw] = rule.postpone(states[start.draw], start.charged_at, start.started_at, start.cost)
+                states[start.draw] = rule.amend(
+                    states[start.draw], start.charged_at, start.cost, start.started_at, start.cost
+                )
         rows = [
             (draw.limit, draw.key, rules[draw.limit].dump(state), rules[draw.limit].idle_at(state))
             for draw, state in states.items()

@@ -1,0 +1,166 @@
+"""Concurrency and Mutex: never more than so many jobs at once, by permits that know who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Unpack
+
+import msgspec
+
+from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.limits.limit import Key, Limit, LimitOptions
+from headgate.limits.rule import NEVER, Snapshot
+
+HoldUntil = Literal["running", "until_final", "until_success"]
+
+MUTEX = "mutex"
+"""The limit that all mutexes without a name share: what they exclude is named by the key alone."""
+
+
+class Hold(msgspec.Struct, frozen=True, array_like=True):
+    """What a holder has of a bucket: the cost of its permit, and by how many starts it is used."""
+
+    cost: int
+    uses: int
+
+
+Holders = Mapping[str, Hold]
+
+
+class Semaphore(msgspec.Struct, frozen=True, tag="concurrency", tag_field="kind"):
+    """Grants a permit while fewer than `count` are held; whoever holds one already shares it.
+
+    The state is the holders. Time opens nothing: a permit comes back when its last use is given back.
+    """
+
+    count: int
+
+    kind: ClassVar[str] = "concurrency"
+    margin: ClassVar[int] = 0
+    period: ClassVar[int] = 0
+
+    def take(self, state: Holders | None, now: int, holder: str, cost: int = 1) -> tuple[int, Holders]:
+        """When may `holder` go, now or NEVER by itself, and who holds what after it went?"""
+        if cost > self.count:
+            self.check_cost(cost)
+        holders = dict(state or {})
+        known = holders.get(holder)
+        if known is not None:
+            holders[holder] = Hold(known.cost, known.uses + 1)
+            return now, holders
+        held = sum(hold.cost for hold in holders.values())
+        holders[holder] = Hold(cost, 1)
+        return now if held + cost <= self.count else NEVER, holders
+
+    @staticmethod
+    def give(state: Holders, holder: str) -> Holders:
+        """The state after one use by `holder` has ended; the last one returns its permit."""
+        known = state.get(holder)
+        if known is None:
+            return state
+        holders = dict(state)
+        if known.uses > 1:
+            holders[holder] = Hold(known.cost, known.uses - 1)
+        else:
+            del holders[holder]
+        return holders
+
+    def check_cost(self, cost: int) -> None:
+        if cost > self.count:
+            raise CostExceedsLimit(
+                f"a cost of {cost} can never be granted by a concurrency of {self.count}; raise it or lower the cost"
+            )
+
+    def amend(self, state: Holders, charged_at: int, cost: int, started_at: int, actual: int) -> Holders:
+        # Permits are held, not spent: neither a late start nor a settled cost changes who holds them.
+        return state
+
+    def snapshot(self, state: Holders | None, now: int) -> Snapshot:
+        used = sum(hold.cost for hold in (state or {}).values())
+        available = max(0, self.count - used)
+        return Snapshot(used=used, available=available, opens_at=now if available else NEVER)
+
+    def bound(self, window: int) -> int:
+        """How many permits can be held at once; how many start in a window depends on how long they run."""
+        return self.count
+
+    def idle_at(self, state: Holders) -> int:
+        return NEVER if state else 0
+
+    def dump(self, state: Holders) -> str:
+        return dump_holders(state)
+
+    def load(self, stored: str, now: int) -> Holders:
+        # Under another kind of rule nobody held anything.
+        return load_holders(stored)
+
+    def describe(self) -> str:
+        return f"{self.count} at once"
+
+
+_HEAD = "1:concurrency:"
+_decode = msgspec.json.Decoder(dict[str, Hold]).decode
+
+
+def dump_holders(holders: Holders) -> str:
+    """Holders as a store keeps them."""
+    return _HEAD + msgspec.json.encode(holders).decode()
+
+
+def load_holders(stored: str | None) -> Holders:
+    """Stored holders; none where another kind of rule wrote."""
+    return _decode(stored[len(_HEAD) :]) if stored is not None and stored.startswith(_HEAD) else {}
+
+
+@dataclass(frozen=True, init=False)
+class Concurrency(Limit):
+    """Never more than `count` jobs at once.
+
+    `Concurrency(20)`, or `Concurrency(3, key="{tenant_id}")` for each key. A waiting job starts within milliseconds
+    of the release before it, first come, first served. The permit is freed in the commit that finishes the attempt;
+    a crashed holder's returns with its lease.
+
+    `hold="until_final"` keeps it across retries, snoozes and crashes until the job is final; `"until_success"` also
+    when it has failed, until it is retried and succeeds, or is cancelled, or the permit is reset. Jobs whose `owner`
+    (a template over the arguments) comes out the same share one permit.
+    """
+
+    rule: Semaphore
+    hold: HoldUntil = "running"
+    owner: Key = None
+
+    def __init__(
+        self, count: int, *, hold: HoldUntil = "running", owner: Key = None, **options: Unpack[LimitOptions]
+    ) -> None:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise DeclarationError(f"a concurrency of {count!r} must be a whole number of at least 1")
+        if hold not in ("running", "until_final", "until_success"):
+            raise DeclarationError(f"hold={hold!r} must be 'running', 'until_final' or 'until_success'")
+        if options.get("store") is not None:
+            raise DeclarationError(
+                f"store={options['store']!r} of a concurrency limit: permits belong to jobs and live where the jobs "
+                "do, so that a crashed holder gives them back; leave store= out"
+            )
+        object.__setattr__(self, "hold", hold)
+        object.__setattr__(self, "owner", owner)
+        super().__init__(Semaphore(count), **options)
+
+
+@dataclass(frozen=True, init=False)
+class Mutex(Concurrency):
+    """One job at a time for each resource, named for the whole program: `Mutex("orders:{order_id}")`.
+
+    Every task that names the same resource is excluded by it, whatever the task. Options are those of `Concurrency`.
+    """
+
+    def __init__(
+        self, resource: Key, *, hold: HoldUntil = "running", owner: Key = None, **options: Unpack[LimitOptions]
+    ) -> None:
+        if resource is None or resource == "":
+            raise DeclarationError('a mutex needs the resource that it guards: Mutex("orders:{order_id}")')
+        if "key" in options:
+            raise DeclarationError("a mutex is given its resource first; leave key= out")
+        options.setdefault("name", MUTEX)
+        options["key"] = resource
+        super().__init__(1, hold=hold, owner=owner, **options)
