@@ -9,15 +9,22 @@ from headgate.errors import (
     JobExpired,
     JobFailed,
     JobNotFound,
+    LimitInUse,
+    LimitRejected,
     NotOpen,
     PayloadError,
     StorageUnavailable,
     StorageUnusable,
+    UnknownLimit,
 )
 from headgate.jobs.job import JobState
 from headgate.jobs.retry import RetryPolicy
+from headgate.limits.concurrency import Concurrency, Mutex
+from headgate.limits.dynamic_window import DynamicWindow
+from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.key import header
 from headgate.limits.rate_limit import RateLimit
+from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import StrictRate
 from headgate.tasks.context import current_job
 from headgate.tasks.handle import Job, JobStatus
@@ -34,6 +41,11 @@ __all__ = [
     # limits
     "RateLimit",
     "StrictRate",
+    "FixedWindow",
+    "SlidingWindow",
+    "DynamicWindow",
+    "Concurrency",
+    "Mutex",
     "header",
     # in a handler
     "RateLimited",
@@ -48,8 +60,11 @@ __all__ = [
     "JobExpired",
     "JobFailed",
     "JobNotFound",
+    "LimitInUse",
+    "LimitRejected",
     "NotOpen",
     "PayloadError",
     "StorageUnavailable",
     "StorageUnusable",
+    "UnknownLimit",
 ]

@@ -7,15 +7,17 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from random import Random
 from typing import Any, ParamSpec, Self, TypeVar, overload
 from urllib.parse import unquote, urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.admin import Admin
-from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds
+from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds, to_datetime
 from headgate.engine.bus import Callback, EventBus
 from headgate.engine.node import Node, NodeSettings
 from headgate.engine.result_watch import ResultWatch
@@ -25,21 +27,29 @@ from headgate.errors import (
     JobExpired,
     JobFailed,
     JobNotFound,
+    LimitRejected,
     NotOpen,
+    UnknownLimit,
 )
 from headgate.jobs.event import Event, JobEnqueued, LimitSkipped
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import JobState, NewJob
+from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.limit import Limit
+from headgate.limits.limiter import Limiter
 from headgate.observe.log import log_event, logged_kinds
 from headgate.settings import load_settings
+from headgate.storage.admission import ask_of
+from headgate.storage.endings import EXPIRED_ERROR, REJECTED, rejection_error
+from headgate.storage.live_rules import LiveRules
 from headgate.storage.memory import MemoryStorage
-from headgate.storage.protocol import EXPIRED_ERROR, Storage
+from headgate.storage.prediction import predict
+from headgate.storage.protocol import Standing, Storage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.stored_buckets import StoredBuckets
 from headgate.sync import LoopPortal
-from headgate.tasks.gate import bind_limits
-from headgate.tasks.handle import Job, JobStatus, status_of
+from headgate.tasks.gate import UNGATED, bind_limits
+from headgate.tasks.handle import Job, JobStatus
 from headgate.tasks.payload import PayloadType
 from headgate.tasks.registry import DEFAULT_QUEUE, Queue, Registry, require_name
 from headgate.tasks.task import Call, EnqueueOptions, Task, checked_timeout, require_priority
@@ -180,6 +190,17 @@ class Headgate:
         """Declare a limit that several tasks share as one budget, each with `limits=["name"]`."""
         self._registry.add_shared(name, limit)
 
+    def limiter(self, name: str) -> Limiter:
+        """A declared limit for plain code: what it takes comes out of the same buckets that jobs draw on.
+
+        `async with app.limiter("openai").hold(key, cost=3): …`. The app must be open. Raises UnknownLimit.
+        """
+        limit = self._registry.limits.get(name)
+        if limit is None:
+            known = ", ".join(sorted(self._registry.limits)) or "none"
+            raise UnknownLimit(f"this app declares no limit {name!r}; it declares: {known}")
+        return Limiter(_named(limit, name), store=StoredBuckets(self._storage), clock=self._clock)
+
     def queue(self, name: str, *, concurrency: int | None = None) -> None:
         """Declare a queue, with its slots per node (default: 100, or max(4, 2 × cores) for plain functions)."""
         self._registry.add_queue(Queue(name, concurrency))
@@ -300,6 +321,8 @@ class Headgate:
         """Store the calls as jobs in one commit; what `task.enqueue` and `task.enqueue_many` do."""
         self._require_open()
         jobs = self._new_jobs(task, options, calls)
+        if task.gate.patience:
+            jobs = await self._reject_hopeless(jobs)
         await self._storage.add(jobs)
         if self._bus.wants(JobEnqueued):
             for job in jobs:
@@ -320,7 +343,7 @@ class Headgate:
         jobs: list[NewJob] = []
         for call in calls:
             payload, arguments = encode(call.args, call.kwargs)
-            draws, costs = gate.draws(arguments, headers or {}, on_skip) if gate.limits else ((), None)
+            draws, costs, terms = gate.ask(arguments, headers or {}, on_skip) if gate.limits else UNGATED
             jobs.append(
                 NewJob(
                     id=new_id(now),
@@ -336,9 +359,35 @@ class Headgate:
                     costs=costs,
                     headers=headers,
                     options=options.options,
+                    terms=terms,
+                    variant="" if terms is None else terms.variant(),
+                    give_up_at=None if terms is None or not terms.patience else run_at + terms.patience,
                 )
             )
         return jobs
+
+    async def _reject_hopeless(self, jobs: Sequence[NewJob]) -> list[NewJob]:
+        """Those whose limits would keep them waiting longer than their `max_wait` are stored as final at once."""
+        live = LiveRules(await self._storage.settings())
+        now = self._clock.now()
+        limit_now = self._storage.limit_now()
+        lanes: dict[tuple[str, tuple[Draw, ...], str], Standing] = {}
+        judged: list[NewJob] = []
+        for job in jobs:
+            if job.give_up_at is None or job.delayed:
+                judged.append(job)
+                continue
+            lane = (job.queue, job.draws, job.variant)
+            standing = lanes.get(lane) or await self._storage.outlook(*lane)
+            standing = replace(standing, asks=ask_of(job.id, job.costs, job.terms))
+            starts_at, waits_for = predict(standing, self._registry.rules, live, limit_now)
+            if starts_at is not None and starts_at - limit_now > job.give_up_at - now:
+                error = rejection_error(waits_for, now + starts_at - limit_now, job.give_up_at - now)
+                judged.append(replace(job, rejection=error))
+            else:
+                judged.append(job)
+                lanes[lane] = replace(standing, place=(standing.place or 0) + 1, waiting=standing.waiting + 1)
+        return judged
 
     def _skip(self, task: str, limit: str, reason: str) -> None:
         # Once for each task and limit: a thousand jobs without a key are one mistake.
@@ -355,10 +404,7 @@ class Headgate:
     async def job_status(self, job_id: str) -> JobStatus:
         """As `Job.status`."""
         self._require_open()
-        record = await self._storage.job(job_id)
-        if record is None:
-            raise JobNotFound(job_id)
-        return status_of(record, self._clock.now())
+        return await self.admin.status(job_id)
 
     async def job_result(self, job_id: str, timeout: float | None) -> Any:
         """As `Job.result`."""
@@ -367,12 +413,11 @@ class Headgate:
         record = await self._results.wait(job_id, timeout)
         match record.state:
             case JobState.CANCELLED:
-                raise JobCancelled(job_id)
+                raise JobCancelled(job_id) from None if record.error is None else _cause(record.error)
             case JobState.FAILED:
                 error = record.error
                 assert error is not None
-                cause = JobExpired(error.message) if error == EXPIRED_ERROR else None
-                raise JobFailed(job_id, error.type, error.message, error.traceback) from cause
+                raise JobFailed(job_id, error.type, error.message, error.traceback) from _cause(error)
             case _:
                 task = self._registry.tasks.get(record.task)
                 assert record.result is not None
@@ -392,7 +437,7 @@ class Headgate:
     def admin(self) -> Admin:
         """What operators see and steer."""
         self._require_open()
-        return Admin(self._storage, self._registry.rules, self._clock)
+        return Admin(self._storage, self._registry.rules, frozenset(self._registry.tasks), self._clock)
 
     @property
     def portal(self) -> LoopPortal:
@@ -418,6 +463,31 @@ class _TaskDecorator:
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
     def __call__(self, function: Callable[..., Any], /) -> Any:
         raise AssertionError("never called")
+
+
+def _named(limit: Limit, name: str) -> Limit:
+    copied = copy(limit)
+    object.__setattr__(copied, "name", name)
+    return copied
+
+
+def _cause(error: JobError) -> Exception | None:
+    """What a job ended with that never ran, as callers would catch it."""
+    if error == EXPIRED_ERROR:
+        return JobExpired(error.message)
+    if error.type != REJECTED or error.data is None:
+        return None
+    opens_at = error.data.get("opens_at")
+    return LimitRejected(
+        error.message,
+        limit=_text(error.data.get("limit")),
+        key=_text(error.data.get("key")),
+        opens_at=to_datetime(opens_at) if isinstance(opens_at, int) else None,
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 async def _end(node: Node, running: asyncio.Task[None]) -> None:

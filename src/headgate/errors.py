@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 
 class HeadgateError(Exception):
     """The root of all errors that Headgate raises on purpose."""
@@ -25,6 +27,10 @@ class UnknownTask(HeadgateError, LookupError):
 
 class UnknownQueue(HeadgateError, LookupError):
     """A task or a call names a queue that this app does not declare."""
+
+
+class UnknownLimit(HeadgateError, LookupError):
+    """Somebody names a limit that this app does not declare."""
 
 
 class NotOpen(HeadgateError, RuntimeError):
@@ -82,3 +88,29 @@ class JobCancelled(HeadgateError):
 
 class JobExpired(HeadgateError):
     """A job was not started by its `expires_at`."""
+
+
+class LimitRejected(HeadgateError):
+    """A job's limits would have made it wait longer than it may: it ends without having run.
+
+    `limit` and `key` say which bucket, `opens_at` (an aware datetime) when it would have opened, where that is known.
+    """
+
+    def __init__(
+        self, message: str, *, limit: str | None = None, key: str | None = None, opens_at: datetime | None = None
+    ) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.key = key
+        self.opens_at = opens_at
+
+
+class LimitInUse(HeadgateError, RuntimeError):
+    """A limit cannot be removed while jobs wait for it or hold its permits."""
+
+
+class GateClosed(HeadgateError, RuntimeError):
+    """The gate or limiter was closed, before the call or while it waited; nothing was consumed."""
+
+    def __init__(self) -> None:
+        super().__init__("this gate is closed; make a new one to go on")

@@ -35,5 +35,5 @@ async def test_a_handler_that_names_an_instant_beyond_all_time_does_not_end_its_
         assert await (await other.enqueue()).result(timeout=5) == 1
         status = await job.status()
         assert status.state is JobState.WAITING
-        assert len(await app.admin.buckets()) == 1
+        assert len(await app.admin.limits.list()) == 1
         assert await (await other.enqueue()).result(timeout=5) == 1

@@ -85,7 +85,7 @@ class WatchedTransaction(Transaction):
         return written
 
     @classmethod
-    def forget(cls) -> None:
+    def forget_written(cls) -> None:
         cls.claimed = cls.finished = ()
 
 
@@ -107,7 +107,7 @@ class HoldingStorage(SqliteStorage):
             self._points.reach("finishing", WatchedTransaction.finished)
 
     def _transact(self, group: Any) -> Any:
-        WatchedTransaction.forget()
+        WatchedTransaction.forget_written()
         results = super()._transact(group)
         self._points.reach("claimed", WatchedTransaction.claimed)
         self._points.reach("finished", WatchedTransaction.finished)

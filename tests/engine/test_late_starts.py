@@ -11,7 +11,7 @@ from headgate.clock import SECOND
 from headgate.errors import StorageUnavailable
 from headgate.limits.limit import AnyRule
 from headgate.storage.memory import MemoryStorage
-from headgate.storage.protocol import Claim, Claimed, LateStart
+from headgate.storage.protocol import Amendment, Claim, Claimed
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.test_promises import counted
 
@@ -35,12 +35,12 @@ class SlowStore(MemoryStorage):
             await asyncio.sleep(self._random.uniform(0, self.longest) if delay is None else delay)
         return claimed
 
-    async def postpone(self, late: Sequence[LateStart], rules: Mapping[str, AnyRule]) -> None:
+    async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
         if self.fails:
             self.fails -= 1
             raise StorageUnavailable("not now")
-        self.postponed += len(late)
-        await super().postpone(late, rules)
+        self.postponed += sum(amendment.actual > 0 for amendment in amendments)
+        await super().amend(amendments, rules)
 
 
 def test_starts_measured_in_the_handler_hold_a_strict_limit_however_slow_the_store_is() -> None:

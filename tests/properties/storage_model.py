@@ -14,7 +14,8 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import Gcra
 from headgate.limits.strict_rate import SlidingLog
 from headgate.storage.admission import gated_share
-from headgate.storage.protocol import EXPIRED_ERROR, Claim, Claimed, poison_error
+from headgate.storage.endings import EXPIRED_ERROR, poison_error
+from headgate.storage.protocol import Claim, Claimed
 
 Lane = tuple[str, tuple[Draw, ...]]
 
@@ -197,7 +198,7 @@ class StorageModel:
             queue: sum(len(jobs) for lane, jobs in line.items() if lane[0] == queue and not lane[1])
             for queue in claim.rooms
         }
-        for gone in claimed.expired:
+        for gone in claimed.dropped:
             job = self.jobs[gone.id]
             assert job.is_ready(wall)
             assert job.is_expired(wall)

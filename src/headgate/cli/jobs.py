@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from headgate.admin import Admin, JobDetails
+from headgate.admin import Admin, Explanation, JobDetails
 from headgate.cli.locate import ask, takes_app, takes_app_and_ids
 from headgate.cli.output import json_option, make_console, print_json, print_table, printable, until
 from headgate.clock import to_datetime
@@ -76,6 +76,26 @@ def show(target: str, ids: Sequence[str], as_json: bool) -> None:
 @jobs.command()
 @takes_app_and_ids
 @json_option
+def explain(target: str, ids: Sequence[str], as_json: bool) -> None:
+    """Say why jobs have not started: the limit they wait for, their place, and when they will start."""
+    found = ask(target, partial(_explanations, ids=ids))
+    if as_json:
+        print_json(found)
+        return
+    for explanation in found:
+        click.echo(f"{explanation.status.id} ({explanation.status.task}): {printable(explanation.reason)}")
+        if explanation.limits:
+            print_table(
+                "",
+                ("limit", "key", "rule", "used", "available", "opens"),
+                [(e.limit, e.key, e.rule, e.used, e.available, until(e.opens_at)) for e in explanation.limits],
+                empty="",
+            )
+
+
+@jobs.command()
+@takes_app_and_ids
+@json_option
 def retry(target: str, ids: Sequence[str], as_json: bool) -> None:
     """Let failed or cancelled jobs wait again, with all their tries.
 
@@ -100,6 +120,10 @@ def cancel(target: str, ids: Sequence[str], as_json: bool) -> None:
 
 async def _details(admin: Admin, *, ids: Sequence[str]) -> list[JobDetails]:
     return [await admin.job(id) for id in ids]
+
+
+async def _explanations(admin: Admin, *, ids: Sequence[str]) -> list[Explanation]:
+    return [await admin.explain(id) for id in ids]
 
 
 async def _retry(admin: Admin, id: str) -> Report:

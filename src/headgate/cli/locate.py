@@ -73,6 +73,35 @@ def takes_app_and_ids(function: Callable[..., None]) -> Callable[..., None]:
     return _takes_words(function, "[MODULE:APP] ID...", with_ids=True)
 
 
+def takes_app_and(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command its `target` and the `words` that it names, which follow the app if that comes first."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @click.argument("words", nargs=-1, metavar=f"[MODULE:APP] {' '.join(names)}")
+        @click.option("-A", "--app", "named", envvar="HEADGATE_APP", metavar="MODULE:APP", help="The app to work on.")
+        @functools.wraps(function)
+        def command(*, words: tuple[str, ...], named: str | None, **options: Any) -> None:
+            first, rest = (words[0], words[1:]) if len(words) == len(names) + 1 else (None, words)
+            if len(rest) != len(names):
+                raise click.UsageError(f"it takes {' '.join(names)}, after the app if that is named first")
+            function(target=_chosen(first, named), words=rest, **options)
+
+        return command
+
+    return decorate
+
+
+def _chosen(first: str | None, named: str | None) -> str:
+    """The app that was named, in front or by option or environment."""
+    source = click.get_current_context().get_parameter_source("named")
+    if first is not None and source is ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"the app is named twice, {first} and -A {named}")
+    target = first or named
+    if target is None:
+        raise click.UsageError("name the app: module:app as first argument, -A module:app, or HEADGATE_APP")
+    return target
+
+
 def _takes_words(function: Callable[..., None], metavar: str, *, with_ids: bool) -> Callable[..., None]:
     @click.argument("words", nargs=-1, metavar=metavar)
     @click.option("-A", "--app", "named", envvar="HEADGATE_APP", metavar="MODULE:APP", help="The app to work on.")
@@ -80,12 +109,7 @@ def _takes_words(function: Callable[..., None], metavar: str, *, with_ids: bool)
     def command(*, words: tuple[str, ...], named: str | None, **options: Any) -> None:
         first = words[0] if words and (not with_ids or ":" in words[0]) else None
         ids = words if first is None else words[1:]
-        source = click.get_current_context().get_parameter_source("named")
-        if first is not None and source is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"the app is named twice, {first} and -A {named}")
-        target = first or named
-        if target is None:
-            raise click.UsageError("name the app: module:app as first argument, -A module:app, or HEADGATE_APP")
+        target = _chosen(first, named)
         if with_ids:
             if not ids:
                 raise click.UsageError("name at least one job by its id")

@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "worker": Lazy("headgate.cli.worker", "Run jobs until told to stop."),
     "status": Lazy("headgate.cli.status", "Show queues, nodes and the most crowded limits."),
     "jobs": Lazy("headgate.cli.jobs", "List, show, retry and cancel jobs."),
-    "limits": Lazy("headgate.cli.limits", "Show the budget of each key."),
+    "limits": Lazy("headgate.cli.limits", "Show the budget of each key, and steer it live."),
     "demo": Lazy("headgate.cli.demo", "Watch Headgate keep its promises, in under a minute."),
 }
 

@@ -73,7 +73,7 @@ def status(target: str, as_json: bool) -> None:
 
 
 async def _fetch(admin: Admin) -> Status:
-    buckets = await admin.buckets(count=MOST_THROTTLED)
+    buckets = await admin.limits.list(count=MOST_THROTTLED)
     return Status(
         queues=await admin.counts(),
         nodes=[_node(record) for record in await admin.nodes()],

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from headgate.clock import FARTHEST, SECOND, Clock
-from headgate.errors import PayloadError
+from headgate.engine.charge import AttemptCharge
+from headgate.errors import HeadgateError, PayloadError
 from headgate.jobs.job import ClaimedJob, JobError, truncated_error
 from headgate.jobs.outcome import (
     Cancelled,
@@ -42,14 +43,35 @@ class Cause(enum.Enum):
 class Attempt:
     """One attempt of a claimed job, running on this node."""
 
-    __slots__ = ("_asyncio_task", "_clock", "_context", "_may_start", "_pool", "_thread", "cause", "job", "task")
+    __slots__ = (
+        "_asyncio_task",
+        "_clock",
+        "_context",
+        "_may_start",
+        "_pool",
+        "_thread",
+        "cause",
+        "charge",
+        "has_begun",
+        "job",
+        "task",
+    )
 
     def __init__(
-        self, job: ClaimedJob, task: Task[Any, Any], clock: Clock, pool: Pool, may_start: Callable[[ClaimedJob], bool]
+        self,
+        job: ClaimedJob,
+        task: Task[Any, Any],
+        charge: AttemptCharge,
+        clock: Clock,
+        pool: Pool,
+        may_start: Callable[[Attempt], bool],
     ) -> None:
         self.job = job
         self.task = task
+        self.charge = charge
         self.cause: Cause | None = None
+        # Whether the handler was called: before that, nothing has cost the callee anything.
+        self.has_begun = False
         self._clock = clock
         self._pool = pool
         self._may_start = may_start
@@ -107,15 +129,16 @@ class Attempt:
             arguments, named = self.task.payload.decode(self.job.payload)
         except PayloadError as error:
             return Unreadable(truncated_error(error))
-        self._context = JobContext(self.job)
+        self._context = JobContext(self.job, self._settle)
         enter(self._context, with_thread=not self.task.is_async)
         timer = None
         if self.timeout is not None:
             when = self._clock.monotonic() + round(self.timeout * SECOND)
             timer = self._clock.call_at(when, partial(self.cancel, Cause.TIMEOUT))
         try:
-            if self.job.draws and not self._may_start(self.job):
+            if self.job.draws and not self._may_start(self):
                 return Interrupted()
+            self.has_begun = True
             if self.task.is_async:
                 result = await self.task.function(*arguments, **named)
             else:
@@ -138,6 +161,14 @@ class Attempt:
         finally:
             if timer is not None:
                 timer.cancel()
+
+    def _settle(self, limit: str, actual: int) -> None:
+        known = [bound.name for bound in self.task.gate.limits]
+        if limit not in known:
+            raise HeadgateError(
+                f"task {self.task.name!r} has no limit {limit!r} to settle; it has: {', '.join(known) or 'none'}"
+            )
+        self.charge.settle(limit, actual)
 
     async def _in_thread(self, arguments: list[Any], named: dict[str, Any]) -> Any:
         call = partial(contextvars.copy_context().run, self.task.function, *arguments, **named)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from headgate.clock import SECOND, Clock, sleep
 from headgate.engine.bus import EventBus
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import JobFailure, StorageTroubled
+from headgate.jobs.event import JobFailure, JobFinished, StorageTroubled
 from headgate.jobs.job import JobState
-from headgate.storage.protocol import EXPIRED_ERROR, Expired, Storage
+from headgate.storage.protocol import Dropped, Storage
 
 FORGET_EVERY = 30
 """Seconds between two rounds of forgetting; what has expired is looked for every second."""
@@ -32,7 +32,7 @@ class Housekeeper:
             await sleep(self._clock, 1.0)
             turns += 1
             try:
-                publish_expired(self._bus, self._clock, await self._storage.expire())
+                publish_dropped(self._bus, self._clock, await self._storage.expire())
                 if turns % FORGET_EVERY == 0:
                     await self._forget()
             except StorageUnavailable as error:
@@ -45,17 +45,18 @@ class Housekeeper:
             await sleep(self._clock, PAUSE)
 
 
-def publish_expired(bus: EventBus, clock: Clock, expired: Sequence[Expired]) -> None:
-    """Tell of jobs that were failed because they had not started in time."""
-    for job in expired:
+def publish_dropped(bus: EventBus, clock: Clock, dropped: Sequence[Dropped]) -> None:
+    """Tell of jobs that ended without having run."""
+    for job in dropped:
+        kind = JobFailure if job.state is JobState.FAILED else JobFinished
         bus.publish(
-            JobFailure(
+            kind(
                 at=clock.now(),
                 job_id=job.id,
                 task=job.task,
                 queue=job.queue,
                 attempt=0,
-                state=JobState.FAILED,
-                error=EXPIRED_ERROR,
+                state=job.state,
+                error=job.error,
             )
         )

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from msgspec.structs import replace
+
 from headgate.clock import SECOND, Clock, Timer, sleep, wait_for_event
 from headgate.engine.bus import EventBus
+from headgate.engine.charge import AttemptCharge
 from headgate.engine.executor import Attempt, Cause
-from headgate.engine.housekeeper import Housekeeper, publish_expired
+from headgate.engine.housekeeper import Housekeeper, publish_dropped
 from headgate.engine.lease import LeaseWatch
 from headgate.engine.punctuality import Start, judge_start
 from headgate.engine.recorder import Recorder
@@ -36,9 +39,9 @@ from headgate.jobs.event import (
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.lifecycle import Ending, Returned, decide
-from headgate.jobs.outcome import Outcome
+from headgate.jobs.outcome import Outcome, Refused
 from headgate.jobs.retry import RetryPolicy
-from headgate.storage.protocol import Claim, Room, Storage, Throttled
+from headgate.storage.protocol import Amendment, Claim, Room, Storage, Throttled
 from headgate.tasks.registry import Registry
 
 SWEEP_EVERY = 30
@@ -197,7 +200,7 @@ class Node:
             for job in claimed.jobs:
                 if self._stopping.is_set():
                     # Told to end while the claim was on its way.
-                    self._recorder.end(job, Returned(job.id, job.fence, "interrupted", spent=False))
+                    self._hand_back(job)
                 else:
                     self._start(job)
             if claimed.more:
@@ -205,7 +208,7 @@ class Node:
             self._arm(asked_at, claimed.next_in)
             if claimed.throttled:
                 self._publish_throttled(claimed.throttled)
-            publish_expired(self._bus, self._clock, claimed.expired)
+            publish_dropped(self._bus, self._clock, claimed.dropped)
             for task in claimed.unknown:
                 if task not in self._unknown_tasks:
                     self._unknown_tasks.add(task)
@@ -245,7 +248,7 @@ class Node:
     def _start(self, job: ClaimedJob) -> None:
         task = self._registry.tasks.get(job.task)
         assert task is not None, f"the storage gave out {job.task!r}, which was not asked for"
-        attempt = Attempt(job, task, self._clock, self._pool, self._may_start)
+        attempt = Attempt(job, task, self._charge(job), self._clock, self._pool, self._may_start)
         self._running[job.id] = attempt
         self._busy[job.queue] += 1
         if self._bus.wants(JobStarted):
@@ -254,14 +257,29 @@ class Node:
             )
         attempt.start().add_done_callback(lambda done: self._attempt_ended(attempt, done))
 
-    def _may_start(self, job: ClaimedJob) -> bool:
+    def _charge(self, job: ClaimedJob) -> AttemptCharge:
+        loop = asyncio.get_running_loop()
+
+        def report(amendment: Amendment) -> None:
+            # Handlers in threads settle their costs, too.
+            loop.call_soon_threadsafe(self._recorder.amend, amendment)
+
+        return AttemptCharge(job, report)
+
+    def _hand_back(self, job: ClaimedJob) -> None:
+        """A job that was claimed and does not start."""
+        charge = AttemptCharge(job, self._recorder.amend)
+        charge.refund()
+        self._recorder.end(job, Returned(job.id, job.fence, "interrupted", spent=False, charge=charge.final))
+
+    def _may_start(self, attempt: Attempt) -> bool:
         """The last look at a gated job before its handler is called; False sends it back unspent."""
         now = self._storage.limit_now()
-        match judge_start(job, self._registry.rules, now):
+        match judge_start(attempt.job, self._registry.rules, now):
             case Start.ON_TIME:
                 return True
             case Start.LATE:
-                self._recorder.start_late(job, now)
+                attempt.charge.start_late(now)
                 return True
             case Start.TOO_LATE:
                 return False
@@ -277,7 +295,12 @@ class Node:
         if attempt.cause is not Cause.DISOWNED:
             # An attempt that was cancelled before its first step has no outcome of its own.
             outcome = attempt.outcome_when_cancelled() if done.cancelled() else done.result()
-            self._recorder.end(job, self._decide(job, outcome, attempt.retry))
+            if isinstance(outcome, Refused) or not attempt.has_begun:
+                attempt.charge.refund()
+            ending = self._decide(job, outcome, attempt.retry)
+            if attempt.charge.final is not None:
+                ending = replace(ending, charge=attempt.charge.final)
+            self._recorder.end(job, ending)
 
     def _decide(self, job: ClaimedJob, outcome: Outcome, retry: RetryPolicy) -> Ending:
         try:

@@ -7,12 +7,11 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 
-from headgate.jobs.job import ClaimedJob, Draw
+from headgate.jobs.job import ClaimedJob
 from headgate.limits.limit import AnyRule
-from headgate.storage.protocol import LateStart
 
 
 class Start(Enum):
@@ -40,31 +39,3 @@ def judge_start(job: ClaimedJob, rules: Mapping[str, AnyRule], now: int) -> Star
             return Start.TOO_LATE
         start = Start.LATE
     return start
-
-
-class LateStarts:
-    """Late starts that the store has not been told of, those of one charge together."""
-
-    def __init__(self) -> None:
-        self._starts: dict[tuple[Draw, int], tuple[int, int]] = {}
-
-    def add(self, job: ClaimedJob, now: int) -> None:
-        for index, draw in enumerate(job.draws):
-            cost = 1 if job.costs is None else job.costs[index]
-            charge = (draw, job.charged_at)
-            started_at, known = self._starts.get(charge, (now, 0))
-            self._starts[charge] = (max(started_at, now), known + cost)
-
-    def put_back(self, late: Sequence[LateStart]) -> None:
-        """The store has not heard of these."""
-        for start in late:
-            charge = (start.draw, start.charged_at)
-            started_at, known = self._starts.get(charge, (start.started_at, 0))
-            self._starts[charge] = (max(started_at, start.started_at), known + start.cost)
-
-    def take(self) -> list[LateStart]:
-        """All of them; from now on they are the caller's to tell."""
-        starts, self._starts = self._starts, {}
-        return [
-            LateStart(draw, charged_at, started_at, cost) for (draw, charged_at), (started_at, cost) in starts.items()
-        ]

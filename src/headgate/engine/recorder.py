@@ -8,17 +8,16 @@ from random import Random
 
 from headgate.clock import Clock, sleep, wait_for_event
 from headgate.engine.bus import EventBus
-from headgate.engine.punctuality import LateStarts
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned, StorageTroubled
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
-from headgate.storage.protocol import Storage
+from headgate.storage.protocol import Amendment, Storage
 from headgate.tasks.registry import Registry
 
 
 class Recorder:
-    """Keeps endings and late starts of one node until they are stored, and tells of them afterwards."""
+    """Keeps endings and amended charges of one node until they are stored, and tells of them afterwards."""
 
     def __init__(
         self, node: str, storage: Storage, registry: Registry, *, clock: Clock, bus: EventBus, random: Random
@@ -31,7 +30,7 @@ class Recorder:
         self._random = random
         self._endings: list[tuple[ClaimedJob, Ending]] = []
         self._on_their_way: list[tuple[ClaimedJob, Ending]] = []
-        self._late = LateStarts()
+        self._amendments: list[Amendment] = []
         self._has_news = asyncio.Event()
         self._is_empty = asyncio.Event()
 
@@ -40,9 +39,9 @@ class Recorder:
         self._endings.append((job, ending))
         self._has_news.set()
 
-    def start_late(self, job: ClaimedJob, now: int) -> None:
-        """A gated job has started at limit time `now`, later than it was charged."""
-        self._late.add(job, now)
+    def amend(self, amendment: Amendment) -> None:
+        """A start was not what it was charged as."""
+        self._amendments.append(amendment)
         self._has_news.set()
 
     @property
@@ -65,18 +64,18 @@ class Recorder:
             await self._has_news.wait()
             self._has_news.clear()
             self._on_their_way, self._endings = self._endings, []
-            late = self._late.take()
+            amendments, self._amendments = self._amendments, []
             try:
-                if late:
-                    await self._storage.postpone(late, self._registry.rules)
-                    late = []
+                if amendments:
+                    await self._storage.amend(amendments, self._registry.rules)
+                    amendments = []
                 if self._on_their_way:
                     endings = [ending for _, ending in self._on_their_way]
                     self._tell(await self._storage.finish(self.node, endings))
             except StorageUnavailable as error:
                 self._endings = self._on_their_way + self._endings
                 self._on_their_way = []
-                self._late.put_back(late)
+                self._amendments = amendments + self._amendments
                 self._bus.publish(
                     StorageTroubled(at=self._clock.now(), doing="recording finished jobs", error=str(error))
                 )

@@ -67,11 +67,14 @@ class JobReturned(Event, frozen=True):
 
 
 class JobThrottled(Event, frozen=True):
-    """Jobs wait for budget: told at once for a bucket, then at most each 30 s with how often lanes met it closed."""
+    """Jobs wait for budget: told at once for a bucket, then at most each 30 s with how often lanes met it closed.
+
+    `opens_at` is None for a bucket that opens when a permit is given back.
+    """
 
     limit: str
     key: str
-    opens_at: int
+    opens_at: int | None
     waiting: int
     count: int
 

@@ -5,26 +5,13 @@ These are msgspec structs rather than dataclasses: frozen all the same, and they
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
+
+from headgate.jobs.state import JobState as JobState
+from headgate.jobs.terms import GateTerms
 
 MAX_PRIORITY = 9
 """Priorities are 0 (default) to 9; higher goes first inside its lane."""
-
-
-class JobState(StrEnum):
-    """Where a job is in its life. Scheduled and throttled are views of `waiting`."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_final(self) -> bool:
-        return self not in (JobState.WAITING, JobState.RUNNING)
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True):
@@ -41,11 +28,23 @@ class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     retries: int | None = None
 
 
+class JobError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An attempt's error as text, cut to what a row should hold; `data` is what the error itself carries."""
+
+    type: str
+    message: str
+    traceback: str | None = None
+    data: dict[str, str | int | None] | None = None
+
+
 class NewJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A job as it is enqueued. Instants are wall microseconds.
 
     `delayed` says that a time was asked for, so that the wall clock decides when the job is ready; a job without it is
     ready at once, whatever the wall clock does later. `run_at` orders the jobs of a lane in both cases.
+
+    `variant` is that of its terms. At `give_up_at` it has waited as long as they allow. A job with a `rejection` is
+    stored as final: its limits would have made it wait too long.
     """
 
     id: str
@@ -61,6 +60,10 @@ class NewJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     costs: tuple[int, ...] | None = None
     headers: dict[str, str] | None = None
     options: JobOptions | None = None
+    terms: GateTerms | None = None
+    variant: str = ""
+    give_up_at: int | None = None
+    rejection: JobError | None = None
 
 
 class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
@@ -68,7 +71,8 @@ class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
 
     `fence` grows with every claim and is what `finish` compares; `attempt` counts the tries that were spent, so a
     snoozed or handed back attempt keeps its number. `lost` of them ended with a dead node. `charged_at` is limit time:
-    the instant that its start counts as in the buckets it draws on.
+    the instant that its start counts as in the buckets it draws on. `draws` and `costs` are what this start was
+    charged for: a retry may pass some of its task's limits.
     """
 
     id: str
@@ -93,19 +97,12 @@ class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
         return bool(self.draws)
 
 
-class JobError(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An attempt's error as text, cut to what a row should hold."""
-
-    type: str
-    message: str
-    traceback: str | None = None
-
-
 class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     """A stored job as people look at it. Instants are wall microseconds.
 
-    `throttled_until` and `waits_for` are set while the job's lane waits behind a closed bucket; `lane_waiting` is how
-    many jobs wait in that lane, this one included.
+    `throttled_until` and `waits_for` are set while the job's lane waits behind a closed bucket, `waits_for` alone if it
+    is for a permit; `lane_waiting` is how many jobs wait in that lane, this one included. `held` is the set of its
+    draws whose permits it holds.
     """
 
     id: str
@@ -133,6 +130,9 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     throttled_until: int | None
     waits_for: Draw | None
     lane_waiting: int
+    costs: tuple[int, ...] | None = None
+    terms: GateTerms | None = None
+    held: int = 0
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):

@@ -38,6 +38,16 @@ UNREADABLE_TRIES = 5
 UNREADABLE_DELAY = 30 * SECOND
 
 
+class Charge(msgspec.Struct, frozen=True, array_like=True):
+    """What a start came to be charged, where that differs from its claim.
+
+    It counts as of `at` (limit time; None: it never began and counts as nothing), with those costs (None: as claimed).
+    """
+
+    at: int | None
+    costs: tuple[int, ...] | None = None
+
+
 class Finished(msgspec.Struct, frozen=True, array_like=True):
     """The job is final."""
 
@@ -46,6 +56,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     state: JobState
     result: str | None = None
     error: JobError | None = None
+    charge: Charge | None = None
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True):
@@ -62,6 +73,7 @@ class Returned(msgspec.Struct, frozen=True, array_like=True):
     run_at: int | None = None
     error: JobError | None = None
     closed_for: int | None = None
+    charge: Charge | None = None
 
 
 Ending = Finished | Returned

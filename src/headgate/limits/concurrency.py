@@ -25,13 +25,17 @@ class Hold(msgspec.Struct, frozen=True, array_like=True):
     uses: int
 
 
-Holders = Mapping[str, Hold]
+class Permits(msgspec.Struct, frozen=True, array_like=True):
+    """All permits of one bucket that are held: the sum of their costs, and who holds them."""
+
+    held: int = 0
+    holders: Mapping[str, Hold] = {}
 
 
 class Semaphore(msgspec.Struct, frozen=True, tag="concurrency", tag_field="kind"):
     """Grants a permit while fewer than `count` are held; whoever holds one already shares it.
 
-    The state is the holders. Time opens nothing: a permit comes back when its last use is given back.
+    Time opens nothing: a permit comes back when its last use is given back.
     """
 
     count: int
@@ -40,31 +44,28 @@ class Semaphore(msgspec.Struct, frozen=True, tag="concurrency", tag_field="kind"
     margin: ClassVar[int] = 0
     period: ClassVar[int] = 0
 
-    def take(self, state: Holders | None, now: int, holder: str, cost: int = 1) -> tuple[int, Holders]:
+    def take(self, state: Permits | None, now: int, holder: str, cost: int = 1) -> tuple[int, Permits]:
         """When may `holder` go, now or NEVER by itself, and who holds what after it went?"""
         if cost > self.count:
             self.check_cost(cost)
-        holders = dict(state or {})
-        known = holders.get(holder)
+        permits = state or NO_PERMITS
+        known = permits.holders.get(holder)
         if known is not None:
-            holders[holder] = Hold(known.cost, known.uses + 1)
-            return now, holders
-        held = sum(hold.cost for hold in holders.values())
-        holders[holder] = Hold(cost, 1)
-        return now if held + cost <= self.count else NEVER, holders
+            return now, Permits(permits.held, {**permits.holders, holder: Hold(known.cost, known.uses + 1)})
+        held = permits.held + cost
+        return now if held <= self.count else NEVER, Permits(held, {**permits.holders, holder: Hold(cost, 1)})
 
     @staticmethod
-    def give(state: Holders, holder: str) -> Holders:
+    def give(state: Permits, holder: str) -> Permits:
         """The state after one use by `holder` has ended; the last one returns its permit."""
-        known = state.get(holder)
+        known = state.holders.get(holder)
         if known is None:
             return state
-        holders = dict(state)
         if known.uses > 1:
-            holders[holder] = Hold(known.cost, known.uses - 1)
-        else:
-            del holders[holder]
-        return holders
+            return Permits(state.held, {**state.holders, holder: Hold(known.cost, known.uses - 1)})
+        holders = dict(state.holders)
+        del holders[holder]
+        return Permits(state.held - known.cost, holders)
 
     def check_cost(self, cost: int) -> None:
         if cost > self.count:
@@ -72,12 +73,12 @@ class Semaphore(msgspec.Struct, frozen=True, tag="concurrency", tag_field="kind"
                 f"a cost of {cost} can never be granted by a concurrency of {self.count}; raise it or lower the cost"
             )
 
-    def amend(self, state: Holders, charged_at: int, cost: int, started_at: int, actual: int) -> Holders:
+    def amend(self, state: Permits, charged_at: int, cost: int, started_at: int, actual: int) -> Permits:
         # Permits are held, not spent: neither a late start nor a settled cost changes who holds them.
         return state
 
-    def snapshot(self, state: Holders | None, now: int) -> Snapshot:
-        used = sum(hold.cost for hold in (state or {}).values())
+    def snapshot(self, state: Permits | None, now: int) -> Snapshot:
+        used = 0 if state is None else state.held
         available = max(0, self.count - used)
         return Snapshot(used=used, available=available, opens_at=now if available else NEVER)
 
@@ -85,32 +86,34 @@ class Semaphore(msgspec.Struct, frozen=True, tag="concurrency", tag_field="kind"
         """How many permits can be held at once; how many start in a window depends on how long they run."""
         return self.count
 
-    def idle_at(self, state: Holders) -> int:
-        return NEVER if state else 0
+    def idle_at(self, state: Permits) -> int:
+        return NEVER if state.holders else 0
 
-    def dump(self, state: Holders) -> str:
-        return dump_holders(state)
+    def dump(self, state: Permits) -> str:
+        return dump_permits(state)
 
-    def load(self, stored: str, now: int) -> Holders:
+    def load(self, stored: str, now: int) -> Permits:
         # Under another kind of rule nobody held anything.
-        return load_holders(stored)
+        return load_permits(stored)
 
     def describe(self) -> str:
         return f"{self.count} at once"
 
 
+NO_PERMITS = Permits()
+
 _HEAD = "1:concurrency:"
-_decode = msgspec.json.Decoder(dict[str, Hold]).decode
+_decode = msgspec.json.Decoder(Permits).decode
 
 
-def dump_holders(holders: Holders) -> str:
-    """Holders as a store keeps them."""
-    return _HEAD + msgspec.json.encode(holders).decode()
+def dump_permits(permits: Permits) -> str:
+    """Permits as a store keeps them."""
+    return _HEAD + msgspec.json.encode(permits).decode()
 
 
-def load_holders(stored: str | None) -> Holders:
-    """Stored holders; none where another kind of rule wrote."""
-    return _decode(stored[len(_HEAD) :]) if stored is not None and stored.startswith(_HEAD) else {}
+def load_permits(stored: str | None) -> Permits:
+    """Stored permits; none where another kind of rule wrote."""
+    return _decode(stored[len(_HEAD) :]) if stored is not None and stored.startswith(_HEAD) else NO_PERMITS
 
 
 @dataclass(frozen=True, init=False)

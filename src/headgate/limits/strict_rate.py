@@ -72,7 +72,7 @@ class SlidingLog(msgspec.Struct, frozen=True, tag="strict", tag_field="kind"):
         return self.count * -(-window // self.period)
 
     def idle_at(self, state: Starts) -> int:
-        return state[-1] + self.period
+        return state[-1] + self.period if state else 0
 
     def dump(self, state: Starts) -> str:
         return f"1:{self.kind}:" + base64.b64encode(struct.pack(f"<{len(state)}q", *state)).decode()

@@ -81,7 +81,11 @@ def _worded(event: Event) -> tuple[int, str] | None:
         case JobReturned():
             return logging.DEBUG, f"job {event.job_id} ({event.task}) waits again: {event.reason}"
         case JobThrottled():
-            when = to_datetime(event.opens_at).isoformat(timespec="milliseconds")
+            when = (
+                "when a permit is free"
+                if event.opens_at is None
+                else to_datetime(event.opens_at).isoformat(timespec="milliseconds")
+            )
             return (
                 logging.INFO,
                 f"limit {event.limit} key {event.key!r}: {event.waiting} jobs wait, next slot {when} ({event.count} ×)",

@@ -14,17 +14,32 @@ from typing import Any
 
 from headgate.errors import CostExceedsLimit
 from headgate.jobs.job import Draw
+from headgate.jobs.terms import GateTerms, without
+from headgate.limits.concurrency import NO_PERMITS, Semaphore
+from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.limit import AnyRule
+from headgate.limits.rule import Snapshot
 from headgate.storage.protocol import Room
 
 TURN = 4
 """How many jobs a lane may take before the next lane has its turn."""
 
+FOR_ALL_KEYS = ""
+"""The key of the bucket in which a dynamic window keeps the one state of all its keys."""
+
+
+Ask = tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]
+"""What a job asks of its lane's buckets: the cost in each (None: 1), and who is to hold its permits (None: rates)."""
+
 
 class BucketView:
-    """A bucket during one claim. `opens_at` is set while lanes wait behind it; `state` None is a bucket never seen."""
+    """A bucket during one claim. `opens_at` is set while lanes wait behind it; `state` None is a bucket never seen.
 
-    __slots__ = ("charged", "closed_until", "draw", "id", "opens_at", "rule", "state")
+    The state of a dynamic window covers all keys: it is that of `home`, the bucket of the limit itself. Every other
+    bucket is its own home.
+    """
+
+    __slots__ = ("charged", "closed_until", "draw", "home", "id", "opens_at", "rule", "state")
 
     def __init__(
         self,
@@ -35,6 +50,7 @@ class BucketView:
         id: int | None = None,
         opens_at: int | None = None,
         closed_until: int = 0,
+        home: BucketView | None = None,
     ) -> None:
         self.id = id
         self.draw = draw
@@ -43,14 +59,58 @@ class BucketView:
         self.opens_at = opens_at
         self.closed_until = closed_until
         self.charged = False
+        self.home = self if home is None else home
+
+    def ask(self, now: int, cost: int = 1, holder: str = "") -> tuple[int, Any]:
+        """When its rule lets `cost` go, and the state of its home after that."""
+        rule = self.rule
+        if isinstance(rule, SharedCounter):
+            return rule.take(self.home.state, now, cost, key=self.draw.key)
+        if isinstance(rule, Semaphore):
+            return rule.take(self.state, now, holder, cost)
+        return rule.take(self.state, now, cost)
+
+    def snapshot(self, now: int) -> Snapshot:
+        """What people see of it."""
+        rule = self.rule
+        if isinstance(rule, SharedCounter):
+            return rule.snapshot(self.home.state, now, key=self.draw.key)
+        return rule.snapshot(self.state, now)
+
+    def is_held_by(self, holder: str | None) -> bool:
+        """Whether `holder` has a permit of it already, and so may go whatever others wait for."""
+        return holder is not None and isinstance(self.rule, Semaphore) and holder in (self.state or NO_PERMITS).holders
+
+    def keep(self, state: Any) -> None:
+        """What was asked for has gone."""
+        home = self.home
+        home.state = state
+        home.charged = True
+
+    def amend(self, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+        """Let a start count as what it was and when, as `Rule.amend` says."""
+        home, rule = self.home, self.rule
+        if home.state is None:
+            return
+        if isinstance(rule, SharedCounter):
+            home.state = rule.amend(home.state, charged_at, cost, started_at, actual, key=self.draw.key)
+        else:
+            home.state = rule.amend(home.state, charged_at, cost, started_at, actual)
+        home.charged = True
 
     def grants(self, now: int, most: int) -> int:
         """How many starts of cost 1 it would grant now, at most `most`."""
         if self.closed_until > now:
             return 0
-        state = self.state
+        rule = self.rule
+        if isinstance(rule, Semaphore):
+            return max(0, min(most, rule.count - (self.state or NO_PERMITS).held))
+        state = self.home.state
         for granted in range(most):
-            opens_at, state = self.rule.take(state, now)
+            if isinstance(rule, SharedCounter):
+                opens_at, state = rule.take(state, now, key=self.draw.key)
+            else:
+                opens_at, state = rule.take(state, now)
             if opens_at > now:
                 return granted
         return most
@@ -59,28 +119,56 @@ class BucketView:
         """When it opens for the lanes that still wait behind it; `now` if it is open."""
         if self.opens_at is not None and self.opens_at > now:
             return self.opens_at
-        return max(now, self.closed_until, self.rule.take(self.state, now)[0])
+        return max(now, self.closed_until, self.ask(now)[0])
+
+
+class BucketVisit:
+    """A bucket as plain code changes it in one transaction, with what is noted under the id of its request."""
+
+    __slots__ = ("note", "noted_until", "now", "reopens", "view")
+
+    def __init__(self, view: BucketView, now: int, note: str | None) -> None:
+        self.view = view
+        self.now = now
+        self.note = note
+        self.noted_until: int | None = None
+        # Whether something was given back, so that those in line are to be looked at.
+        self.reopens = False
+
+    def remember(self, note: str, until: int) -> None:
+        """Answer the same to a repeat of the request, until that limit time."""
+        self.note, self.noted_until = note, until
+
+    def forget(self) -> None:
+        """The request counts no more."""
+        self.note, self.noted_until = None, 0
 
 
 class LaneView:
-    """A lane during one claim: its buckets and the costs of its first ready jobs; how many of them were admitted."""
+    """A lane during one claim: its buckets and what its first ready jobs ask; how many of them were admitted.
 
-    __slots__ = ("behind", "buckets", "costs", "failed", "id", "queue", "taken")
+    An ask of None is for a start of cost 1 in each bucket and no permit.
+    """
 
-    def __init__(
-        self, id: int, queue: str, buckets: Sequence[BucketView], costs: Sequence[tuple[int, ...] | None]
-    ) -> None:
+    __slots__ = ("asks", "behind", "buckets", "failed", "id", "queue", "taken")
+
+    def __init__(self, id: int, queue: str, buckets: Sequence[BucketView], asks: Sequence[Ask | None]) -> None:
         self.id = id
         self.queue = queue
         self.buckets = buckets
-        self.costs = costs
+        self.asks = asks
         self.taken = 0
         self.behind: BucketView | None = None
         self.failed: CostExceedsLimit | None = None
 
     @property
     def has_more(self) -> bool:
-        return self.taken < len(self.costs)
+        return self.taken < len(self.asks)
+
+    @property
+    def turn(self) -> int:
+        """Keys that share a ceiling take it in turns of one, so that each gets its part of it."""
+        return 1 if any(bucket.home is not bucket for bucket in self.buckets) else TURN
 
 
 def gated_share(room: Room, ungated_ready: int) -> int:
@@ -95,11 +183,11 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
     `lanes` come in the order of their turns; `shares` is how many gated jobs each queue may start.
     """
     left = dict(shares)
-    turns = deque(lane for lane in lanes if lane.costs)
+    turns = deque(lane for lane in lanes if lane.asks)
     while turns:
         lane = turns.popleft()
         room = left[lane.queue]
-        for _ in range(min(TURN, room, len(lane.costs) - lane.taken)):
+        for _ in range(min(lane.turn, room, len(lane.asks) - lane.taken)):
             closed = _take(lane, now)
             if closed is not None:
                 lane.behind = closed
@@ -115,52 +203,64 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
 
 def _take(lane: LaneView, now: int) -> BucketView | None:
     """Charge all the lane's buckets for its next job, or none and return the closed one that opens last."""
-    costs = lane.costs[lane.taken]
+    ask = lane.asks[lane.taken]
+    costs, holders = (None, None) if ask is None else ask
     buckets = lane.buckets
     if len(buckets) == 1:
-        return _take_one(lane, buckets[0], 1 if costs is None else costs[0], now)
+        return _take_one(
+            lane, buckets[0], 1 if costs is None else costs[0], None if holders is None else holders[0], now
+        )
     after: list[Any] = []
     closed: BucketView | None = None
     closed_until = now
     for index, bucket in enumerate(buckets):
-        opens_at, state = _ask(lane, bucket, 1 if costs is None else costs[index], now)
+        cost = 1 if costs is None else costs[index]
+        holder = None if holders is None else holders[index]
+        opens_at, state = _ask(lane, bucket, cost, holder, now)
         if lane.failed is not None:
             return None
         after.append(state)
         if opens_at > closed_until:
             closed, closed_until = bucket, opens_at
     if closed is not None:
-        _close(closed, closed_until)
+        closed.opens_at = closed_until
         return closed
     for bucket, state in zip(buckets, after, strict=True):
-        bucket.state = state
-        bucket.charged = True
+        bucket.keep(state)
     return None
 
 
-def _take_one(lane: LaneView, bucket: BucketView, cost: int, now: int) -> BucketView | None:
-    opens_at, state = _ask(lane, bucket, cost, now)
+def _take_one(lane: LaneView, bucket: BucketView, cost: int, holder: str | None, now: int) -> BucketView | None:
+    opens_at, state = _ask(lane, bucket, cost, holder, now)
     if lane.failed is not None:
         return None
     if opens_at > now:
-        _close(bucket, opens_at)
+        bucket.opens_at = opens_at
         return bucket
-    bucket.state = state
-    bucket.charged = True
+    bucket.keep(state)
     return None
 
 
-def _ask(lane: LaneView, bucket: BucketView, cost: int, now: int) -> tuple[int, Any]:
-    if bucket.opens_at is not None and bucket.opens_at > now:
-        return bucket.opens_at, None
+def _ask(lane: LaneView, bucket: BucketView, cost: int, holder: str | None, now: int) -> tuple[int, Any]:
     if bucket.closed_until > now:
         return bucket.closed_until, None
+    if bucket.opens_at is not None and bucket.opens_at > now and not bucket.is_held_by(holder):
+        return bucket.opens_at, None
     try:
-        return bucket.rule.take(bucket.state, now, cost)
+        return bucket.ask(now, cost, holder or "")
     except CostExceedsLimit as error:
         lane.failed = error
         return now, None
 
 
-def _close(bucket: BucketView, until: int) -> None:
-    bucket.opens_at = until
+def ask_of(job_id: str, costs: tuple[int, ...] | None, terms: GateTerms | None, passes: int = 0) -> Ask | None:
+    """What a job asks, of all its draws but those in `passes`."""
+    if costs is None and (terms is None or not terms.holds):
+        return None
+    holders = None
+    if terms is not None and terms.holds:
+        holders = tuple(None if holding is None else holding.holder(job_id) for holding in terms.holds)
+    return (
+        None if costs is None else without(costs, passes),
+        None if holders is None else without(holders, passes),
+    )

@@ -2,8 +2,11 @@
 
 Jobs wait in *lanes*: all waiting jobs of one queue that draw on the same buckets share one, and the jobs that draw on
 none share the queue's open lane. A lane is empty, due, asleep until its earliest `run_at`, or waits behind exactly one
-closed bucket. `claim` takes the lanes that are due and those behind buckets that have opened, asks the rules how many
-jobs may go, takes that many, charges the buckets and marks the jobs running, in one commit.
+closed bucket. What else sets jobs apart is the lane's *variant*: those that do not wait are rejected when they meet a
+closed bucket, those of one owner share its permits.
+
+`claim` takes the lanes that are due and those behind buckets that have opened, asks the rules how many jobs may go,
+takes that many, charges the buckets and marks the jobs running, in one commit.
 
 Instants are wall microseconds, except where a name says limit time (`limit_now`): the store's own time for limits,
 which never goes back.
@@ -12,13 +15,16 @@ which never goes back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from headgate.jobs.job import Attempt, ClaimedJob, Draw, JobError, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.limits.limit import AnyRule
+from headgate.storage.live_rules import LimitSetting
+
+R = TypeVar("R")
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -43,19 +49,21 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Throttled(msgspec.Struct, frozen=True):
-    """A lane met a closed bucket: which one, until when, and how many jobs wait in that lane."""
+    """A lane met a closed bucket: which one, until when (None: a permit comes back), and how many jobs wait there."""
 
     draw: Draw
-    opens_at: int
+    opens_at: int | None
     waiting: int
 
 
-class Expired(msgspec.Struct, frozen=True, array_like=True):
-    """A job that was failed because it had not started by its `expires_at`."""
+class Dropped(msgspec.Struct, frozen=True, array_like=True):
+    """A waiting job that is final without having run: it expired, or its limits made it wait too long."""
 
     id: str
     task: str
     queue: str
+    state: JobState
+    error: JobError
 
 
 class Claimed(msgspec.Struct, frozen=True):
@@ -69,17 +77,21 @@ class Claimed(msgspec.Struct, frozen=True):
     next_in: int | None
     more: bool = False
     throttled: Sequence[Throttled] = ()
-    expired: Sequence[Expired] = ()
+    dropped: Sequence[Dropped] = ()
     unknown: Sequence[str] = ()
 
 
-class LateStart(msgspec.Struct, frozen=True, array_like=True):
-    """Starts that a bucket counts at one instant and that happened at a later one, both limit time."""
+class Amendment(msgspec.Struct, frozen=True, array_like=True):
+    """A start that a bucket counts as `cost` at one instant, and that is to count as `actual` at another (limit time).
+
+    A late start moves, a settled cost grows or shrinks, and an attempt that never began counts as 0.
+    """
 
     draw: Draw
     charged_at: int
-    started_at: int
     cost: int
+    started_at: int
+    actual: int
 
 
 class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -127,12 +139,40 @@ class QueueCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BucketRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A bucket as people look at it: its stored state, how many jobs wait behind it, and when (limit time) it opens."""
+    """A bucket as people look at it; instants are limit time.
+
+    `state` is as stored: the limit's own where one state covers all keys. `waiting` jobs in `lanes` lanes wait behind
+    it until it opens at `opens_at` (NEVER: when a permit is given back). It is penalised until `closed_until`.
+    """
 
     draw: Draw
     state: str | None
     waiting: int
     opens_at: int | None
+    closed_until: int = 0
+    lanes: int = 0
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Where a waiting job stands: its place in its lane (1 is next), and the buckets that its lane draws on.
+
+    `place` is None beyond the first 100,000. `is_due` lanes are looked at by the next claim that has room.
+    """
+
+    place: int | None
+    waiting: int
+    is_due: bool
+    behind: Draw | None
+    buckets: Sequence[BucketRecord]
+    asks: tuple[tuple[int, ...] | None, tuple[str | None, ...] | None] | None = None
+
+
+class RecordedStart(msgspec.Struct, frozen=True, array_like=True):
+    """A start as it was charged: the key, when (limit time), and the cost."""
+
+    key: str
+    started_at: int
+    cost: int
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,12 +223,13 @@ class Storage(Protocol):
     async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool]:
         """Write how attempts ended; False for each whose job is no longer running under this node and fence.
 
-        A job whose cancellation was asked for is cancelled instead of waiting again.
+        A job whose cancellation was asked for is cancelled instead of waiting again. Permits that its terms do not
+        keep are given back in the same commit.
         """
         ...
 
-    async def postpone(self, late: Sequence[LateStart], rules: Mapping[str, AnyRule]) -> None:
-        """Let starts count as of when they happened: the next window is measured from there."""
+    async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
+        """Let starts count as what they were and when; what is refunded is there for the next claim."""
         ...
 
     async def cancel(self, job_id: str) -> JobState | None:
@@ -231,6 +272,51 @@ class Storage(Protocol):
         """Buckets, most waiting first."""
         ...
 
+    async def visit(
+        self, draw: Draw, rules: Mapping[str, AnyRule], look: Callable[[Any], R], *, id: str | None = None
+    ) -> R:
+        """Call `look` with a `BucketVisit` of the bucket, and keep what it changes, atomically.
+
+        It may be called again if the commit does not succeed. What it notes under an `id` is there at the next visit
+        with that id, until it is forgotten.
+        """
+        ...
+
+    async def standing(self, job_id: str) -> Standing | None:
+        """Where a job stands; None if it does not wait."""
+        ...
+
+    async def outlook(self, queue: str, draws: Sequence[Draw], variant: str = "") -> Standing:
+        """Where a job would stand that was added to this lane now."""
+        ...
+
+    async def starts(self, limit: str, key: str | None, since: int) -> Sequence[RecordedStart]:
+        """The starts that were charged to a limit since that limit time, oldest first, as far as jobs are kept."""
+        ...
+
+    async def settings(self) -> Sequence[LimitSetting]:
+        """What is set about limits at run time."""
+        ...
+
+    async def change(self, setting: LimitSetting, *, remove: bool = False) -> None:
+        """Store a setting, or remove it; the jobs that wait for its limit are looked at again under what holds now."""
+        ...
+
+    async def penalize(self, draw: Draw, until: int) -> None:
+        """Let nothing start on a bucket before that limit time."""
+        ...
+
+    async def reset(self, draw: Draw) -> int:
+        """Make a bucket as good as new; permits held by jobs that are not running come back. How many are still held.
+
+        The bucket with the key "" of a dynamic window is the state of all its keys.
+        """
+        ...
+
+    async def forget(self, limit: str) -> None:
+        """Delete a limit's settings and buckets. Raises LimitInUse while jobs wait for it or hold its permits."""
+        ...
+
     async def nodes(self) -> Sequence[NodeRecord]:
         """All nodes."""
         ...
@@ -255,8 +341,8 @@ class Storage(Protocol):
         """Take back the jobs of a dead node, unless it has sent a heartbeat since `beat`: then None."""
         ...
 
-    async def expire(self, count: int = 100) -> Sequence[Expired]:
-        """Fail up to `count` waiting jobs whose `expires_at` has passed."""
+    async def expire(self, count: int = 100) -> Sequence[Dropped]:
+        """End up to `count` waiting jobs whose `expires_at` or `give_up_at` has passed."""
         ...
 
     async def prune(self, finished_before: int, count: int = 1000) -> int:
@@ -270,14 +356,3 @@ class Storage(Protocol):
     async def check(self) -> Sequence[str]:
         """Look for contradictions between jobs, lanes and buckets; one sentence for each found."""
         ...
-
-
-def poison_error(lost: int) -> JobError:
-    """What a job is failed with that lost too many running attempts with their nodes."""
-    return JobError(
-        type="PoisonousJob",
-        message=f"{lost} attempts ended with the death of their node; it is not run again until an operator retries it",
-    )
-
-
-EXPIRED_ERROR = JobError(type="headgate.errors.JobExpired", message="the job was not started by its expires_at")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import HeadgateError
 from headgate.jobs.job import ClaimedJob
+
+Settle = Callable[[str, int], None]
 
 
 class JobContext:
@@ -18,10 +20,11 @@ class JobContext:
     `id` is the same over all attempts, so it serves as an idempotency key towards the outside.
     """
 
-    __slots__ = ("_cancelled", "_job")
+    __slots__ = ("_cancelled", "_job", "_settle")
 
-    def __init__(self, job: ClaimedJob) -> None:
+    def __init__(self, job: ClaimedJob, settle: Settle) -> None:
         self._job = job
+        self._settle = settle
         self._cancelled: threading.Event | None = None
 
     @property
@@ -53,6 +56,16 @@ class JobContext:
     def waited_for(self) -> float:
         """Seconds from when the job could run, by its own `run_at`, until it was started."""
         return max(0, self._job.started_at - self._job.run_at) / SECOND
+
+    def settle(self, limit: str, actual: int) -> None:
+        """Say what this start cost, when that was only estimated: the difference is charged or refunded.
+
+        `current_job().settle("openai", 812)`. Without effect on a retry that was not charged for the limit. Raises
+        HeadgateError for a limit that the task does not have, ValueError for less than 0.
+        """
+        if isinstance(actual, bool) or not isinstance(actual, int) or actual < 0:
+            raise ValueError(f"a settled cost of {actual!r} must be a whole number of at least 0")
+        self._settle(limit, actual)
 
     @property
     def cancelled(self) -> bool:

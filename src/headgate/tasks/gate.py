@@ -1,17 +1,24 @@
-"""The limits of one task, ready to tell for each call which buckets it draws on and what it costs."""
+"""The limits of one task, ready to tell for each call which buckets it draws on, what it costs and on what terms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from headgate.clock import microseconds
 from headgate.errors import CostExceedsLimit, DeclarationError, PayloadError
 from headgate.jobs.job import Draw
-from headgate.limits.key import bucket_key, compile_key
+from headgate.jobs.terms import GateTerms, Holding
+from headgate.limits.concurrency import Concurrency, Mutex
+from headgate.limits.dynamic_window import SharedCounter
+from headgate.limits.key import SHARED, bucket_key, compile_key
 from headgate.limits.limit import Limit
 
 OnSkip = Callable[[str, str], None]
 """Told the limit's name and the reason when a job runs without it."""
+
+Arguments = Mapping[str, Any]
+Headers = Mapping[str, str]
 
 
 class BoundLimit:
@@ -20,27 +27,49 @@ class BoundLimit:
     def __init__(self, limit: Limit, name: str, parameters: Sequence[str], where: str) -> None:
         self.limit = limit
         self.name = name
-        self._where = where
-        self._key = compile_key(limit.key, parameters, f"limit {name!r} of {where}")
+        self._where = f"limit {name!r} of {where}"
+        self._key = compile_key(limit.key, parameters, self._where)
         self._one_for_all = limit.key is None
+        if self._one_for_all and isinstance(limit.rule, SharedCounter):
+            raise DeclarationError(f"{self._where} shares a ceiling among keys, so it needs a key=")
         fixed = isinstance(limit.cost, int)
-        self._cost = None if fixed else compile_key(limit.cost, parameters, f"the cost of {where}")
+        self._cost = None if fixed else compile_key(limit.cost, parameters, f"the cost of {self._where}")
         self.fixed_cost = limit.cost if isinstance(limit.cost, int) else 0
+        self.holding: Holding | None = None
+        self._owner = None
+        if isinstance(limit, Concurrency):
+            self.holding = Holding(limit.hold)
+            if limit.owner is not None:
+                self._owner = compile_key(limit.owner, parameters, f"the owner of {self._where}")
+        self.patience = _patience(limit)
 
-    def key(self, arguments: Mapping[str, Any], headers: Mapping[str, str], on_skip: OnSkip) -> str | None:
-        """The key of a call; None leaves it ungated by this limit."""
+    @property
+    def has_owners(self) -> bool:
+        return self._owner is not None
+
+    def key(self, arguments: Arguments, headers: Headers, on_skip: OnSkip) -> str | None:
+        """The key of a call; None leaves it ungated by this limit. Raises PayloadError where the limit says so."""
         try:
             key = bucket_key(self._key(arguments, headers))
         except Exception as error:
             # Whatever a user's key function raises must not lose the job.
-            on_skip(self.name, f"its key could not be computed: {type(error).__name__}: {error}")
+            reason = f"its key could not be computed: {type(error).__name__}: {error}"
+            if self.limit.on_key_error == "fail":
+                raise PayloadError(f"{self._where}: {reason}; nothing was stored") from error
+            on_skip(self.name, reason)
             return None
-        if not key and not self._one_for_all:
-            on_skip(self.name, "its key came out empty")
-            return None
-        return key
+        if key or self._one_for_all:
+            return key
+        match self.limit.on_missing_key:
+            case "shared":
+                return SHARED
+            case "fail":
+                raise PayloadError(f"{self._where}: its key came out empty; nothing was stored")
+            case _:
+                on_skip(self.name, "its key came out empty")
+                return None
 
-    def cost(self, arguments: Mapping[str, Any], headers: Mapping[str, str]) -> int:
+    def cost(self, arguments: Arguments, headers: Headers) -> int:
         """What a call costs. Raises PayloadError for no whole number from 1, CostExceedsLimit for too much."""
         if self._cost is None:
             return self.fixed_cost
@@ -50,12 +79,32 @@ class BoundLimit:
         except ValueError:
             cost = 0
         if cost < 1:
-            raise PayloadError(f"limit {self.name!r} of {self._where} costs {value!r}; a cost is a whole number from 1")
+            raise PayloadError(f"{self._where} costs {value!r}; a cost is a whole number from 1")
         try:
-            self.limit.rule.take(None, 0, cost)
+            self.limit.rule.check_cost(cost)
         except CostExceedsLimit as error:
-            raise CostExceedsLimit(f"limit {self.name!r} of {self._where}: {error}") from None
+            raise CostExceedsLimit(f"{self._where}: {error}") from None
         return cost
+
+    def holding_of(self, arguments: Arguments, headers: Headers) -> Holding | None:
+        """How a call holds its permit. Raises PayloadError for an owner that comes out empty."""
+        if self._owner is None or self.holding is None:
+            return self.holding
+        owner = bucket_key(self._owner(arguments, headers))
+        if not owner:
+            raise PayloadError(f"{self._where}: the owner of its permit came out empty; nothing was stored")
+        return Holding(self.holding.until, owner)
+
+
+class Gated(NamedTuple):
+    """What a call asks of its limits."""
+
+    draws: tuple[Draw, ...] = ()
+    costs: tuple[int, ...] | None = None
+    terms: GateTerms | None = None
+
+
+UNGATED = Gated()
 
 
 class Gate:
@@ -64,21 +113,57 @@ class Gate:
     def __init__(self, limits: Sequence[BoundLimit]) -> None:
         self.limits = tuple(limits)
         self._all_cost_one = all(limit.fixed_cost == 1 for limit in self.limits)
+        self._has_owners = any(limit.has_owners for limit in self.limits)
+        self._terms: dict[tuple[BoundLimit, ...], GateTerms | None] = {}
 
-    def draws(
-        self, arguments: Mapping[str, Any], headers: Mapping[str, str], on_skip: OnSkip
-    ) -> tuple[tuple[Draw, ...], tuple[int, ...] | None]:
-        """The buckets a call draws on, and its cost in each (None where all are 1)."""
+    @property
+    def patience(self) -> int | None:
+        """The shortest wait that any of the limits allows (µs), None if they wait as long as it takes."""
+        return min((limit.patience for limit in self.limits if limit.patience is not None), default=None)
+
+    def ask(self, arguments: Arguments, headers: Headers, on_skip: OnSkip) -> Gated:
+        """The buckets a call draws on, its cost in each (None where all are 1), and its terms."""
         draws: list[Draw] = []
         costs: list[int] = []
+        asked: list[BoundLimit] = []
         for limit in self.limits:
             key = limit.key(arguments, headers, on_skip)
             if key is not None:
                 draws.append(Draw(limit.name, key))
                 costs.append(limit.cost(arguments, headers))
+                asked.append(limit)
+        if not draws:
+            return UNGATED
+        terms = self._terms_of(tuple(asked), arguments, headers)
         if self._all_cost_one or all(cost == 1 for cost in costs):
-            return tuple(draws), None
-        return tuple(draws), tuple(costs)
+            return Gated(tuple(draws), None, terms)
+        return Gated(tuple(draws), tuple(costs), terms)
+
+    def _terms_of(self, asked: tuple[BoundLimit, ...], arguments: Arguments, headers: Headers) -> GateTerms | None:
+        if self._has_owners:
+            return _terms(asked, [limit.holding_of(arguments, headers) for limit in asked])
+        if asked not in self._terms:
+            self._terms[asked] = _terms(asked, [limit.holding for limit in asked])
+        return self._terms[asked]
+
+
+def _terms(asked: Sequence[BoundLimit], holdings: Sequence[Holding | None]) -> GateTerms | None:
+    patience = min((limit.patience for limit in asked if limit.patience is not None), default=None)
+    free = sum(
+        1 << index for index, limit in enumerate(asked) if not limit.limit.charge_retries and holdings[index] is None
+    )
+    holds = tuple(holdings) if any(holding is not None for holding in holdings) else ()
+    if not holds and not free and patience is None:
+        return None
+    # Where one limit cancels and another discards, the job fails: somebody wants to hear of it.
+    impatient = [limit.limit.on_limit for limit in asked if limit.patience == 0]
+    return GateTerms(holds, free, patience, cancels=bool(impatient) and set(impatient) == {"cancel"})
+
+
+def _patience(limit: Limit) -> int | None:
+    if limit.on_limit != "wait":
+        return 0
+    return None if limit.max_wait is None else microseconds(limit.max_wait)
 
 
 def bind_limits(
@@ -96,12 +181,13 @@ def bind_limits(
             bound.append(BoundLimit(shared[limit], limit, parameters, where))
         elif not isinstance(limit, Limit):
             raise DeclarationError(
-                f"{limit!r} in limits= of {where} is not a limit; use RateLimit(…), StrictRate(…) or a name"
+                f"{limit!r} in limits= of {where} is not a limit; use RateLimit(…), StrictRate(…), Mutex(…) or a name"
             )
         else:
             name = limit.name or _own_name(task, limit, [b.name for b in bound])
             bound.append(BoundLimit(limit, name, parameters, where))
-    names = [b.name for b in bound]
+    # A job may need several resources, and all mutexes share one name.
+    names = [b.name for b in bound if not isinstance(b.limit, Mutex)]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise DeclarationError(f"{where} uses limit {', '.join(sorted(twice))} twice; once is enough")

@@ -16,9 +16,12 @@ R = TypeVar("R")
 class JobStatus:
     """A job as it is now. Instants are aware UTC datetimes.
 
-    `state` is waiting, running, succeeded, failed or cancelled. While it waits behind a closed limit,
-    `throttled_until` says when that limit opens, `waits_for` which it is, as (limit, key), and `lane_waiting` how many
-    jobs wait in the same lane, this one included. A waiting job whose `run_at` is ahead is `is_scheduled`.
+    `state` is waiting, running, succeeded, failed or cancelled. While it waits behind a closed limit, `waits_for` says
+    which it is, as (limit, key), and `throttled_until` when that limit opens (None: when a permit comes back). Of a
+    waiting job with limits, `place` is how many starts of its lane it is away (1 is next; None beyond 100,000),
+    `predicted_start` when its limits will let it start if nothing changes (None where that depends on others), and
+    `lane_waiting` how many jobs wait in the same lane, this one included. A waiting job whose `run_at` is ahead is
+    `is_scheduled`.
     """
 
     id: str
@@ -36,6 +39,8 @@ class JobStatus:
     waits_for: tuple[str, str] | None
     lane_waiting: int
     error: JobError | None
+    place: int | None = None
+    predicted_start: datetime | None = None
 
 
 def status_of(record: JobRecord, now: int) -> JobStatus:

@@ -29,8 +29,8 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.admission import TURN
+from headgate.storage.endings import EXPIRED_ERROR, poison_error
 from headgate.storage.protocol import (
-    EXPIRED_ERROR,
     Claim,
     Claimed,
     JobFilter,
@@ -39,7 +39,6 @@ from headgate.storage.protocol import (
     Room,
     Storage,
     Throttled,
-    poison_error,
 )
 from headgate.testing.manual_clock import ManualClock
 
@@ -1526,7 +1525,7 @@ class StorageConformance:
         clock.advance(5)
         claimed = await hands.claim()
         assert [job.id for job in claimed.jobs] == alive
-        assert [(job.id, job.task, job.queue) for job in claimed.expired] == [(id, "work", "default") for id in expired]
+        assert [(job.id, job.task, job.queue) for job in claimed.dropped] == [(id, "work", "default") for id in expired]
         record = await hands.record(expired[0])
         assert (record.state, record.error, record.finished_at) == (JobState.FAILED, EXPIRED_ERROR, clock.now())
         assert await hands.counts() == QueueCounts("default", 0, 2, 0, 3, 0)
@@ -1543,8 +1542,8 @@ class StorageConformance:
         taken: list[str] = []
         for _ in range(4):
             claimed = await hands.claim(500)
-            assert len(claimed.expired) <= 100
-            expired += [job.id for job in claimed.expired]
+            assert len(claimed.dropped) <= 100
+            expired += [job.id for job in claimed.dropped]
             taken += [job.id for job in claimed.jobs]
             if not claimed.more:
                 break

@@ -242,7 +242,7 @@ class _Director:
 
     async def _picture(self) -> Picture:
         totals = await self._totals()
-        buckets = {bucket.key: bucket for bucket in await self._admin.buckets(count=100)}
+        buckets = {bucket.key: bucket for bucket in await self._admin.limits.list(count=100)}
         enqueued = Counter(job.tenant for job in self._enqueued.values())
         known = [job.id for job in await self._admin.jobs(state=JobState.RUNNING, count=500)]
         running = Counter(self._enqueued[id].tenant for id in known if id in self._enqueued)
@@ -264,7 +264,7 @@ class _Director:
         return Picture(self._elapsed(), self._worker_state, rows, totals.calls, totals.refused)
 
     async def _next_slot_in(self, tenant: str) -> float | None:
-        for bucket in await self._admin.buckets(key=tenant):
+        for bucket in await self._admin.limits.list(key=tenant):
             if bucket.next_slot_at is not None:
                 return (bucket.next_slot_at - now()).total_seconds()
         return None

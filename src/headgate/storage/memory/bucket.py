@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Generic
 
 from headgate.jobs.job import Draw
+from headgate.limits.concurrency import NO_PERMITS, Permits
 from headgate.limits.limit import AnyRule
+from headgate.limits.rule import NEVER
 from headgate.storage.admission import BucketView
 from headgate.storage.memory.line import Line, M
 
@@ -13,38 +15,63 @@ from headgate.storage.memory.line import Line, M
 class Bucket(BucketView, Generic[M]):
     """The state of one limit for one key.
 
-    `waiters` are the lanes behind it, by the line in which their group waits for buckets to open; `lanes` counts all
-    lanes that draw on it.
+    `waiters` are the lanes behind it, by the line in which their group waits for buckets to open. `users` counts all
+    lanes that draw on it, and the buckets whose home it is. `declared` and `revision` tell what its rule was chosen
+    from. It is penalised until `penalized_until`; `closed_until` also knows whether it is paused.
     """
 
-    __slots__ = ("is_listed", "lanes", "order", "waiters")
+    home: Bucket[M]
 
-    def __init__(self, draw: Draw, order: int) -> None:
+    __slots__ = ("declared", "is_listed", "penalized_until", "revision", "users", "waiters")
+
+    def __init__(self, draw: Draw) -> None:
         super().__init__(draw, _NO_RULE, None)
-        self.order = order
+        self.declared: AnyRule = _NO_RULE
+        self.revision = 0
+        self.penalized_until = 0
         self.waiters: dict[Line[Waiters[M]], Waiters[M]] = {}
-        self.lanes = 0
+        self.users = 0
         self.is_listed = False
 
-    def use(self, rule: AnyRule, now: int) -> None:
+    def use(self, rule: AnyRule, now: int, *, is_paused: bool) -> None:
         """Be judged by `rule` from now on; the state is carried over if another one wrote it."""
         before = self.rule
-        if before is rule:
-            return
-        if self.state is not None and (before.kind, before.describe()) != (rule.kind, rule.describe()):
-            if before.kind == rule.kind:
-                self.state = rule.load(before.dump(self.state), now)
-            else:
-                # Nothing is known of what its window holds already: it starts exhausted.
-                self.state = rule.take(None, now, rule.snapshot(None, now).available)[1]
+        if self.state is not None and before != rule:
+            self.state = rule.load(before.dump(self.state), now)
         self.rule = rule
+        self.closed_until = NEVER if is_paused else self.penalized_until
+
+    def penalize(self, until: int) -> None:
+        """Let nothing start before that limit time."""
+        self.penalized_until = max(self.penalized_until, until)
+        self.closed_until = max(self.closed_until, until)
+
+    def renew(self, *, keep_state: bool) -> None:
+        """Be as good as new, but for the permits that are still held."""
+        if not keep_state:
+            self.state = None
+        self.penalized_until = 0
+        # Whether it is paused is found out by the next claim.
+        self.closed_until = 0
+        self.revision = 0
+        self.declared = _NO_RULE
+
+    @property
+    def permits(self) -> Permits:
+        """Who holds it; nobody if it does not grant permits."""
+        return self.state if isinstance(self.state, Permits) else NO_PERMITS
+
+    @property
+    def waiting_lanes(self) -> int:
+        """How many lanes wait behind it."""
+        return sum(waiters.count for waiters in self.waiters.values())
 
     @property
     def idle_at(self) -> int:
         """From this limit time on it is as good as new."""
         if self.state is None:
-            return self.closed_until
-        return max(self.closed_until, self.rule.idle_at(self.state))
+            return self.penalized_until
+        return max(self.penalized_until, self.rule.idle_at(self.state))
 
 
 class Waiters(Generic[M]):

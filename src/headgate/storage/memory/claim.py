@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from headgate.jobs.job import ClaimedJob, JobError, truncated_error
-from headgate.storage.admission import TURN, admit, gated_share
+from headgate.jobs.job import ClaimedJob, JobError, JobState, truncated_error
+from headgate.jobs.terms import without
+from headgate.limits.rule import NEVER
+from headgate.storage.admission import TURN, BucketView, admit, gated_share
+from headgate.storage.endings import late_ending, rejection_error
 from headgate.storage.memory.bucket import Bucket, Waiters
 from headgate.storage.memory.group import Group
 from headgate.storage.memory.job import FAILED, RUNNING, Job
@@ -14,8 +17,8 @@ from headgate.storage.memory.lane import Lane
 from headgate.storage.memory.lanes import Lanes
 from headgate.storage.memory.node import Node
 from headgate.storage.memory.queue import Queue
-from headgate.storage.memory.visit import EXPIRED_A_VISIT, Visit
-from headgate.storage.protocol import EXPIRED_ERROR, Claim, Claimed, Expired, Throttled
+from headgate.storage.memory.visit import LATE_A_VISIT, Visit
+from headgate.storage.protocol import Claim, Claimed, Dropped, Throttled
 
 
 class Claiming:
@@ -29,13 +32,14 @@ class Claiming:
         self._rooms = claim.rooms
         self._visit = Visit(wall, claim.tasks, lanes.aside)
         self._now = now
+        self._revision = lanes.settings.revision
         self._claimed: list[ClaimedJob] = []
         self._throttled: list[Throttled] = []
+        self._dropped: list[Dropped] = []
         # Buckets whose timer has to be settled when all lanes have their new places.
         self._touched: dict[Bucket[Lane], None] = {}
-        # Lanes that had more expired jobs than one claim fails.
+        # Lanes that had more late jobs than one claim ends.
         self._spent: list[Lane] = []
-        self.made_final = False
 
     def run(self) -> Claimed:
         self._take_up_known()
@@ -54,7 +58,7 @@ class Claiming:
             is_done = False
             while not is_done:
                 lanes = self._next_lanes(groups, left, visits)
-                admit(lanes, left, self._now)
+                self._admit(lanes, left)
                 for lane in lanes:
                     started[lane.queue] += lane.taken
                     left[lane.queue] -= lane.taken
@@ -65,17 +69,21 @@ class Claiming:
                 is_done = not lanes
             for lane in self._spent:
                 self._lanes.make_due(lane, lane.since)
-        more, waits = self._left_over(groups)
+        waits: list[int] = []
+        more = False
         for queue in queues:
             room = self._rooms[queue.name]
             most = room.slots - started[queue.name] + room.ahead
             more |= self._take_ungated(queue.open, ungated[queue.name], most, waits)
+        # Before it is seen what is left: they may give permits back.
+        self._drop_late()
+        more |= self._is_more(groups, waits)
         return Claimed(
             jobs=self._claimed,
             next_in=min(waits) if waits else None,
             more=more,
             throttled=self._throttled,
-            expired=self._fail_expired(),
+            dropped=self._dropped,
             unknown=sorted(self._visit.unknown),
         )
 
@@ -92,9 +100,23 @@ class Claiming:
     def _gated_share(self, queue: Queue, ungated: list[Job[Lane]]) -> int:
         """How many gated jobs may start; the ungated ones that were read to know it are kept in `ungated`."""
         room = self._rooms[queue.name]
-        queue.open.expired = 0
+        queue.open.late = 0
         queue.open.pull(ungated, room.slots - gated_share(room, room.slots), self._visit)
         return gated_share(room, len(ungated))
+
+    def _admit(self, lanes: Sequence[Lane], left: Mapping[str, int]) -> None:
+        """Decide, and leave everything as it was if a rule breaks."""
+        before = [(bucket, bucket.home.state, bucket.opens_at) for lane in lanes for bucket in lane.own_buckets]
+        try:
+            admit(lanes, left, self._now)
+        except BaseException:
+            for bucket, state, opens_at in before:
+                bucket.home.state, bucket.opens_at = state, opens_at
+            for lane in lanes:
+                lane.put_back(lane.jobs)
+                self._lanes.make_due(lane, lane.since)
+            self._drop_late()
+            raise
 
     def _next_lanes(self, groups: Sequence[Group[Lane]], left: Mapping[str, int], visits: dict[str, int]) -> list[Lane]:
         """As many lanes as can be expected to use up the room that is left; `visits` is how many may be looked at."""
@@ -105,8 +127,14 @@ class Claiming:
             visits[lane.queue] -= 1
             lane.look(self._visit)
             for bucket in lane.own_buckets:
-                bucket.use(self._rules[bucket.draw.limit], self._now)
+                self._judge(bucket)
         return lanes
+
+    def _judge(self, bucket: Bucket[Lane]) -> None:
+        """Let it be judged by the rule that holds for its key now."""
+        declared = self._rules[bucket.draw.limit]
+        if bucket.declared is not declared or bucket.revision != self._revision or bucket.home.declared is not declared:
+            self._lanes.judge(bucket, declared, self._now)
 
     def _released(self, groups: Sequence[Group[Lane]], room: dict[str, int]) -> list[Lane]:
         """Lanes from behind opened buckets: as many as each grants, longest waiting first."""
@@ -134,7 +162,7 @@ class Claiming:
             # Its timer has rung; `set_timer` makes the next one.
             waiters.opens_at = None
             self._lanes.tick(waiters)
-        bucket.use(self._rules[bucket.draw.limit], self._now)
+        self._judge(bucket)
         most = min(
             sum(waiters.count for _, waiters in lists),
             sum(room[queue] for queue in {group.queue for group, _ in lists}),
@@ -186,7 +214,13 @@ class Claiming:
             lane.since = self._now
         ready = jobs[taken:]
         if lane.failed is not None:
-            self._fail(lane, ready.pop(0), truncated_error(lane.failed))
+            # A limit was lowered below what the job costs: it could only wait for ever.
+            self._drop(lane, ready.pop(0), FAILED, truncated_error(lane.failed))
+        rejected: list[Job[Lane]] = []
+        if closed is not None and lane.discards:
+            rejected, ready = ready, rejected
+            self._reject(lane, rejected, closed)
+            closed = None
         if ready:
             lane.put_back(ready)
         if not lane.waiting:
@@ -196,11 +230,10 @@ class Claiming:
             assert closed.opens_at is not None
             lanes.wait_behind(lane, closed)
             self._touched[closed] = None
-            opens_at = self._visit.wall + (closed.opens_at - self._now)
-            self._throttled.append(Throttled(closed.draw, opens_at, lane.waiting))
-        elif lane.expired >= EXPIRED_A_VISIT:
+            self._throttled.append(Throttled(closed.draw, self._in_wall_time(closed.opens_at), lane.waiting))
+        elif lane.late >= LATE_A_VISIT:
             self._spent.append(lane)
-        elif ready or lane.failed is not None:
+        elif ready or rejected or lane.failed is not None:
             lanes.make_due(lane, lane.since)
         else:
             lanes.sleep(lane)
@@ -209,14 +242,14 @@ class Claiming:
         """Start up to `most` jobs of an open lane; whether there are more that are ready."""
         if not lane.waiting:
             return False
-        lane.expired = 0
+        lane.late = 0
         lane.pull(jobs, most + 1, self._visit)
         if len(jobs) > most:
             lane.put_back(jobs[most:])
             del jobs[most:]
             is_more = True
         else:
-            is_more = lane.expired >= EXPIRED_A_VISIT
+            is_more = lane.late >= LATE_A_VISIT
             earliest = lane.earliest()
             if earliest is not None:
                 waits.append(max(0, earliest - self._visit.wall))
@@ -230,6 +263,9 @@ class Claiming:
         node = self._node.id
         running = self._node.running
         wall = self._visit.wall
+        now = self._now
+        draws = lane.draws
+        holders = self._jobs.holders
         claimed = self._claimed
         for job in jobs:
             new = job.new
@@ -238,7 +274,13 @@ class Claiming:
             job.started_at = wall
             job.attempt = attempt = job.attempt + 1
             job.fence = fence = job.fence + 1
+            job.charged_at = now
             running[new.id] = job
+            costs = new.costs
+            if new.terms is not None:
+                if costs is not None:
+                    costs = without(costs, job.passes)
+                holders.hold(job)
             claimed.append(
                 ClaimedJob(
                     new.id,
@@ -251,9 +293,9 @@ class Claiming:
                     new.enqueued_at,
                     job.run_at,
                     wall,
-                    new.draws,
-                    new.costs,
-                    self._now,
+                    draws,
+                    costs,
+                    now,
                     new.headers,
                     new.options,
                 )
@@ -263,22 +305,36 @@ class Claiming:
         lane.running += len(jobs)
         lane.tally.running += len(jobs)
 
-    def _fail(self, lane: Lane, job: Job[Lane], error: JobError) -> None:
+    def _reject(self, lane: Lane, jobs: Sequence[Job[Lane]], closed: BucketView) -> None:
+        """End jobs that do not wait for a closed bucket."""
+        assert isinstance(closed, Bucket)
+        # No lane waits behind it for this.
+        self._touched[closed] = None
+        error = rejection_error(closed.draw, self._in_wall_time(closed.opens_at), 0)
+        for job in jobs:
+            assert job.new.terms is not None
+            self._drop(lane, job, job.new.terms.rejected_as, error)
+
+    def _drop(self, lane: Lane, job: Job[Lane], state: JobState, error: JobError) -> None:
         lane.waiting -= 1
         lane.tally.waiting -= 1
-        self._jobs.end(job, FAILED, self._visit.wall, error=error)
-        self.made_final = True
+        self._end(job, state, error)
 
-    def _fail_expired(self) -> list[Expired]:
-        for job in self._visit.expired:
-            self._jobs.end(job, FAILED, self._visit.wall, error=EXPIRED_ERROR)
-            self.made_final = True
-        return [Expired(job.id, job.new.task, job.new.queue) for job in self._visit.expired]
+    def _drop_late(self) -> None:
+        for job in self._visit.late:
+            self._end(job, *late_ending(self._visit.wall, job.expires_at, job.give_up_at, job.new.terms, None))
 
-    def _left_over(self, groups: Sequence[Group[Lane]]) -> tuple[bool, list[int]]:
-        """Whether gated lanes are left that may have a job to start now, and in how long others will."""
+    def _end(self, job: Job[Lane], state: JobState, error: JobError) -> None:
+        self._jobs.end(job, state, self._visit.wall, self._now, error)
+        self._dropped.append(Dropped(job.id, job.new.task, job.new.queue, state, error))
+
+    def _in_wall_time(self, instant: int | None) -> int | None:
+        """An instant of limit time as wall time; None for never."""
+        return None if instant is None or instant >= NEVER else self._visit.wall + (instant - self._now)
+
+    def _is_more(self, groups: Sequence[Group[Lane]], waits: list[int]) -> bool:
+        """Whether gated lanes are left that may have a job to start now; to `waits` goes in how long others will."""
         more = False
-        waits: list[int] = []
         wall = self._visit.wall
         for group in groups:
             if group.due.head() is not None:
@@ -293,9 +349,9 @@ class Claiming:
             if opening is not None:
                 if opening[0] <= self._now:
                     more = True
-                else:
+                elif opening[0] < NEVER:
                     waits.append(opening[0] - self._now)
-        return more, waits
+        return more
 
 
 def _since(lane: Lane) -> tuple[int, int]:

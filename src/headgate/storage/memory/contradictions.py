@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from headgate.jobs.job import JobState
+from headgate.jobs.job import Draw, JobState
 from headgate.storage.memory.bucket import Bucket
 from headgate.storage.memory.job import RUNNING, WAITING
 from headgate.storage.memory.jobs import Jobs
@@ -22,15 +22,19 @@ def contradictions(jobs: Jobs, lanes: Lanes, nodes: Mapping[str, Node]) -> Itera
         found[job.new.queue][job.state] += 1
         if not job.state.is_final:
             lane = job.lane
-            if lanes.queues[job.new.queue].lanes.get(job.new.draws) is not lane:
+            if lanes.queues[job.new.queue].lanes.get((lane.draws, lane.variant)) is not lane:
                 yield f"job {job.id} is {job.state}, and its lane is gone"
                 continue
+            if job.state is WAITING and lanes.lane_of(job.new, job.passes) is not lane:
+                yield f"job {job.id} waits in {lane}, which is not for what it asks"
             counts = waiting if job.state is WAITING else running
             counts[lane] = counts.get(lane, 0) + 1
         if job.state is RUNNING:
             node = None if job.node is None else nodes.get(job.node)
             if node is None or node.running.get(job.id) is not job:
                 yield f"job {job.id} is running, and no node owns it"
+        if bool(job.held) != (jobs.holders.jobs.get(job.id) is job):
+            yield f"job {job.id} holds {job.held:b}, and is not among those that hold permits, or the other way round"
         if job.state.is_final != (job.finished_at is not None):
             yield f"job {job.id} is {job.state}, and finished_at is {job.finished_at}"
     for node in nodes.values():
@@ -43,15 +47,23 @@ def contradictions(jobs: Jobs, lanes: Lanes, nodes: Mapping[str, Node]) -> Itera
                 yield f"queue {queue.name} counts {queue.tally.number(state)} {state} jobs and has {count}"
         for lane in queue.lanes.values():
             yield from _lane_contradictions(lanes, lane, waiting.get(lane, 0), running.get(lane, 0))
+    users = _users(lanes)
+    holds = _holds(jobs)
     for bucket in lanes.buckets.values():
+        if bucket.users != users.get(bucket, 0):
+            yield f"bucket {bucket.draw} counts {bucket.users} users and has {users.get(bucket, 0)}"
         yield from _bucket_contradictions(bucket)
+        yield from _permit_contradictions(bucket, holds.pop(bucket.draw, {}))
+    for draw, holders in holds.items():
+        yield f"{holders} hold permits of a bucket {draw} that was forgotten"
 
 
 def _lane_contradictions(lanes: Lanes, lane: Lane, waiting: int, running: int) -> Iterator[str]:
     if lane.waiting != waiting:
         yield f"{lane} counts {lane.waiting} waiting jobs and has {waiting}"
-    if lane.waiting != lane.held():
-        yield f"{lane} counts {lane.waiting} waiting jobs and holds {lane.held()} in order"
+    held = sum(1 for _ in lane.all_waiting())
+    if lane.waiting != held:
+        yield f"{lane} counts {lane.waiting} waiting jobs and holds {held} in order"
     if lane.running != running:
         yield f"{lane} counts {lane.running} running jobs and has {running}"
     if lane.is_open:
@@ -75,6 +87,39 @@ def _lane_contradictions(lanes: Lanes, lane: Lane, waiting: int, running: int) -
         yield f"{lane} is in none of the lines that a claim looks at"
     if lane.wakes_at is not None and lane.wakes_at != lane.earliest():
         yield f"{lane} sleeps until {lane.wakes_at}; its earliest job is at {lane.earliest()}"
+
+
+def _users(lanes: Lanes) -> dict[Bucket[Lane], int]:
+    """How many lanes draw on each bucket, and for how many other buckets it keeps the state."""
+    drawn = [bucket for queue in lanes.queues.values() for lane in queue.lanes.values() for bucket in lane.own_buckets]
+    homes = [bucket.home for bucket in lanes.buckets.values() if bucket.home is not bucket]
+    users: dict[Bucket[Lane], int] = {}
+    for bucket in (*drawn, *homes):
+        users[bucket] = users.get(bucket, 0) + 1
+    return users
+
+
+def _holds(jobs: Jobs) -> dict[Draw, dict[str, int]]:
+    """By bucket, who holds its permits and by how many jobs, as the jobs have it."""
+    holds: dict[Draw, dict[str, int]] = {}
+    for job in jobs.by_id.values():
+        terms = job.new.terms
+        for index, draw in enumerate(job.new.draws):
+            holding = None if terms is None or not job.held >> index & 1 else terms.holds[index]
+            if holding is not None:
+                holders = holds.setdefault(draw, {})
+                name = holding.holder(job.id)
+                holders[name] = holders.get(name, 0) + 1
+    return holds
+
+
+def _permit_contradictions(bucket: Bucket[Lane], holders: dict[str, int]) -> Iterator[str]:
+    permits = bucket.permits
+    uses = {holder: hold.uses for holder, hold in permits.holders.items()}
+    if uses != holders:
+        yield f"bucket {bucket.draw} is held by {uses}, and jobs hold {holders}"
+    if permits.held != sum(hold.cost for hold in permits.holders.values()):
+        yield f"bucket {bucket.draw} counts {permits.held} permits and gave {permits.holders}"
 
 
 def _bucket_contradictions(bucket: Bucket[Lane]) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from headgate.jobs.job import Attempt, JobError, JobState, NewJob
+from headgate.storage.admission import Ask, ask_of
 
 WAITING = JobState.WAITING
 RUNNING = JobState.RUNNING
@@ -16,31 +17,50 @@ CANCELLED = JobState.CANCELLED
 L = TypeVar("L")
 
 
+class Start(NamedTuple):
+    """A start as it was charged: when (limit time), for which draws not, and the costs it was settled at, if it was."""
+
+    charged_at: int
+    uncharged: int
+    settled: tuple[int, ...] | None
+
+
 class Job(Generic[L]):
     """A job with the state it is in and what became of its attempts.
 
     `version` is 0 in the fifo that it arrived in, and grows each time it is placed elsewhere. `lane` is the one it
     waits or runs in; a final job names the open lane of its queue, so that its own can be forgotten.
+
+    `deadline` is the earlier of `expires_at` and `give_up_at`. `held` and `passed` are sets of its draws: bit `i` is
+    the i-th. `charged_at`, `uncharged` and `settled` are its last start, `starts` those of the attempts that ended.
     """
 
     __slots__ = (
         "attempt",
         "attempts",
         "cancel_requested",
+        "charged_at",
+        "deadline",
         "delayed",
         "error",
         "expires_at",
         "fence",
         "finished_at",
+        "give_up_at",
+        "held",
         "lane",
         "lost",
         "new",
         "node",
+        "passed",
         "result",
         "run_at",
         "seq",
+        "settled",
         "started_at",
+        "starts",
         "state",
+        "uncharged",
         "version",
     )
 
@@ -52,18 +72,50 @@ class Job(Generic[L]):
         self.state = WAITING
         self.run_at = new.run_at
         self.delayed = new.delayed
-        self.expires_at = new.expires_at
+        self.deadline: int | None = None
+        self.expires_at: int | None = None
+        self.give_up_at: int | None = None
         self.attempt = 0
         self.fence = 0
         self.lost = 0
+        self.held = 0
+        self.passed = 0
         self.node: str | None = None
         self.started_at: int | None = None
         self.finished_at: int | None = None
+        self.charged_at: int | None = None
+        self.uncharged = 0
+        self.settled: tuple[int, ...] | None = None
         self.cancel_requested = False
         self.result: str | None = None
         self.error: JobError | None = None
         self.attempts: list[Attempt] | None = None
+        self.starts: list[Start] | None = None
 
     @property
     def id(self) -> str:
         return self.new.id
+
+    @property
+    def passes(self) -> int:
+        """The draws that it does not ask for when it starts next: it holds their permits, or its retries are free."""
+        return self.held | self.passed
+
+    @property
+    def ask(self) -> Ask | None:
+        """What it asks of the buckets of its lane."""
+        new = self.new
+        if new.terms is None and new.costs is None:
+            return None
+        return ask_of(new.id, new.costs, new.terms, self.held | self.passed)
+
+    @property
+    def start(self) -> Start | None:
+        """Its last start, unless that came to count as nothing."""
+        return None if self.charged_at is None else Start(self.charged_at, self.uncharged, self.settled)
+
+    def set_deadlines(self, expires_at: int | None, give_up_at: int | None) -> None:
+        self.expires_at = expires_at
+        self.give_up_at = give_up_at
+        instants = [instant for instant in (expires_at, give_up_at) if instant is not None]
+        self.deadline = min(instants) if instants else None

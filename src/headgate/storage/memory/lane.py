@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from headgate.jobs.job import Draw
-from headgate.storage.admission import TURN, LaneView
+from headgate.jobs.terms import variant_discards
+from headgate.storage.admission import TURN, Ask, LaneView
 from headgate.storage.memory.band import Band
 from headgate.storage.memory.bucket import Bucket
 from headgate.storage.memory.group import Group
 from headgate.storage.memory.job import WAITING, Job
 from headgate.storage.memory.tally import Tally
-from headgate.storage.memory.visit import EXPIRED_A_VISIT, Visit
+from headgate.storage.memory.visit import LATE_A_VISIT, Visit
 
 
 class Lane(LaneView):
     """All waiting jobs of one queue that draw on the same buckets; the open lane's draw on none.
+
+    What else sets it apart is its `variant`; jobs of one that `discards` do not wait behind a closed bucket.
 
     Awake it is due or behind a bucket; else it sleeps until `wakes_at`, or has nothing that a claim could take. The
     open lane of a queue is always awake and in no line; all lanes of the queue know it as `open`.
@@ -24,14 +27,15 @@ class Lane(LaneView):
     __slots__ = (
         "aside",
         "bands",
+        "discards",
         "draws",
-        "expired",
         "first_band",
         "group",
         "is_awake",
         "is_listed",
         "is_open",
         "jobs",
+        "late",
         "open",
         "own_buckets",
         "running",
@@ -39,6 +43,7 @@ class Lane(LaneView):
         "stale",
         "tally",
         "tick",
+        "variant",
         "waiting",
         "wakes_at",
     )
@@ -48,6 +53,7 @@ class Lane(LaneView):
         tally: Tally,
         group: Group[Lane],
         draws: tuple[Draw, ...] = (),
+        variant: str = "",
         buckets: Sequence[Bucket[Lane]] = (),
         open: Lane | None = None,
     ) -> None:
@@ -56,6 +62,8 @@ class Lane(LaneView):
         self.group = group
         self.open = self if open is None else open
         self.draws = draws
+        self.variant = variant
+        self.discards = variant_discards(variant)
         self.own_buckets = buckets
         self.first_band: Band[Lane] = Band(0)
         self.bands = [self.first_band]
@@ -64,7 +72,7 @@ class Lane(LaneView):
         self.waiting = 0
         self.running = 0
         self.stale = 0
-        self.expired = 0
+        self.late = 0
         self.since = 0
         self.wakes_at: int | None = None
         self.tick = 0
@@ -73,24 +81,31 @@ class Lane(LaneView):
         self.is_listed = False
 
     def __str__(self) -> str:
-        return f"lane {self.queue} {[f'{draw.limit}:{draw.key}' for draw in self.draws]}"
+        return f"lane {self.queue} {[f'{draw.limit}:{draw.key}' for draw in self.draws]}{self.variant}"
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next claim that has room looks at it."""
+        if self.is_open:
+            return any(not job.delayed for job in self.all_waiting())
+        return self.is_awake and self.behind is None
 
     def place(self, job: Job[Lane]) -> None:
         self._band(job.new.priority).place(job)
 
     def look(self, visit: Visit[Lane]) -> None:
         """Make ready for admission."""
-        self.taken = self.expired = 0
+        self.taken = self.late = 0
         self.behind = self.failed = None
         self.jobs = []
         if self.waiting > TURN:
-            self.costs = _Costs(self, visit)
+            self.asks = _Asks(self, visit)
         else:
             self.pull(self.jobs, TURN, visit)
-            self.costs = [job.new.costs for job in self.jobs]
+            self.asks = [job.ask for job in self.jobs]
 
     def pull(self, jobs: list[Job[Lane]], count: int, visit: Visit[Lane]) -> None:
-        """Move ready jobs of known tasks to `jobs`, until there are `count`; expired ones go to the visit."""
+        """Move ready jobs of known tasks to `jobs`, until there are `count`; late ones go to the visit."""
         wall = visit.wall
         tasks = visit.tasks
         missing = count - len(jobs)
@@ -111,14 +126,14 @@ class Lane(LaneView):
                     job = first
                 if job.new.task not in tasks:
                     self._set_aside(job, visit)
-                elif job.expires_at is None or job.expires_at > wall:
+                elif job.deadline is None or job.deadline > wall:
                     jobs.append(job)
                     missing -= 1
-                elif self.expired < EXPIRED_A_VISIT:
-                    self.expired += 1
+                elif self.late < LATE_A_VISIT:
+                    self.late += 1
                     self.waiting -= 1
                     self.tally.waiting -= 1
-                    visit.expired.append(job)
+                    visit.late.append(job)
                 else:
                     band.put_back(job)
                     return
@@ -152,15 +167,14 @@ class Lane(LaneView):
             self.bands = [self.first_band]
             self.aside.clear()
 
-    def held(self) -> int:
-        """How many jobs it has in order or set aside, counted one by one."""
-        aside = sum(
-            1
-            for places in self.aside.values()
-            for version, job in places
-            if job.version == version and job.state is WAITING
-        )
-        return aside + sum(1 for band in self.bands for _ in band.fresh())
+    def all_waiting(self) -> Iterator[Job[Lane]]:
+        """Its jobs in order and those set aside, one by one."""
+        for band in self.bands:
+            yield from band.fresh()
+        for places in self.aside.values():
+            for version, job in places:
+                if job.version == version and job.state is WAITING:
+                    yield job
 
     def has_fresh(self) -> bool:
         """Whether it has a job that was not set aside."""
@@ -181,15 +195,15 @@ class Lane(LaneView):
         job.version += 1
         visit.unknown.add(job.new.task)
         self.aside.setdefault(job.new.task, []).append((job.version, job))
-        visit.aside.setdefault(job.new.task, set()).add(self)
+        visit.aside.setdefault(job.new.task, {})[self] = None
 
 
 def _by_priority(band: Band[Lane]) -> int:
     return -band.priority
 
 
-class _Costs(list[tuple[int, ...] | None]):
-    """The costs of a lane's first ready jobs, read as far as admission can get in the lane's next turn."""
+class _Asks(list[Ask | None]):
+    """What a lane's first ready jobs ask, read as far as admission can get in the lane's next turn."""
 
     __slots__ = ("_lane", "_visit")
 
@@ -206,5 +220,5 @@ class _Costs(list[tuple[int, ...] | None]):
         if known < wanted:
             lane.pull(jobs, wanted, self._visit)
             for job in jobs[known:]:
-                self.append(job.new.costs)
+                self.append(job.ask)
         return len(jobs)

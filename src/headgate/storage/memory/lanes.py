@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappop, heappush
 
-from headgate.jobs.job import Draw
+from headgate.jobs.job import Draw, NewJob
+from headgate.jobs.terms import without
+from headgate.limits.dynamic_window import SharedCounter
+from headgate.limits.limit import AnyRule
+from headgate.limits.rule import NEVER
+from headgate.storage.admission import FOR_ALL_KEYS
+from headgate.storage.endings import limit_in_use
 from headgate.storage.memory.bucket import Bucket, Waiters
 from headgate.storage.memory.group import Group
 from headgate.storage.memory.job import Job
 from headgate.storage.memory.lane import Lane
 from headgate.storage.memory.line import Movable
 from headgate.storage.memory.queue import Queue
+from headgate.storage.memory.settings import Settings
 
 
 class Lanes:
@@ -20,17 +27,21 @@ class Lanes:
     def __init__(self) -> None:
         self.queues: dict[str, Queue] = {}
         self.buckets: dict[Draw, Bucket[Lane]] = {}
+        self.settings = Settings()
         # What was set aside because the claiming node did not know its task.
-        self.aside: dict[str, set[Lane]] = {}
+        self.aside: dict[str, dict[Lane, None]] = {}
         self._ticks = 0
         self._empty: deque[Lane] = deque()
         self._idle_buckets: list[tuple[int, int, Bucket[Lane]]] = []
 
-    def lane(self, queue_name: str, draws: tuple[Draw, ...]) -> Lane:
+    def lane(self, queue_name: str, draws: tuple[Draw, ...], variant: str = "") -> Lane:
+        """The lane of a queue, its draws and variant; made if it is not there."""
         queue = self.queues.get(queue_name)
         if queue is None:
             queue = self.queues[queue_name] = Queue(queue_name)
-        lane = queue.lanes.get(draws)
+        if not draws:
+            return queue.open
+        lane = queue.lanes.get((draws, variant))
         if lane is None:
             limits = tuple(draw.limit for draw in draws)
             group = queue.groups.get(limits)
@@ -38,9 +49,39 @@ class Lanes:
                 group = queue.groups[limits] = Group(queue_name, limits)
             buckets = [self._bucket(draw) for draw in draws]
             for bucket in buckets:
-                bucket.lanes += 1
-            lane = queue.lanes[draws] = Lane(queue.tally, group, draws, buckets, queue.open)
+                bucket.users += 1
+            lane = queue.lanes[draws, variant] = Lane(queue.tally, group, draws, variant, buckets, queue.open)
         return lane
+
+    def find(self, queue_name: str, draws: tuple[Draw, ...], variant: str) -> Lane | None:
+        """The same lane if it is there."""
+        queue = self.queues.get(queue_name)
+        return None if queue is None else queue.lanes.get((draws, variant))
+
+    def lane_of(self, new: NewJob, passes: int) -> Lane:
+        """The lane of a job that passes some of its draws."""
+        if not passes or new.terms is None:
+            return self.lane(new.queue, new.draws, new.variant)
+        return self.lane(new.queue, without(new.draws, passes), new.terms.variant(passes))
+
+    def bucket(self, draw: Draw) -> Bucket[Lane]:
+        """The bucket of a draw, made if it is not there; to be forgotten if nobody draws on it."""
+        bucket = self._bucket(draw)
+        self.list_unused(bucket)
+        return bucket
+
+    def judge(self, bucket: Bucket[Lane], declared: AnyRule, now: int) -> None:
+        """Let a bucket be judged by the rule that holds for its key now."""
+        draw, settings = bucket.draw, self.settings
+        rule = settings.live.rule(draw, declared)
+        bucket.use(rule, now, is_paused=settings.live.is_paused(draw))
+        bucket.declared, bucket.revision = declared, settings.revision
+        home = bucket
+        if isinstance(rule, SharedCounter) and draw.key != FOR_ALL_KEYS:
+            home = self._bucket(Draw(draw.limit, FOR_ALL_KEYS))
+            self.judge(home, declared, now)
+        if home is not bucket.home:
+            self._move_home(bucket, home)
 
     def tick(self, item: Movable) -> int:
         """Make all entries of a lane or wait list stale; the next one carries the new tick."""
@@ -112,7 +153,38 @@ class Lanes:
         if not bucket.waiters:
             bucket.opens_at = None
             return
-        bucket.opens_at = opens_at = bucket.reopens_at(now)
+        self._open_at(bucket, bucket.reopens_at(now))
+
+    def reopen(self, bucket: Bucket[Lane], now: int) -> None:
+        """Whoever waits behind the bucket is looked at by the next claim."""
+        if bucket.opens_at is not None and bucket.opens_at > now:
+            self._open_at(bucket, now)
+
+    def reopen_limit(self, limit: str, key: str | None, now: int) -> None:
+        """The same for the buckets of a limit; of one key, or of all."""
+        for bucket in self.buckets.values():
+            if bucket.draw.limit == limit and (key is None or bucket.draw.key == key):
+                self.reopen(bucket, now)
+
+    def forget(self, limit: str) -> None:
+        """Forget what is set about a limit and its buckets. Raises LimitInUse while jobs need it."""
+        own = [bucket for bucket in self.buckets.values() if bucket.draw.limit == limit]
+        waiting = sum(
+            lane.waiting
+            for queue in self.queues.values()
+            for lane in queue.lanes.values()
+            if limit in lane.group.limits
+        )
+        held = sum(bucket.permits.held for bucket in own)
+        if waiting or held:
+            raise limit_in_use(limit, waiting, held)
+        self.settings.forget(limit)
+        for bucket in own:
+            # Running jobs may come back to it: it goes when nobody draws on it any more.
+            bucket.renew(keep_state=False)
+
+    def _open_at(self, bucket: Bucket[Lane], opens_at: int) -> None:
+        bucket.opens_at = opens_at
         for opening, waiters in bucket.waiters.items():
             if waiters.opens_at != opens_at:
                 waiters.opens_at = opens_at
@@ -135,30 +207,40 @@ class Lanes:
         while forgotten < count and self._idle_buckets and self._idle_buckets[0][0] <= now:
             _, _, bucket = heappop(self._idle_buckets)
             bucket.is_listed = False
-            if bucket.lanes:
+            if bucket.users:
                 continue
             if bucket.idle_at > now:
-                self._list_idle(bucket)
+                self.list_unused(bucket)
             else:
                 del self.buckets[bucket.draw]
+                self._move_home(bucket, bucket)
                 forgotten += 1
         return forgotten
+
+    def list_unused(self, bucket: Bucket[Lane]) -> None:
+        """A bucket that nobody draws on any more is forgotten once it is as good as new."""
+        if bucket.users or bucket.is_listed or (idle_at := bucket.idle_at) >= NEVER:
+            return
+        bucket.is_listed = True
+        self._ticks += 1
+        heappush(self._idle_buckets, (idle_at, self._ticks, bucket))
 
     def _bucket(self, draw: Draw) -> Bucket[Lane]:
         bucket = self.buckets.get(draw)
         if bucket is None:
-            self._ticks += 1
-            bucket = self.buckets[draw] = Bucket(draw, self._ticks)
+            bucket = self.buckets[draw] = Bucket(draw)
         return bucket
 
     def _forget(self, lane: Lane) -> None:
-        del self.queues[lane.queue].lanes[lane.draws]
+        del self.queues[lane.queue].lanes[lane.draws, lane.variant]
         for bucket in lane.own_buckets:
-            bucket.lanes -= 1
-            if not bucket.lanes and not bucket.is_listed:
-                self._list_idle(bucket)
+            bucket.users -= 1
+            self.list_unused(bucket)
 
-    def _list_idle(self, bucket: Bucket[Lane]) -> None:
-        bucket.is_listed = True
-        self._ticks += 1
-        heappush(self._idle_buckets, (bucket.idle_at, self._ticks, bucket))
+    def _move_home(self, bucket: Bucket[Lane], home: Bucket[Lane]) -> None:
+        before, bucket.home = bucket.home, home
+        if home is not bucket:
+            home.users += 1
+        if before is not bucket:
+            before.users -= 1
+            self.list_unused(before)

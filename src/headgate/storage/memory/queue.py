@@ -9,7 +9,7 @@ from headgate.storage.memory.tally import Tally
 
 
 class Queue:
-    """The lanes of one queue by their draws, and their groups by the limits; the open lane has no draws."""
+    """The lanes of one queue by draws and variant, and their groups by the limits; the open lane has no draws."""
 
     __slots__ = ("groups", "lanes", "name", "open", "tally")
 
@@ -17,5 +17,5 @@ class Queue:
         self.name = name
         self.tally = Tally()
         self.open = Lane(self.tally, Group(name, ()))
-        self.lanes: dict[tuple[Draw, ...], Lane] = {(): self.open}
+        self.lanes: dict[tuple[tuple[Draw, ...], str], Lane] = {((), ""): self.open}
         self.groups: dict[tuple[str, ...], Group[Lane]] = {}

@@ -6,14 +6,17 @@ Each decides and writes synchronously, so no other coroutine ever sees half of o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from heapq import nlargest
+from heapq import nsmallest
+from typing import Any
 
 from headgate.clock import Clock
 from headgate.errors import IllegalTransition
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, is_poisonous, require_transition
 from headgate.limits.limit import AnyRule
-from headgate.storage.memory.bucket import Bucket
+from headgate.storage.admission import BucketVisit
+from headgate.storage.endings import poison_error
+from headgate.storage.live_rules import LimitSetting
 from headgate.storage.memory.claim import Claiming
 from headgate.storage.memory.contradictions import contradictions
 from headgate.storage.memory.job import CANCELLED, FAILED, RUNNING, WAITING, Job
@@ -21,18 +24,30 @@ from headgate.storage.memory.jobs import Jobs
 from headgate.storage.memory.lane import Lane
 from headgate.storage.memory.lanes import Lanes
 from headgate.storage.memory.node import Node
+from headgate.storage.memory.notes import Notes
+from headgate.storage.memory.records import (
+    bucket_record,
+    is_used,
+    job_record,
+    outlook,
+    passes_filter,
+    recorded_starts,
+    standing,
+)
 from headgate.storage.protocol import (
+    Amendment,
     Beat,
     BucketRecord,
     Claim,
     Claimed,
-    Expired,
+    Dropped,
     JobFilter,
-    LateStart,
     NodeRecord,
     QueueCounts,
+    R,
+    RecordedStart,
     Recovered,
-    poison_error,
+    Standing,
 )
 
 
@@ -46,6 +61,7 @@ class MemoryStorage:
         self._lanes = Lanes()
         self._jobs = Jobs(self._lanes)
         self._nodes: dict[str, Node] = {}
+        self._notes = Notes()
         self._wakes: list[Callable[[], None]] = []
 
     async def open(self) -> None:
@@ -79,7 +95,7 @@ class MemoryStorage:
             return Claimed(jobs=(), next_in=None)
         claiming = Claiming(self._lanes, self._jobs, node, claim, self._clock.now(), self.limit_now())
         claimed = claiming.run()
-        if claiming.made_final:
+        if claimed.dropped:
             self._wake()
         return claimed
 
@@ -92,13 +108,21 @@ class MemoryStorage:
         self._wake()
         return written
 
-    async def postpone(self, late: Sequence[LateStart], rules: Mapping[str, AnyRule]) -> None:
-        for start in late:
-            bucket = self._lanes.buckets.get(start.draw)
-            if bucket is not None and bucket.state is not None:
-                bucket.state = rules[start.draw.limit].amend(
-                    bucket.state, start.charged_at, start.cost, start.started_at, start.cost
-                )
+    async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
+        now = self.limit_now()
+        is_refunded = False
+        for amendment in amendments:
+            declared = rules.get(amendment.draw.limit)
+            if declared is None:
+                continue
+            bucket = self._lanes.bucket(amendment.draw)
+            self._lanes.judge(bucket, declared, now)
+            bucket.amend(amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual)
+            if amendment.actual < amendment.cost:
+                self._lanes.reopen(bucket, now)
+                is_refunded = True
+        if is_refunded:
+            self._wake()
 
     async def cancel(self, job_id: str) -> JobState | None:
         job = self._jobs.by_id.get(job_id)
@@ -106,7 +130,7 @@ class MemoryStorage:
             return None
         before = job.state
         if before is WAITING:
-            self._jobs.stop_waiting(job, CANCELLED, self._clock.now(), error=job.error)
+            self._jobs.stop_waiting(job, CANCELLED, self._clock.now(), self.limit_now(), error=job.error)
             self._wake()
         elif before is RUNNING:
             job.cancel_requested = True
@@ -122,11 +146,11 @@ class MemoryStorage:
             raise IllegalTransition(f"job {job_id} is {before}; only a failed or cancelled job can be retried")
         require_transition(before, WAITING)
         job.lane.tally.count(before, -1)
-        job.lane = self._lanes.lane(job.new.queue, job.new.draws)
-        job.attempt = job.lost = 0
-        job.run_at = self._clock.now()
+        job.attempt = job.lost = job.passed = 0
+        job.run_at = wall = self._clock.now()
         job.delayed = False
         job.finished_at = job.result = job.expires_at = None
+        self._jobs.wait_elsewhere(job, wall)
         self._jobs.wait(job, self.limit_now())
         self._wake()
         return before
@@ -148,7 +172,7 @@ class MemoryStorage:
         for job in self._jobs.newest_first(filter.before):
             if len(page) >= filter.count:
                 break
-            if _passes(filter, job):
+            if passes_filter(filter, job):
                 page.append(self._record(job))
         return page
 
@@ -164,17 +188,68 @@ class MemoryStorage:
         self, limit: str | None = None, key: str | None = None, count: int = 100
     ) -> Sequence[BucketRecord]:
         wanted = (
-            bucket
+            bucket_record(self._lanes, bucket.draw)
             for bucket in self._lanes.buckets.values()
-            if (limit is None or bucket.draw.limit == limit) and (key is None or bucket.draw.key == key)
+            if (limit is None or bucket.draw.limit == limit)
+            and (key is None or bucket.draw.key == key)
+            and is_used(bucket)
         )
-        most = nlargest(count, ((_waiting(bucket), -bucket.order, bucket) for bucket in wanted))
-        return [
-            BucketRecord(
-                bucket.draw, None if bucket.state is None else bucket.rule.dump(bucket.state), waiting, bucket.opens_at
-            )
-            for waiting, _, bucket in most
-        ]
+        return nsmallest(count, wanted, key=_most_waiting_first)
+
+    async def standing(self, job_id: str) -> Standing | None:
+        job = self._jobs.by_id.get(job_id)
+        return standing(self._lanes, job) if job is not None and job.state is WAITING else None
+
+    async def outlook(self, queue: str, draws: Sequence[Draw], variant: str = "") -> Standing:
+        return outlook(self._lanes, queue, tuple(draws), variant)
+
+    async def starts(self, limit: str, key: str | None, since: int) -> Sequence[RecordedStart]:
+        found = [start for job in self._jobs.by_id.values() for start in recorded_starts(job, limit, key, since)]
+        return sorted(found, key=lambda start: start.started_at)
+
+    # --------------------------------------------------------------------------------------------- limits
+
+    async def settings(self) -> Sequence[LimitSetting]:
+        return self._lanes.settings.all()
+
+    async def change(self, setting: LimitSetting, *, remove: bool = False) -> None:
+        self._lanes.settings.change(setting, remove=remove)
+        self._lanes.reopen_limit(setting.limit, setting.target if setting.scope == "key" else None, self.limit_now())
+        self._wake()
+
+    async def penalize(self, draw: Draw, until: int) -> None:
+        self._lanes.bucket(draw).penalize(until)
+
+    async def reset(self, draw: Draw) -> int:
+        now = self.limit_now()
+        self._jobs.take_back(draw, now)
+        bucket = self._lanes.bucket(draw)
+        held = bucket.permits.held
+        bucket.renew(keep_state=held > 0)
+        self._lanes.reopen_limit(draw.limit, draw.key or None, now)
+        self._wake()
+        return held
+
+    async def visit(
+        self, draw: Draw, rules: Mapping[str, AnyRule], look: Callable[[Any], R], *, id: str | None = None
+    ) -> R:
+        now = self.limit_now()
+        bucket = self._lanes.bucket(draw)
+        self._lanes.judge(bucket, rules[draw.limit], now)
+        visit = BucketVisit(bucket, now, None if id is None else self._notes.find(draw, id, now))
+        answer = look(visit)
+        if id is not None and visit.noted_until is not None:
+            self._notes.keep(draw, id, visit.note, visit.noted_until)
+        self._lanes.list_unused(bucket)
+        if visit.reopens:
+            self._lanes.reopen(bucket, now)
+            self._wake()
+        return answer
+
+    async def forget(self, limit: str) -> None:
+        self._lanes.forget(limit)
+
+    # ---------------------------------------------------------------------------------------------- nodes
 
     async def nodes(self) -> Sequence[NodeRecord]:
         return [node.record() for node in self._nodes.values()]
@@ -233,88 +308,36 @@ class MemoryStorage:
             job.lost += 1
             if is_poisonous(job.lost) and not job.cancel_requested:
                 self._jobs.stop_running(job)
-                self._jobs.end(job, FAILED, wall, error=poison_error(job.lost))
+                self._jobs.end(job, FAILED, wall, now, error=poison_error(job.lost))
                 poisonous.append(job.id)
             elif self._jobs.wait_or_cancel(job, wall, now):
                 returned.append(job.id)
         self._wake()
         return Recovered(returned, poisonous)
 
-    async def expire(self, count: int = 100) -> Sequence[Expired]:
-        expired = self._jobs.expire(self._clock.now(), count)
-        if expired:
+    async def expire(self, count: int = 100) -> Sequence[Dropped]:
+        dropped = self._jobs.expire(self._clock.now(), self.limit_now(), count)
+        if dropped:
             self._wake()
-        return expired
+        return dropped
 
     async def prune(self, finished_before: int, count: int = 1000) -> int:
-        return self._jobs.prune(finished_before, count)
+        return self._jobs.prune(finished_before, self.limit_now(), count)
 
     async def evict(self, count: int = 1000) -> int:
-        return self._lanes.evict(count, self.limit_now())
+        now = self.limit_now()
+        return self._lanes.evict(count, now) + self._notes.evict(count, now)
 
     async def check(self) -> Sequence[str]:
         return list(contradictions(self._jobs, self._lanes, self._nodes))
 
     def _record(self, job: Job[Lane]) -> JobRecord:
-        new = job.new
-        opens_at: int | None = None
-        waits_for: Draw | None = None
-        lane_waiting = 0
-        if job.state is WAITING:
-            lane = job.lane
-            lane_waiting = lane.waiting
-            now = self.limit_now()
-            if lane.behind is not None and lane.behind.opens_at is not None and lane.behind.opens_at > now:
-                opens_at = self._clock.now() + (lane.behind.opens_at - now)
-                waits_for = lane.behind.draw
-        return JobRecord(
-            new.id,
-            new.task,
-            new.queue,
-            job.state,
-            new.payload,
-            new.priority,
-            job.delayed,
-            job.run_at,
-            new.enqueued_at,
-            job.expires_at,
-            job.attempt,
-            job.fence,
-            job.lost,
-            job.node,
-            job.started_at,
-            job.finished_at,
-            job.cancel_requested,
-            job.result,
-            job.error,
-            new.draws,
-            new.headers,
-            new.options,
-            opens_at,
-            waits_for,
-            lane_waiting,
-        )
+        return job_record(job, self._clock.now(), self.limit_now())
 
     def _wake(self) -> None:
         for wake in tuple(self._wakes):
             wake()
 
 
-def _passes(filter: JobFilter, job: Job[Lane]) -> bool:
-    new = job.new
-    return (
-        (filter.state is None or job.state is filter.state)
-        and (filter.queue is None or new.queue == filter.queue)
-        and (filter.task is None or new.task == filter.task)
-        and (
-            (filter.limit is None and filter.key is None)
-            or any(
-                (filter.limit is None or draw.limit == filter.limit) and (filter.key is None or draw.key == filter.key)
-                for draw in new.draws
-            )
-        )
-    )
-
-
-def _waiting(bucket: Bucket[Lane]) -> int:
-    return sum(lane.waiting for waiters in bucket.waiters.values() for lane in waiters.line)
+def _most_waiting_first(record: BucketRecord) -> tuple[bool, int, tuple[str, str]]:
+    return record.opens_at is None, -record.waiting, (record.draw.limit, record.draw.key)

@@ -6,18 +6,18 @@ from typing import Generic
 
 from headgate.storage.memory.job import Job, L
 
-EXPIRED_A_VISIT = 100
-"""How many expired jobs of one lane a claim fails before it leaves the rest for the next one."""
+LATE_A_VISIT = 100
+"""How many jobs of one lane whose time to start has passed a claim ends before it leaves the rest for the next one."""
 
 
 class Visit(Generic[L]):
-    """What a lane needs to know of the claim that looks at it, and what it found expired or unknown."""
+    """What a lane needs to know of the claim that looks at it, and what it found late or unknown."""
 
-    __slots__ = ("aside", "expired", "tasks", "unknown", "wall")
+    __slots__ = ("aside", "late", "tasks", "unknown", "wall")
 
-    def __init__(self, wall: int, tasks: frozenset[str], aside: dict[str, set[L]]) -> None:
+    def __init__(self, wall: int, tasks: frozenset[str], aside: dict[str, dict[L, None]]) -> None:
         self.wall = wall
         self.tasks = tasks
         self.aside = aside
-        self.expired: list[Job[L]] = []
+        self.late: list[Job[L]] = []
         self.unknown: set[str] = set()

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from headgate.jobs.job import ClaimedJob, Draw, JobOptions, truncated_error
-from headgate.storage.admission import TURN, BucketView, LaneView, admit, gated_share
-from headgate.storage.protocol import EXPIRED_ERROR, Claim, Claimed, Expired, Throttled
+from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobState, truncated_error
+from headgate.jobs.terms import GateTerms, variant_discards, without
+from headgate.limits.concurrency import Semaphore
+from headgate.limits.rule import NEVER
+from headgate.storage.admission import TURN, BucketView, LaneView, admit, ask_of, gated_share
+from headgate.storage.endings import late_ending, rejection_error
+from headgate.storage.protocol import Claim, Claimed, Dropped, Throttled
+from headgate.storage.sqlite.bucket_views import BucketViews, ensure_rows
+from headgate.storage.sqlite.permits import Given, give_permits
+from headgate.storage.sqlite.rows import BucketRow
+from headgate.storage.sqlite.settings import CachedRules
 from headgate.storage.sqlite.statements import as_json, execute, fetch
 
 EXPIRED_A_VISIT = 100
@@ -24,15 +32,7 @@ class LaneRow(msgspec.Struct, array_like=True):
     since: int | None
     behind: int | None
     wakes_at: int | None
-
-
-class BucketRow(msgspec.Struct, array_like=True):
-    id: int
-    limit: str
-    key: str
-    state: str | None
-    opens_at: int | None
-    closed_until: int
+    variant: str
 
 
 class Head(msgspec.Struct, array_like=True):
@@ -54,6 +54,23 @@ class Head(msgspec.Struct, array_like=True):
     costs: tuple[int, ...] | None
     headers: dict[str, str] | None
     options: JobOptions | None
+    terms: GateTerms | None
+    held: int
+    passed: int
+    give_up_at: int | None
+    draws: tuple[Draw, ...] | None
+    """All its draws, if it holds permits of some."""
+
+    @property
+    def passes(self) -> int:
+        """The draws of the job that its lane does not have."""
+        return self.held | self.passed
+
+    @property
+    def deadline(self) -> int | None:
+        if self.expires_at is None or self.give_up_at is None:
+            return self.give_up_at if self.expires_at is None else self.expires_at
+        return min(self.expires_at, self.give_up_at)
 
 
 class Look(msgspec.Struct, array_like=True):
@@ -64,12 +81,12 @@ class Look(msgspec.Struct, array_like=True):
     next_bucket: int | None
     next_wake: int | None
     known_only: bool
+    revision: int
     behind: list[LaneRow] = []
 
 
 _decode_look = msgspec.json.Decoder(Look).decode
 _decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
-decode_buckets = msgspec.json.Decoder(list[BucketRow]).decode
 _decode_heads = msgspec.json.Decoder(list[Head]).decode
 
 
@@ -80,7 +97,7 @@ Move = tuple[int, int, int | None, str | None, str | None, int | None]
 class _Visit:
     """A lane that this claim looks at, and what became of it."""
 
-    __slots__ = ("complete", "expired", "heads", "row", "taken", "view")
+    __slots__ = ("complete", "expired", "heads", "rejected", "row", "taken", "view")
 
     def __init__(self, row: LaneRow) -> None:
         self.row = row
@@ -89,17 +106,24 @@ class _Visit:
         # Whether all ready jobs of the lane that this node knows were read.
         self.complete = True
         self.taken = 0
+        self.rejected: list[Head] = []
         self.view: LaneView | None = None
 
     @property
-    def behind(self) -> BucketView | None:
+    def closed(self) -> BucketView | None:
+        """The closed bucket that the lane met."""
         return self.view.behind if self.view is not None else None
 
     @property
+    def behind(self) -> BucketView | None:
+        """The closed bucket that the lane waits behind from now on."""
+        return None if variant_discards(self.row.variant) else self.closed
+
+    @property
     def gone(self) -> int:
-        """How many jobs left the lane: started, expired, or failed for being impossible."""
+        """How many jobs left the lane: started, expired, rejected, or failed for being impossible."""
         impossible = self.view is not None and self.view.failed is not None
-        return self.taken + len(self.expired) + impossible
+        return self.taken + len(self.expired) + len(self.rejected) + impossible
 
     @property
     def all_gone(self) -> bool:
@@ -114,13 +138,16 @@ class _Visit:
 class ClaimTransaction:
     """One claim, inside a write transaction that the caller commits."""
 
-    def __init__(self, connection: sqlite3.Connection, claim: Claim, now: int, limit_now: int) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, claim: Claim, live: CachedRules, now: int, limit_now: int
+    ) -> None:
         self._connection = connection
         self._claim = claim
+        self._live = live
         self._now = now
         self._limit_now = limit_now
         self._rooms = claim.rooms
-        self._buckets: dict[Draw, BucketView] = {}
+        self._buckets = self._no_buckets()
         self._opened: list[BucketView] = []
         self._unknown: set[str] = set()
         self._page_was_full = False
@@ -133,6 +160,7 @@ class ClaimTransaction:
         if not self._rooms or not fetch(self._connection, "has_joined", node=self._claim.node):
             return Claimed(jobs=(), next_in=None)
         look = self._look(known_only=False)
+        self._live.refresh(self._connection, look.revision)
         ungated = [_Visit(row) for row in look.open if row.queue in self._rooms]
         self._next_wake = look.next_wake
 
@@ -145,16 +173,22 @@ class ClaimTransaction:
             barren = [visit for visit in gated if not visit.heads and not visit.expired]
             gated = barren + self._gated_visits(self._look(known_only=True), wanted)
         if wanted:
-            self._load_buckets(gated)
+            self._buckets.read(draw for visit in gated for draw in visit.row.draws)
             for visit in gated:
                 views = [self._buckets[draw] for draw in visit.row.draws]
-                visit.view = LaneView(visit.row.id, visit.row.queue, views, [head.costs for head in visit.heads])
+                asks = [ask_of(head.id, head.costs, head.terms, head.passes) for head in visit.heads]
+                visit.view = LaneView(visit.row.id, visit.row.queue, views, asks)
             admit([visit.view for visit in gated if visit.view is not None], shares, self._limit_now)
             for visit in gated:
                 visit.taken = visit.view.taken if visit.view is not None else 0
+                if visit.closed is not None and visit.behind is None:
+                    visit.rejected = visit.heads[visit.taken :]
         else:
             gated = []
         return self._write(gated, ungated, look.next_bucket)
+
+    def _no_buckets(self) -> BucketViews:
+        return BucketViews(self._connection, self._claim.rules, self._live.rules, self._limit_now)
 
     # ---------------------------------------------------------------------------------------------- look
 
@@ -185,7 +219,7 @@ class ClaimTransaction:
 
     def _gated_visits(self, look: Look, wanted: int) -> list[_Visit]:
         """Lanes behind opened buckets, then due ones, each kind longest waiting first; as many as there is room."""
-        self._buckets, self._opened = {}, []
+        self._buckets, self._opened = self._no_buckets(), []
         behind = self._behind_opened(look)
         due = sorted(self._usable(look.due + look.woken), key=lambda row: (row.since or 0, row.id))
         visits: list[_Visit] = []
@@ -204,7 +238,7 @@ class ClaimTransaction:
     def _behind_opened(self, look: Look) -> list[LaneRow]:
         grants: dict[int, int] = {}
         for row in look.opened:
-            view = self._view(row)
+            view = self._buckets.of(row)
             self._opened.append(view)
             grants[row.id] = view.grants(self._limit_now, self._page)
         granting = [id for id, grant in grants.items() if grant]
@@ -247,26 +281,6 @@ class ClaimTransaction:
     def _usable(self, rows: Iterable[LaneRow]) -> list[LaneRow]:
         rules = self._claim.rules
         return [row for row in rows if all(draw.limit in rules for draw in row.draws)]
-
-    def _view(self, row: BucketRow) -> BucketView:
-        draw = Draw(row.limit, row.key)
-        view = self._buckets.get(draw)
-        if view is None:
-            rule = self._claim.rules[row.limit]
-            state = None if row.state is None else rule.load(row.state, self._limit_now)
-            view = BucketView(draw, rule, state, id=row.id, opens_at=row.opens_at, closed_until=row.closed_until)
-            self._buckets[draw] = view
-        return view
-
-    def _load_buckets(self, visits: Sequence[_Visit]) -> None:
-        missing = {draw for visit in visits for draw in visit.row.draws if draw not in self._buckets}
-        if not missing:
-            return
-        for row in decode_buckets(fetch(self._connection, "buckets_of", draws=as_json(list(missing)))):
-            self._view(row)
-        for draw in missing:
-            if draw not in self._buckets:
-                self._buckets[draw] = BucketView(draw, self._claim.rules[draw.limit], None)
 
     def _shares(self, ungated: Sequence[_Visit]) -> dict[str, int]:
         ready = {visit.row.queue: len(visit.heads) for visit in ungated}
@@ -312,7 +326,7 @@ class ClaimTransaction:
             visit = lanes[head.lane]
             if len(visit.heads) >= count or len(visit.expired) >= EXPIRED_A_VISIT:
                 visit.complete = False
-            elif head.expires_at is not None and head.expires_at <= self._now:
+            elif (deadline := head.deadline) is not None and deadline <= self._now:
                 visit.expired.append(head)
             else:
                 visit.heads.append(head)
@@ -333,11 +347,13 @@ class ClaimTransaction:
 
         taken = [head for visit in visits for head in visit.heads[: visit.taken]]
         self._take(taken)
-        self._fail_expired([head for visit in visits for head in visit.expired])
-        self._fail_impossible(gated)
-        self._charge([view for view in self._buckets.values() if view.charged])
+        self._hold(gated)
+        dropped = self._drop(visits)
+        if self._buckets.charge():
+            execute(self._connection, "use_limit_time", limit_now=self._limit_now)
         moves = [move for visit in visits if (move := self._move(visit)) is not None]
         if moves:
+            self._ensure_rows(gated)
             execute(self._connection, "move_lanes", lanes=as_json(moves))
         still_open = self._set_timers(gated)
 
@@ -349,7 +365,7 @@ class ClaimTransaction:
             # Without progress the next look would see the same, so it waits for something to change.
             more=progressed and cut_short,
             throttled=[throttled for visit in gated if (throttled := self._throttled(visit)) is not None],
-            expired=[Expired(head.id, head.task, head.queue) for visit in visits for head in visit.expired],
+            dropped=dropped,
             unknown=sorted(self._unknown),
         )
 
@@ -359,30 +375,63 @@ class ClaimTransaction:
     def _take(self, taken: Sequence[Head]) -> None:
         if taken:
             seqs = as_json([head.seq for head in taken])
-            execute(self._connection, "claim_jobs", seqs=seqs, node=self._claim.node, now=self._now)
+            execute(
+                self._connection,
+                "claim_jobs",
+                seqs=seqs,
+                node=self._claim.node,
+                now=self._now,
+                limit_now=self._limit_now,
+            )
 
-    def _fail_expired(self, expired: Sequence[Head]) -> None:
-        if expired:
-            seqs = as_json([head.seq for head in expired])
-            execute(self._connection, "fail_waiting", seqs=seqs, now=self._now, error=as_json(EXPIRED_ERROR))
-
-    def _fail_impossible(self, gated: Sequence[_Visit]) -> None:
-        """A limit was lowered below what a job costs: the job could only wait for ever."""
+    def _hold(self, gated: Sequence[_Visit]) -> None:
+        """Write down who holds which permits now, and what was not charged."""
+        rows: list[tuple[int, int, int]] = []
         for visit in gated:
-            if visit.view is not None and visit.view.failed is not None:
-                head = visit.heads[visit.taken]
-                error = as_json(truncated_error(visit.view.failed))
-                execute(self._connection, "fail_waiting", seqs=as_json([head.seq]), now=self._now, error=error)
+            assert visit.view is not None
+            held = [isinstance(bucket.rule, Semaphore) for bucket in visit.view.buckets]
+            for head in visit.heads[: visit.taken]:
+                if head.terms is not None:
+                    drawn = without(range(len(visit.view.buckets) + head.passes.bit_count()), head.passes)
+                    now_held = sum(1 << draw for draw, is_held in zip(drawn, held, strict=True) if is_held)
+                    rows.append((head.seq, head.held | now_held, head.passes))
+        if rows:
+            execute(self._connection, "hold_permits", jobs=as_json(rows))
 
-    def _charge(self, charged: Sequence[BucketView]) -> None:
-        if not charged:
-            return
-        rows = [
-            (view.draw.limit, view.draw.key, view.rule.dump(view.state), view.rule.idle_at(view.state))
-            for view in charged
-        ]
-        execute(self._connection, "charge", buckets=as_json(rows))
-        execute(self._connection, "use_limit_time", limit_now=self._limit_now)
+    def _drop(self, visits: Sequence[_Visit]) -> list[Dropped]:
+        """End the jobs that will not run: expired ones, rejected ones, and those that cost more than can ever be."""
+        rows: list[tuple[int, JobState, JobError]] = []
+        dropped: list[Dropped] = []
+        given: list[Given] = []
+        for visit in visits:
+            for head, state, error in self._endings(visit):
+                rows.append((head.seq, state, error))
+                dropped.append(Dropped(head.id, head.task, head.queue, state, error))
+                if head.held and head.terms is not None and head.draws is not None:
+                    kept = head.terms.kept(head.held, state)
+                    given.append(Given(head.seq, head.id, head.draws, head.terms, head.held & ~kept, kept))
+        if rows:
+            execute(self._connection, "drop_waiting", jobs=as_json(rows), now=self._now)
+            give_permits(self._connection, given, self._limit_now)
+        return dropped
+
+    def _endings(self, visit: _Visit) -> Iterator[tuple[Head, JobState, JobError]]:
+        for head in visit.expired:
+            yield head, *late_ending(self._now, head.expires_at, head.give_up_at, head.terms, None)
+        closed = visit.closed
+        for head in visit.rejected:
+            assert head.terms is not None
+            assert closed is not None
+            yield head, head.terms.rejected_as, rejection_error(closed.draw, self._in_wall_time(closed.opens_at), 0)
+        if visit.view is not None and visit.view.failed is not None:
+            # A limit was lowered below what a job costs: the job could only wait for ever.
+            yield visit.heads[visit.taken], JobState.FAILED, truncated_error(visit.view.failed)
+
+    def _ensure_rows(self, gated: Sequence[_Visit]) -> None:
+        """A bucket that is closed without ever having been charged (paused, or by its ceiling) has no row yet."""
+        new = {visit.behind.draw for visit in gated if visit.behind is not None and visit.behind.id is None}
+        if new:
+            ensure_rows(self._connection, list(new), self._limit_now)
 
     def _move(self, visit: _Visit) -> Move | None:
         """Where the lane is after this claim: empty, asleep, behind a bucket or last in line; None if unmoved."""
@@ -416,8 +465,11 @@ class ClaimTransaction:
         behind = visit.behind
         if behind is None or behind.opens_at is None:
             return None
-        opens_at = self._now + (behind.opens_at - self._limit_now)
-        return Throttled(behind.draw, opens_at, visit.row.waiting - visit.gone)
+        return Throttled(behind.draw, self._in_wall_time(behind.opens_at), visit.row.waiting - visit.gone)
+
+    def _in_wall_time(self, instant: int | None) -> int | None:
+        """An instant of limit time as wall time; None for never."""
+        return None if instant is None or instant >= NEVER else self._now + (instant - self._limit_now)
 
     def _set_timers(self, gated: Sequence[_Visit]) -> bool:
         """Write when each bucket opens that lanes wait behind; True if one of them is open still."""
@@ -442,7 +494,7 @@ class ClaimTransaction:
         return opens_at
 
     def _closes_until(self, opens_at: int) -> None:
-        if self._next_timer is None or opens_at < self._next_timer:
+        if opens_at < NEVER and (self._next_timer is None or opens_at < self._next_timer):
             self._next_timer = opens_at
 
     def _next_in(self, next_bucket: int | None) -> int | None:
@@ -468,7 +520,7 @@ class ClaimTransaction:
             head.run_at,
             self._now,
             visit.row.draws,
-            head.costs,
+            None if head.costs is None else without(head.costs, head.passes),
             self._limit_now,
             head.headers,
             head.options,

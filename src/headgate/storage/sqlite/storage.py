@@ -16,25 +16,32 @@ import msgspec
 
 from headgate.clock import Clock
 from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable, StorageUnusable
-from headgate.jobs.job import Attempt, JobRecord, JobState, NewJob
+from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
+from headgate.jobs.terms import GateTerms
 from headgate.limits.limit import AnyRule
+from headgate.limits.rule import NEVER
+from headgate.storage.admission import ask_of
 from headgate.storage.batcher import Batcher
+from headgate.storage.live_rules import LimitSetting
 from headgate.storage.protocol import (
+    Amendment,
     Beat,
     BucketRecord,
     Claim,
     Claimed,
-    Expired,
+    Dropped,
     JobFilter,
-    LateStart,
     NodeRecord,
     QueueCounts,
+    RecordedStart,
     Recovered,
+    Standing,
 )
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.neighbours import Neighbours
 from headgate.storage.sqlite.reader import Reader
+from headgate.storage.sqlite.settings import CachedRules, decode_settings
 from headgate.storage.sqlite.statements import STATEMENTS, as_json, fetch
 from headgate.storage.sqlite.transaction import Transaction, node_records
 
@@ -54,6 +61,21 @@ _decode_counts = msgspec.json.Decoder(list[QueueCounts]).decode
 _decode_ports = msgspec.json.Decoder(list[int]).decode
 _decode_ids = msgspec.json.Decoder(frozenset[str]).decode
 _decode_buckets = msgspec.json.Decoder(list[BucketRecord]).decode
+_decode_starts = msgspec.json.Decoder(list[RecordedStart]).decode
+
+
+class _StandingRow(msgspec.Struct, array_like=True):
+    place: int | None
+    waiting: int
+    is_due: bool
+    behind: Draw | None
+    buckets: list[BucketRecord]
+    costs: tuple[int, ...] | None
+    terms: GateTerms | None
+    passes: int
+
+
+_decode_standing = msgspec.json.Decoder(_StandingRow).decode
 
 
 class _Write:
@@ -100,6 +122,7 @@ class SqliteStorage:
         self._ports: list[int] = []
         self._pid = 0
         self._ahead = 0
+        self._live = CachedRules()
         self._broken: HeadgateError | None = None
 
     def __str__(self) -> str:
@@ -211,8 +234,9 @@ class SqliteStorage:
             _Write(lambda transaction: transaction.finish(node, endings), wakes=True)
         )
 
-    async def postpone(self, late: Sequence[LateStart], rules: Mapping[str, AnyRule]) -> None:
-        await self._write(_Write(lambda transaction: transaction.postpone(late, rules)))
+    async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
+        refunds = any(amendment.actual < amendment.cost for amendment in amendments)
+        await self._write(_Write(lambda transaction: transaction.amend(amendments, rules), wakes=refunds))
 
     async def cancel(self, job_id: str) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
@@ -223,6 +247,28 @@ class SqliteStorage:
         return await self._write(  # type: ignore[no-any-return]
             _Write(lambda transaction: transaction.retry(job_id), wakes=True)
         )
+
+    async def visit(
+        self, draw: Draw, rules: Mapping[str, AnyRule], look: Callable[[Any], R], *, id: str | None = None
+    ) -> R:
+        answer, reopens = await self._write(_Write(lambda transaction: transaction.visit(draw, rules, look, id)))
+        if reopens:
+            self._wake()
+        return answer  # type: ignore[no-any-return]
+
+    async def change(self, setting: LimitSetting, *, remove: bool = False) -> None:
+        await self._write(_Write(lambda transaction: transaction.change(setting, remove=remove), wakes=True))
+
+    async def penalize(self, draw: Draw, until: int) -> None:
+        await self._write(_Write(lambda transaction: transaction.penalize(draw, until)))
+
+    async def reset(self, draw: Draw) -> int:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.reset(draw), wakes=True)
+        )
+
+    async def forget(self, limit: str) -> None:
+        await self._write(_Write(lambda transaction: transaction.forget(limit)))
 
     async def join(self, node: str, name: str) -> None:
         port = self._neighbours.port if self._neighbours is not None else 0
@@ -249,7 +295,7 @@ class SqliteStorage:
             _Write(lambda transaction: transaction.recover(node, beat), wakes=True)
         )
 
-    async def expire(self, count: int = 100) -> Sequence[Expired]:
+    async def expire(self, count: int = 100) -> Sequence[Dropped]:
         return await self._write(  # type: ignore[no-any-return]
             _Write(lambda transaction: transaction.expire(count), wakes=True)
         )
@@ -292,7 +338,7 @@ class SqliteStorage:
         try:
             sqlite_file.begin(connection, self._patience, self._clock, self._warn_slow)
             try:
-                transaction = Transaction(connection, self._clock, self._ahead)
+                transaction = Transaction(connection, self._clock, self._ahead, self._live)
                 # Additions first, as one: a claim in the same commit already sees them.
                 additions = [job for write in group if write.jobs is not None for job in write.jobs]
                 transaction.add(additions)
@@ -330,10 +376,12 @@ class SqliteStorage:
         return [self._in_wall_time(record) for record in _decode_records(rows)]
 
     def _in_wall_time(self, record: JobRecord) -> JobRecord:
-        if record.throttled_until is None:
+        opens_at = record.throttled_until
+        if opens_at is None:
             return record
+        until_released = opens_at >= NEVER
         return msgspec.structs.replace(
-            record, throttled_until=self._clock.now() + record.throttled_until - self.limit_now()
+            record, throttled_until=None if until_released else self._clock.now() + opens_at - self.limit_now()
         )
 
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
@@ -346,6 +394,26 @@ class SqliteStorage:
         self, limit: str | None = None, key: str | None = None, count: int = 100
     ) -> Sequence[BucketRecord]:
         return _decode_buckets(await self._value(self._lists, "buckets", limit=limit, key=key, count=count))
+
+    async def standing(self, job_id: str) -> Standing | None:
+        found = await self._value(self._lists, "standing", id=job_id)
+        if found is None:
+            return None
+        row = _decode_standing(found)
+        asks = ask_of(job_id, row.costs, row.terms, row.passes)
+        return Standing(row.place, row.waiting, row.is_due, row.behind, row.buckets, asks)
+
+    async def outlook(self, queue: str, draws: Sequence[Draw], variant: str = "") -> Standing:
+        row = _decode_standing(
+            await self._value(self._lookups, "outlook", queue=queue, draws=as_json(draws), variant=variant)
+        )
+        return Standing(row.place, row.waiting, row.is_due, row.behind, row.buckets)
+
+    async def starts(self, limit: str, key: str | None, since: int) -> Sequence[RecordedStart]:
+        return _decode_starts(await self._value(self._lists, "starts", limit=limit, key=key, since=since))
+
+    async def settings(self) -> Sequence[LimitSetting]:
+        return decode_settings(await self._value(self._lookups, "settings"))
 
     async def nodes(self) -> Sequence[NodeRecord]:
         return await self._read(self._lookups, lambda connection: node_records(connection, self._clock))

@@ -8,18 +8,36 @@ CREATE TABLE limit_time (
     last_used   INTEGER NOT NULL
 );
 
+-- What is set about limits at run time. `revision` grows with each change, so that a claim knows what it has read.
+CREATE TABLE limit_setting (
+    limit_name  TEXT NOT NULL,
+    scope       TEXT NOT NULL CHECK (scope IN ('all', 'key', 'pattern', 'tier', 'member')),
+    target      TEXT NOT NULL,
+    rule        TEXT CHECK (rule IS NULL OR json_valid(rule)),
+    is_paused   INTEGER NOT NULL DEFAULT 0,
+    tier        TEXT,
+    PRIMARY KEY (limit_name, scope, target)
+) WITHOUT ROWID;
+CREATE TABLE limit_revision (
+    id          INTEGER PRIMARY KEY CHECK (id = 1),
+    revision    INTEGER NOT NULL
+);
+INSERT INTO limit_revision (id, revision) VALUES (1, 0);
+
 -- A lane is empty (nothing set), due (since), behind a bucket (since, behind) or asleep (wakes_at alone).
 -- since is limit time and the order of turns; wakes_at is wall time, no later than any delayed job of the lane.
+-- variant sets jobs of the same draws apart: those that do not wait, and those that share the permits of one owner.
 CREATE TABLE lane (
     id          INTEGER PRIMARY KEY,
     queue       TEXT NOT NULL,
     draws       TEXT NOT NULL CHECK (json_valid(draws)),
+    variant     TEXT NOT NULL DEFAULT '',
     gated       INTEGER NOT NULL GENERATED ALWAYS AS (draws <> '[]') STORED,
     waiting     INTEGER NOT NULL DEFAULT 0 CHECK (waiting >= 0),
     since       INTEGER,
     behind      INTEGER,
     wakes_at    INTEGER,
-    UNIQUE (queue, draws),
+    UNIQUE (queue, draws, variant),
     CHECK (behind IS NULL OR since IS NOT NULL),
     CHECK (waiting > 0 OR (since IS NULL AND wakes_at IS NULL)),
     CHECK (waiting = 0 OR since IS NOT NULL OR wakes_at IS NOT NULL)
@@ -42,6 +60,17 @@ CREATE TABLE bucket (
 );
 CREATE INDEX bucket_opens ON bucket (opens_at) WHERE opens_at IS NOT NULL;
 CREATE INDEX bucket_idle ON bucket (idle_at) WHERE opens_at IS NULL;
+
+-- What plain code was answered that drew on a bucket under an id; a repeat is answered the same until then.
+CREATE TABLE bucket_note (
+    limit_name    TEXT NOT NULL,
+    key           TEXT NOT NULL,
+    id            TEXT NOT NULL,
+    note          TEXT,
+    until         INTEGER NOT NULL,
+    PRIMARY KEY (limit_name, key, id)
+) WITHOUT ROWID;
+CREATE INDEX bucket_note_until ON bucket_note (until);
 
 CREATE TABLE job (
     seq               INTEGER PRIMARY KEY,
@@ -68,15 +97,26 @@ CREATE TABLE job (
     payload           TEXT NOT NULL,
     headers           TEXT CHECK (headers IS NULL OR json_valid(headers)),
     options           TEXT CHECK (options IS NULL OR json_valid(options)),
+    -- What its limits ask beyond draws and costs; held and passed are sets of its draws: bit i is the i-th.
+    terms             TEXT CHECK (terms IS NULL OR json_valid(terms)),
+    give_up_at        INTEGER,
+    held              INTEGER NOT NULL DEFAULT 0,
+    passed            INTEGER NOT NULL DEFAULT 0,
+    -- The last start as it was charged: when (limit time), for which draws not, and what it was settled at.
+    charged_at        INTEGER,
+    uncharged         INTEGER NOT NULL DEFAULT 0,
+    settled           TEXT,
     result            TEXT,
     error             TEXT,
     CHECK (state <> 'running' OR node IS NOT NULL),
     CHECK ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled')))
 );
 CREATE INDEX job_waiting ON job (lane, delayed, priority DESC, run_at, seq) WHERE state = 'waiting';
+CREATE INDEX job_held ON job (seq) WHERE held <> 0;
 CREATE INDEX job_running ON job (node, lane) WHERE state = 'running';
 CREATE INDEX job_final ON job (state, finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX job_expires ON job (expires_at) WHERE state = 'waiting' AND expires_at IS NOT NULL;
+CREATE INDEX job_gives_up ON job (give_up_at) WHERE state = 'waiting' AND give_up_at IS NOT NULL;
 
 -- One row for each attempt that did not succeed.
 CREATE TABLE attempt (
@@ -86,7 +126,10 @@ CREATE TABLE attempt (
     started_at  INTEGER NOT NULL,
     ended_at    INTEGER NOT NULL,
     outcome     TEXT NOT NULL,
-    error       TEXT
+    error       TEXT,
+    charged_at  INTEGER,
+    uncharged   INTEGER NOT NULL DEFAULT 0,
+    settled     TEXT
 );
 CREATE INDEX attempt_job ON attempt (job);
 

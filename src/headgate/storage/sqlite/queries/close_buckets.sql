@@ -1,4 +1,4 @@
--- The buckets of a job grant nothing until then; :draws is an array of [limit, key].
+-- Buckets grant nothing until then; :draws is an array of [limit, key].
 INSERT INTO bucket (limit_name, key, state, idle_at, closed_until)
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), NULL, :until, :until
 FROM json_each(:draws)

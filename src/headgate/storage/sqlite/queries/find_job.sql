@@ -1,2 +1,4 @@
--- What cancelling and retrying look at.
-SELECT seq, state, lane, queue, draws FROM job WHERE id = :id
+-- What cancelling and retrying look at; NULL if there is no such job.
+SELECT (
+    SELECT json_array(seq, id, state, lane, queue, json(draws), json(terms), held) FROM job WHERE id = :id
+)

@@ -6,5 +6,7 @@ SET state = CASE WHEN cancel_requested THEN 'cancelled' ELSE 'waiting' END,
     lost = lost + :lost,
     delayed = CASE WHEN :run_at IS NULL THEN delayed ELSE 1 END,
     run_at = coalesce(:run_at, run_at),
-    error = coalesce(:error, error)
+    error = coalesce(:error, error),
+    give_up_at = :give_up_at,
+    charged_at = NULL
 WHERE seq = :seq AND state = 'running'

@@ -8,7 +8,8 @@ SELECT json_group_array(
         json(job.draws), json(job.headers), json(job.options),
         CASE WHEN bucket.opens_at > :limit_now THEN bucket.opens_at END,
         CASE WHEN bucket.opens_at > :limit_now THEN json_array(bucket.limit_name, bucket.key) END,
-        CASE WHEN job.state = 'waiting' THEN coalesce(lane.waiting, 0) ELSE 0 END
+        CASE WHEN job.state = 'waiting' THEN coalesce(lane.waiting, 0) ELSE 0 END,
+        json(job.costs), json(job.terms), job.held
     )
 )
 FROM json_each(:ids) AS wanted

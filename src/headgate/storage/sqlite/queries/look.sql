@@ -17,7 +17,7 @@ SELECT json_array(
         )
     ),
     (
-        SELECT json_group_array(json_array(lane.id, lane.queue, json(draws), waiting, since, behind, wakes_at))
+        SELECT json_group_array(json_array(lane.id, lane.queue, json(draws), waiting, since, behind, wakes_at, variant))
         FROM json_each(:queues) AS wanted
         JOIN lane ON lane.id IN (
             SELECT id FROM lane
@@ -30,7 +30,7 @@ SELECT json_array(
     (
         SELECT json_group_array(
             json_array(
-                lane.id, lane.queue, json(draws), waiting, :limit_now - (:now - wakes_at), behind, wakes_at
+                lane.id, lane.queue, json(draws), waiting, :limit_now - (:now - wakes_at), behind, wakes_at, variant
             )
         )
         FROM json_each(:queues) AS wanted
@@ -43,9 +43,9 @@ SELECT json_array(
         )
     ),
     (
-        SELECT json_group_array(json_array(lane.id, lane.queue, json(draws), waiting, since, behind, wakes_at))
+        SELECT json_group_array(json_array(lane.id, lane.queue, json(draws), waiting, since, behind, wakes_at, variant))
         FROM json_each(:queues) AS wanted
-        JOIN lane ON lane.queue = wanted.value AND lane.draws = '[]' AND lane.waiting > 0
+        JOIN lane ON lane.queue = wanted.value AND lane.draws = '[]' AND lane.variant = '' AND lane.waiting > 0
     ),
     (SELECT min(opens_at) FROM bucket WHERE opens_at > :limit_now),
     (
@@ -56,6 +56,7 @@ SELECT json_array(
             ) AS earliest
             FROM json_each(:queues) AS wanted
         )
-    )    ,
-    json(CASE WHEN :known_only THEN 'true' ELSE 'false' END)
+    ),
+    json(CASE WHEN :known_only THEN 'true' ELSE 'false' END),
+    (SELECT revision FROM limit_revision)
 )

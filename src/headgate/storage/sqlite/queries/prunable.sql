@@ -1,7 +1,7 @@
 -- Final jobs that finished before then.
-SELECT json_group_array(seq)
+SELECT json_group_array(json_array(seq, id, held, json(draws), json(terms)))
 FROM (
-    SELECT seq FROM job
+    SELECT * FROM job
     WHERE state IN ('succeeded', 'failed', 'cancelled') AND finished_at < :before
     LIMIT :count
 )

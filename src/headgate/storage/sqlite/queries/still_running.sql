@@ -1,6 +1,9 @@
 -- Which of these attempts are running under the node; :endings is an array of [id, fence].
 -- CROSS JOIN and the plus signs keep SQLite from walking all running jobs for each ending.
-SELECT json_group_array(json_array(job.seq, job.id, job.fence, job.draws))
+SELECT json_group_array(json_array(
+        job.seq, job.id, job.fence, job.queue, json(job.draws), job.cancel_requested, json(job.terms), job.held, job.passed,
+        job.lost, job.uncharged
+    ))
 FROM json_each(:endings) AS ended
 CROSS JOIN job ON job.id = json_extract(ended.value, '$[0]')
 WHERE +job.state = 'running' AND +job.node = :node AND job.fence = json_extract(ended.value, '$[1]')

@@ -1,0 +1,97 @@
+"""Explain: why a job has not started, from live state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from headgate.jobs.job import JobRecord, JobState
+from headgate.storage.protocol import NodeRecord
+from headgate.tasks.handle import JobStatus
+
+
+@dataclass(frozen=True, slots=True)
+class LimitInfo:
+    """One limit that a job draws on, as it is now for its key."""
+
+    limit: str
+    key: str
+    rule: str | None
+    used: int | None
+    available: int | None
+    opens_at: datetime | None
+    is_paused: bool
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a job has not started (or what became of it), in a sentence, with the limits it draws on."""
+
+    status: JobStatus
+    reason: str
+    limits: Sequence[LimitInfo]
+
+
+def reason_for(
+    record: JobRecord,
+    status: JobStatus,
+    limits: Sequence[LimitInfo],
+    nodes: Sequence[NodeRecord],
+    *,
+    is_known: bool,
+    now: datetime,
+) -> str:
+    """The first thing that keeps the job from starting, most basic first."""
+    if status.state is not JobState.WAITING:
+        return _other_state(record, status)
+    if status.is_scheduled:
+        kind = "its next try" if record.attempt else "its time"
+        return f"it waits for {kind}, {_when(status.run_at, now)}"
+    paused = next((limit for limit in limits if limit.is_paused), None)
+    if paused is not None:
+        return f"limit {paused.limit!r} is paused for key {paused.key!r}; resume it with `headgate limits resume`"
+    if status.waits_for is not None or status.predicted_start is None or status.predicted_start > now:
+        told = _limit_reason(status, limits, now)
+        if told is not None:
+            return told
+    if not nodes:
+        return "no node is running; start one with `headgate worker`"
+    if not is_known:
+        return f"this program does not declare task {status.task!r}; only a node that does will run it"
+    return f"its limits let it start now; it waits for a free slot of a node that serves queue {status.queue!r}"
+
+
+def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime) -> str | None:
+    if status.waits_for is None:
+        return None
+    limit, key = status.waits_for
+    info = next((each for each in limits if (each.limit, each.key) == (limit, key)), None)
+    rule = "" if info is None or info.rule is None else f" ({info.rule})"
+    place = "" if status.place is None else f"{_nth(status.place)} in line, "
+    when = (
+        "starts when a permit comes back"
+        if status.predicted_start is None
+        else f"runs about {_when(status.predicted_start, now)}"
+    )
+    return f"it waits for limit {limit!r}{rule} of key {key!r}: {place}{when}"
+
+
+def _other_state(record: JobRecord, status: JobStatus) -> str:
+    if status.state is JobState.RUNNING:
+        return f"it runs on {record.node}, attempt {status.attempt}"
+    error = "" if status.error is None else f": {status.error.type}: {status.error.message}"
+    return f"it is final, {status.state}{error}"
+
+
+def _when(instant: datetime, now: datetime) -> str:
+    seconds = (instant - now).total_seconds()
+    distance = "now" if seconds <= 0 else f"in {seconds:.1f} s" if seconds < 120 else f"in {seconds / 60:.0f} min"
+    return f"{instant:%Y-%m-%d %H:%M:%S} UTC ({distance})"
+
+
+def _nth(place: int) -> str:
+    if 10 <= place % 100 <= 20:
+        return f"{place}th"
+    return f"{place}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(place % 10, 'th') }"

@@ -1,0 +1,212 @@
+"""Steering limits while they are in use: what is set here beats the code, survives deploys, and holds at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+
+from headgate.admin.audit import Audited, audit_starts
+from headgate.clock import Clock, Duration, from_datetime, microseconds, to_datetime
+from headgate.errors import DeclarationError, UnknownLimit
+from headgate.jobs.job import Draw
+from headgate.limits.concurrency import Semaphore
+from headgate.limits.dynamic_window import SharedCounter
+from headgate.limits.limit import AnyRule, Limit
+from headgate.limits.rule import NEVER, Snapshot
+from headgate.limits.stored_rule import dump_rule
+from headgate.storage.admission import BucketView
+from headgate.storage.live_rules import LimitSetting, LiveRules, Scope, is_pattern
+from headgate.storage.protocol import BucketRecord, RecordedStart, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class BucketStatus:
+    """One limit for one key: how many starts count now, how many are left, how many jobs wait, when the next may go.
+
+    `used` and `available` are None for a limit that this program does not declare. `is_set` says that another rule
+    than the declared one was set for the key. A penalised bucket grants nothing until `penalized_until`.
+    """
+
+    limit: str
+    key: str
+    rule: str | None
+    used: int | None
+    available: int | None
+    waiting: int
+    next_slot_at: datetime | None
+    is_set: bool = False
+    is_paused: bool = False
+    penalized_until: datetime | None = None
+
+
+class LimitsAdmin:
+    """The limits of one app, whichever process runs the jobs."""
+
+    def __init__(self, storage: Storage, rules: Mapping[str, AnyRule], clock: Clock) -> None:
+        self._storage = storage
+        self._rules = rules
+        self._clock = clock
+
+    # ----------------------------------------------------------------------------------------------- looking
+
+    async def list(
+        self, limit: str | None = None, *, key: str | None = None, count: int = 100
+    ) -> Sequence[BucketStatus]:
+        """Limits by key, those with most waiting jobs first."""
+        live = LiveRules(await self._storage.settings())
+        return [self._status(record, live) for record in await self._storage.buckets(limit, key, count)]
+
+    async def settings(self, limit: str | None = None) -> Sequence[LimitSetting]:
+        """What is set at run time, of one limit or of all."""
+        return [setting for setting in await self._storage.settings() if limit in (None, setting.limit)]
+
+    async def audit(self, limit: str, *, key: str | None = None, since: datetime | None = None) -> Sequence[Audited]:
+        """Whether the limit held: for each key the most that started in any window, against what its rule allows.
+
+        It looks at the starts of all jobs that are still kept, or those since then. Worst keys first. A rule that was
+        changed meanwhile is judged as it is now.
+        """
+        rule = self.declared(limit)
+        if isinstance(rule, Semaphore):
+            raise DeclarationError(
+                f"limit {limit!r} counts what runs at once, not starts; `headgate limits list` shows who holds it"
+            )
+        live = LiveRules(await self._storage.settings())
+        from_limit_time = 0 if since is None else self._in_limit_time(from_datetime(since))
+        starts = sorted(await self._storage.starts(limit, key, from_limit_time), key=_by_key)
+        audited = [
+            audit_starts(limit, each, live.rule(Draw(limit, each), rule), list(of_key))
+            for each, of_key in groupby(starts, key=lambda start: start.key)
+        ]
+        return sorted(audited, key=lambda verdict: (verdict.bound - verdict.highest, verdict.key))
+
+    # ---------------------------------------------------------------------------------------------- steering
+
+    async def set(self, limit: str, new: Limit, *, key: str | None = None, tier: str | None = None) -> None:
+        """Let another rule hold until `unset`: for one key, a pattern of keys (`"stripe:*"`), a tier, or all keys.
+
+        The most specific setting wins: key, tier, longest pattern, all. Everything that waits follows at once. What a
+        key has used stays used. Raises UnknownLimit, DeclarationError.
+        """
+        declared = self.declared(limit)
+        for kind in (Semaphore, SharedCounter):
+            if isinstance(declared, kind) is not isinstance(new.rule, kind):
+                raise DeclarationError(
+                    f"limit {limit!r} is declared as {declared.describe()}, and cannot become {new.rule.describe()} "
+                    "while it is in use; change it in the code"
+                )
+        scope, target = _scope(key, tier)
+        if isinstance(declared, SharedCounter) and scope != "all":
+            raise DeclarationError(f"limit {limit!r} shares one ceiling among its keys; set it for all of them")
+        setting = await self._setting(limit, scope, target)
+        await self._store(setting, rule=dump_rule(new.rule), is_paused=setting.is_paused)
+
+    async def unset(self, limit: str, *, key: str | None = None, tier: str | None = None) -> bool:
+        """Return to what the code declares; whether anything was set."""
+        setting = await self._setting(limit, *_scope(key, tier))
+        await self._store(setting, rule=None, is_paused=setting.is_paused)
+        return setting.rule is not None
+
+    async def assign(self, limit: str, key: str, tier: str | None) -> None:
+        """Put a key, or all that match a pattern, into a tier, whose rule is set with `tier=`; None takes them out."""
+        self.declared(limit)
+        setting = LimitSetting(limit, "member", key, tier=tier)
+        await self._storage.change(setting, remove=tier is None)
+
+    async def pause(self, limit: str, *, key: str | None = None, tier: str | None = None) -> None:
+        """Let nothing start on it until `resume`; what runs goes on, and what waits loses nothing."""
+        self.declared(limit)
+        setting = await self._setting(limit, *_scope(key, tier))
+        await self._store(setting, rule=setting.rule, is_paused=True)
+
+    async def resume(self, limit: str, *, key: str | None = None, tier: str | None = None) -> bool:
+        """End a pause; whether there was one."""
+        setting = await self._setting(limit, *_scope(key, tier))
+        await self._store(setting, rule=setting.rule, is_paused=False)
+        return setting.is_paused
+
+    async def reset(self, limit: str, key: str = "") -> int:
+        """Forget what a key has used. Permits that running jobs hold stay held, and their number is returned.
+
+        Of a dynamic window, which shares one ceiling, all keys are reset.
+        """
+        rule = self.declared(limit)
+        return await self._storage.reset(Draw(limit, "" if isinstance(rule, SharedCounter) else key))
+
+    async def penalize(self, limit: str, key: str, until: datetime | Duration) -> None:
+        """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` lifts it."""
+        self.declared(limit)
+        wall = from_datetime(until) if isinstance(until, datetime) else self._clock.now() + microseconds(until)
+        await self._storage.penalize(Draw(limit, key), self._in_limit_time(wall))
+
+    async def remove(self, limit: str) -> None:
+        """Forget a limit: its settings and what its keys have used. Raises LimitInUse while jobs need it."""
+        await self._storage.forget(limit)
+
+    # ----------------------------------------------------------------------------------------------- helpers
+
+    def declared(self, limit: str) -> AnyRule:
+        """The rule that the code declares. Raises UnknownLimit."""
+        rule = self._rules.get(limit)
+        if rule is None:
+            raise UnknownLimit(
+                f"this app declares no limit {limit!r}; it declares: {', '.join(sorted(self._rules)) or 'none'}"
+            )
+        return rule
+
+    async def _setting(self, limit: str, scope: Scope, target: str) -> LimitSetting:
+        for setting in await self._storage.settings():
+            if (setting.limit, setting.scope, setting.target) == (limit, scope, target):
+                return setting
+        return LimitSetting(limit, scope, target)
+
+    async def _store(self, setting: LimitSetting, *, rule: str | None, is_paused: bool) -> None:
+        changed = LimitSetting(setting.limit, setting.scope, setting.target, rule, is_paused)
+        await self._storage.change(changed, remove=rule is None and not is_paused)
+
+    def _in_limit_time(self, wall: int) -> int:
+        return self._storage.limit_now() + wall - self._clock.now()
+
+    def _in_wall_time(self, instant: int) -> datetime:
+        return to_datetime(self._clock.now() + max(0, instant - self._storage.limit_now()))
+
+    def _status(self, record: BucketRecord, live: LiveRules) -> BucketStatus:
+        now = self._storage.limit_now()
+        declared = self._rules.get(record.draw.limit)
+        rule = None if declared is None else live.rule(record.draw, declared)
+        snapshot = None if rule is None else snapshot_of(record, rule, now)
+        opens_at = record.opens_at
+        return BucketStatus(
+            limit=record.draw.limit,
+            key=record.draw.key,
+            rule=None if rule is None else rule.describe(),
+            used=None if snapshot is None else snapshot.used,
+            available=None if snapshot is None else snapshot.available,
+            waiting=record.waiting,
+            next_slot_at=None if opens_at is None or opens_at >= NEVER else self._in_wall_time(opens_at),
+            is_set=live.is_set(record.draw),
+            is_paused=live.is_paused(record.draw),
+            penalized_until=self._in_wall_time(record.closed_until) if record.closed_until > now else None,
+        )
+
+
+def snapshot_of(record: BucketRecord, rule: AnyRule, now: int) -> Snapshot:
+    """A bucket as people look at it."""
+    state = None if record.state is None else rule.load(record.state, now)
+    return BucketView(record.draw, rule, state).snapshot(now)
+
+
+def _scope(key: str | None, tier: str | None) -> tuple[Scope, str]:
+    if key is not None and tier is not None:
+        raise DeclarationError("name a key or a tier, not both")
+    if tier is not None:
+        return "tier", tier
+    if key is None:
+        return "all", ""
+    return ("pattern" if is_pattern(key) else "key"), key
+
+
+def _by_key(start: RecordedStart) -> tuple[str, int]:
+    return start.key, start.started_at

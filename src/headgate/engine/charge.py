@@ -1,0 +1,59 @@
+"""What a running attempt was charged, and how that turns out otherwise: a late start, a settled cost, a refund."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headgate.jobs.job import ClaimedJob
+from headgate.jobs.lifecycle import Charge
+from headgate.storage.protocol import Amendment
+
+
+class AttemptCharge:
+    """The charge of one attempt; every change of it is reported, so that its buckets are told."""
+
+    __slots__ = ("_at", "_costs", "_job", "_report")
+
+    def __init__(self, job: ClaimedJob, report: Callable[[Amendment], None]) -> None:
+        self._job = job
+        self._report = report
+        self._at: int | None = job.charged_at
+        self._costs: list[int] | None = None
+
+    @property
+    def final(self) -> Charge | None:
+        """What it has become; None while it is as it was claimed."""
+        if self._at == self._job.charged_at and self._costs is None:
+            return None
+        return Charge(self._at, None if self._costs is None else tuple(self._costs))
+
+    def start_late(self, now: int) -> None:
+        """The start counts as of `now` (limit time)."""
+        if self._at is None:
+            return
+        for index, draw in enumerate(self._job.draws):
+            cost = self._cost(index)
+            self._report(Amendment(draw, self._at, cost, now, cost))
+        self._at = now
+
+    def settle(self, limit: str, actual: int) -> None:
+        """The start cost `actual`; without effect if this attempt was not charged for the limit."""
+        for index, draw in enumerate(self._job.draws):
+            if draw.limit == limit and self._at is not None:
+                self._report(Amendment(draw, self._at, self._cost(index), self._at, actual))
+                if self._costs is None:
+                    self._costs = [self._cost(each) for each in range(len(self._job.draws))]
+                self._costs[index] = actual
+
+    def refund(self) -> None:
+        """The attempt never began, or the callee refused it: it counts as nothing."""
+        if self._at is None:
+            return
+        for index, draw in enumerate(self._job.draws):
+            self._report(Amendment(draw, self._at, self._cost(index), self._at, 0))
+        self._at = None
+
+    def _cost(self, index: int) -> int:
+        if self._costs is not None:
+            return self._costs[index]
+        return 1 if self._job.costs is None else self._job.costs[index]

@@ -1,0 +1,93 @@
+"""What a job's limits ask of it beyond its draws and their costs. Most jobs have none: they wait, pay, hold nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeVar
+
+import msgspec
+
+from headgate.jobs.state import JobState
+
+T = TypeVar("T")
+
+
+class Holding(msgspec.Struct, frozen=True, array_like=True):
+    """How long a job keeps a permit, and the owner that it shares it with; without one, it holds its own."""
+
+    until: Literal["running", "until_final", "until_success"] = "running"
+    owner: str | None = None
+
+    def holder(self, job_id: str) -> str:
+        """Who is written down as holding the permit."""
+        return job_id if self.owner is None else f"owner:{self.owner}"
+
+
+class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The terms of one job. Sets of draws are integers: bit `i` stands for the i-th of the job's draws.
+
+    `holds` says of each draw whether it is on permits (None: a rate); empty when none is. A retry is not charged for
+    the draws in `free_retries`. `patience` is how long the job may wait (µs; 0: not at all), and `cancels` makes a
+    rejected job cancelled instead of failed.
+    """
+
+    holds: tuple[Holding | None, ...] = ()
+    free_retries: int = 0
+    patience: int | None = None
+    cancels: bool = False
+
+    @property
+    def discards(self) -> bool:
+        """Whether the job is rejected as soon as it meets a closed bucket."""
+        return self.patience == 0
+
+    @property
+    def rejected_as(self) -> JobState:
+        return JobState.CANCELLED if self.cancels else JobState.FAILED
+
+    @property
+    def permits(self) -> int:
+        """The draws on permits."""
+        return _bits(holding is not None for holding in self.holds)
+
+    def kept(self, held: int, state: JobState) -> int:
+        """Which of the permits that a job holds it keeps when it becomes `state`."""
+        if state is JobState.WAITING:
+            return held & _bits(holding is not None and holding.until != "running" for holding in self.holds)
+        if state is JobState.FAILED:
+            return held & _bits(holding is not None and holding.until == "until_success" for holding in self.holds)
+        return held if state is JobState.RUNNING else 0
+
+    def variant(self, passes: int = 0) -> str:
+        """What else sets its lane apart: whether it waits, and the owners whose permits it shares; "" for most."""
+        owners = [
+            holding.owner
+            for index, holding in enumerate(self.holds)
+            if holding is not None and holding.owner is not None and not passes >> index & 1
+        ]
+        if not owners and not self.discards:
+            return ""
+        return msgspec.json.encode((self.discards, owners)).decode()
+
+
+def variant_discards(variant: str) -> bool:
+    """Whether the jobs of a lane of this variant are rejected instead of waiting behind a closed bucket."""
+    return variant.startswith("[true")
+
+
+def without(values: Sequence[T], passes: int) -> tuple[T, ...]:
+    """What is said of the draws that are not in the set: those a job asks for when it starts next."""
+    if not passes:
+        return tuple(values)
+    return tuple(value for index, value in enumerate(values) if not passes >> index & 1)
+
+
+def spread(values: Sequence[int], passes: int) -> list[int]:
+    """The opposite of `without`: what is said of some draws, as said of all; 1 of those in the set."""
+    rest = iter(values)
+    count = len(values) + passes.bit_count()
+    return [1 if passes >> index & 1 else next(rest, 1) for index in range(count)]
+
+
+def _bits(flags: Iterable[bool]) -> int:
+    return sum(1 << index for index, flag in enumerate(flags) if flag)

@@ -1,0 +1,311 @@
+"""The buckets of one limit in memory."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import msgspec
+
+from headgate.clock import SECOND, Clock
+from headgate.limits.bucket_store import Taken
+from headgate.limits.decision import Decision, full_again_at
+from headgate.limits.fading_map import FadingMap
+from headgate.limits.limit import AnyRule
+from headgate.limits.lines import Lines
+from headgate.limits.rule import Snapshot
+
+LATE = SECOND // 100
+"""How late (µs) one who waited may pass and still be charged at his slot: timers are late by a millisecond or two."""
+
+
+class BucketTable:
+    """The buckets of one limit under one rule, and the lines of those who wait for them.
+
+    Every method is one step under `lock`, so that any number of threads may call. A limit that is declared anew has
+    another table; the two share their lock, and a key's state lies in the one that touched it last.
+    """
+
+    def __init__(self, rule: AnyRule, clock: Clock, ahead: int, relatives: list[BucketTable]) -> None:
+        self.rule = rule
+        self.lock: threading.Lock = relatives[0].lock if relatives else threading.Lock()
+        self.clock = clock
+        self.ahead = ahead
+        """How far (µs) limit time is ahead of `clock.monotonic()`."""
+        self.lines = Lines(self.lock, clock)
+        self._states: FadingMap[Any] = FadingMap(rule.idle_at)
+        self._answers: FadingMap[dict[str, _Answer]] = FadingMap(_forgettable_at)
+        # Slots follow one another at a fixed distance, so each late wake-up would cost some of the rate for good. Rules
+        # that count windows lose nothing by it, and must count what happens when it happens.
+        self._keeps_slots = rule.kind == "rate"
+        # How many may give something back: as long as there are any, a bucket could open sooner than its rule says.
+        self._expected: dict[str, int] = {}
+        self._relatives = relatives
+        relatives.append(self)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    # ------------------------------------------------------------------------------------------------- deciding
+
+    def take_nowait(self, key: str, cost: int = 1) -> Decision:
+        """Let one start of `cost` go now, or say when; a refused one consumes nothing.
+
+        Where others wait, a newcomer is refused. Raises CostExceedsLimit for what could never go.
+        """
+        rule = self.rule
+        with self.lock:
+            now = self.clock.monotonic() + self.ahead
+            states = self._states
+            state = states.recent.get(key)
+            if state is None or now >= states.look_at:
+                state = self._find(key, now)
+            opens_at, after = rule.take(state, now, cost)
+            if opens_at > now:
+                return Decision(False, now, opens_at, rule, state)
+            if key in self.lines.by_key:
+                return Decision(False, now, now + 1, rule, state)
+            states.recent[key] = after
+        return Decision(True, now, now, rule, after)
+
+    def take_first(self, key: str, cost: int, refused_at: int) -> Decision:
+        """The same for who is first in line and was refused at an instant before; the caller has the lock."""
+        rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
+        state = self._find(key, now)
+        if self._keeps_slots:
+            opens_at, after = rule.take(state, max(refused_at, now - LATE), cost)
+        else:
+            opens_at, after = rule.take(state, now, cost)
+        if opens_at > now:
+            return Decision(False, now, opens_at, rule, state)
+        self._keep(key, after)
+        return Decision(True, opens_at, opens_at, rule, after)
+
+    def take(self, key: str, cost: int, count: int, id: str | None) -> Taken:
+        """As `BucketStore.take`."""
+        with self.lock:
+            rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
+            if id is not None and (known := self._answered(key, now).get(id)):
+                return known.taken
+            state = self._find(key, now)
+            granted = 0
+            opens_at, after = rule.take(state, now, cost)
+            while opens_at <= now and granted < count:
+                granted += 1
+                state = after
+                opens_at, after = rule.take(state, now, cost)
+            taken = _taken(granted, opens_at, now, rule, state)
+            if granted:
+                self._keep(key, state)
+                if id is not None:
+                    self._remember(key, id, _Answer(taken, now + rule.period))
+            return taken
+
+    def reserve(self, key: str, cost: int, id: str) -> Taken:
+        """As `BucketStore.reserve`."""
+        with self.lock:
+            rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
+            before = self._find(key, now)
+            if known := self._answered(key, now).get(id):
+                slot = known.taken.opens_at
+                return _taken(int(slot <= now), slot, now, rule, before)
+            slot, after = rule.take(before, now, cost)
+            self._keep(key, after)
+            taken = _taken(int(slot <= now), slot, now, rule, after)
+            self._remember(key, id, _Answer(taken, slot + rule.period, before, after))
+            return taken
+
+    def cancel(self, key: str, id: str) -> bool:
+        """As `BucketStore.cancel`."""
+        with self.lock:
+            now = self.clock.monotonic() + self.ahead
+            answers = self._answered(key, now)
+            known = answers.get(id)
+            if known is None or known.taken.granted or known.taken.opens_at <= now:
+                return False
+            if self._find(key, now) != known.after:
+                return False
+            # Not an amendment: a slot in the future was booked in a window that had let go of what counts now.
+            self._keep(key, known.before)
+            del answers[id]
+            self._tell(key)
+            return True
+
+    def amend(self, key: str, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+        """As `BucketStore.amend`."""
+        with self.lock:
+            self._change(key, charged_at, cost, started_at, actual, self.clock.monotonic() + self.ahead)
+
+    def give_back(self, key: str, cost: int) -> None:
+        """Return permits. Raises ValueError for more than are out."""
+        with self.lock:
+            state = self._find(key, self.clock.monotonic() + self.ahead)
+            if (state or 0) < cost:
+                raise ValueError(f"{cost} given back of {state or 0} permits that are out for {key!r}")
+            self._keep(key, state - cost)
+            self._tell(key)
+
+    def snapshot(self, key: str) -> Snapshot:
+        """As `BucketStore.snapshot`."""
+        with self.lock:
+            now = self.clock.monotonic() + self.ahead
+            return self._rule_of(key).snapshot(self._find(key, now), now)
+
+    def reset(self, key: str) -> None:
+        """As `BucketStore.reset`."""
+        with self.lock:
+            for table in self._relatives:
+                table._keep(key, None)
+                table._answers.pop(key)
+            self._tell(key)
+
+    def clear(self) -> None:
+        """Forget all buckets."""
+        with self.lock:
+            self._states.clear()
+            self._answers.clear()
+
+    # -------------------------------------------------------------------------------------------------- waiting
+
+    def expect(self, key: str) -> None:
+        """Somebody may give something back to this bucket."""
+        with self.lock:
+            self._expected[key] = self._expected.get(key, 0) + 1
+
+    def expect_no_more(self, key: str) -> None:
+        """He will not any more."""
+        with self.lock:
+            self._expected[key] -= 1
+            if not self._expected[key]:
+                del self._expected[key]
+
+    def look(self, key: str, cost: int) -> Decision:
+        """What a newcomer would be told who is refused."""
+        with self.lock:
+            rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
+            state = self._find(key, now)
+            return Decision(False, now, max(rule.take(state, now, cost)[0], now + 1), rule, state)
+
+    def opens_only_by_time(self, key: str) -> bool:
+        """Whether nobody holds or has booked anything that may be given back."""
+        with self.lock:
+            now = self.clock.monotonic() + self.ahead
+            booked = self._answered(key, now)
+            return key not in self._expected and all(answer.taken.opens_at <= now for answer in booked.values())
+
+    # --------------------------------------------------------------------------------------------------- within
+
+    def _rule_of(self, key: str) -> AnyRule:
+        return self.rule
+
+    def _find(self, key: str, now: int) -> Any:
+        state = self._states.find(key, now)
+        if state is None and len(self._relatives) > 1:
+            for other in self._relatives:
+                before = other._states.pop(key)
+                if before is not None:
+                    state = self.rule.load(other.rule.dump(before), now)
+                    self._states.recent[key] = state
+        return state
+
+    def _keep(self, key: str, state: Any) -> None:
+        if state is None:
+            self._states.pop(key)
+        else:
+            self._states.recent[key] = state
+
+    def _change(self, key: str, charged_at: int, cost: int, started_at: int, actual: int, now: int) -> None:
+        rule, state = self._rule_of(key), self._find(key, now)
+        if state is None:
+            if not actual:
+                return
+            # Nothing else counted when it was forgotten, so the start stands alone.
+            state = rule.take(None, charged_at, cost)[1]
+        self._keep(key, rule.amend(state, charged_at, cost, started_at, actual))
+        self._tell(key)
+
+    def _tell(self, key: str) -> None:
+        self.lines.call_first(key)
+
+    def _answered(self, key: str, now: int) -> dict[str, _Answer]:
+        """What was answered under an id and still counts, oldest first."""
+        answers = self._answers.find(key, now)
+        if answers is None:
+            return {}
+        while answers:
+            oldest = next(iter(answers))
+            if answers[oldest].until > now:
+                break
+            del answers[oldest]
+        return answers
+
+    def _remember(self, key: str, id: str, answer: _Answer) -> None:
+        self._answers.recent.setdefault(key, {})[id] = answer
+
+
+class SharedStateTable(BucketTable):
+    """The buckets of a limit whose rule keeps one state for all keys, and is told the key with each call."""
+
+    def take_nowait(self, key: str, cost: int = 1) -> Decision:
+        with self.lock:
+            if key not in self.lines.by_key:
+                return self.take_first(key, cost, 0)
+        return self.look(key, cost)
+
+    def _rule_of(self, key: str) -> AnyRule:
+        return cast(AnyRule, _RuleOfKey(self.rule, key))
+
+    def _find(self, key: str, now: int) -> Any:
+        return super()._find(_ALL_KEYS, now)
+
+    def _keep(self, key: str, state: Any) -> None:
+        super()._keep(_ALL_KEYS, state)
+
+    def _tell(self, key: str) -> None:
+        # What one gives back may be another's.
+        for waited_for in self.lines.by_key:
+            self.lines.call_first(waited_for)
+
+
+_ALL_KEYS = ""
+
+
+class _RuleOfKey:
+    """A rule as it looks for one of the keys that share its state."""
+
+    __slots__ = ("_key", "_rule", "idle_at", "period")
+
+    def __init__(self, rule: Any, key: str) -> None:
+        self._rule = rule
+        self._key = key
+        self.period = rule.period
+        self.idle_at = rule.idle_at
+
+    def take(self, state: Any, now: int, cost: int = 1) -> tuple[int, Any]:
+        taken: tuple[int, Any] = self._rule.take(state, now, cost, key=self._key)
+        return taken
+
+    def amend(self, state: Any, charged_at: int, cost: int, started_at: int, actual: int) -> Any:
+        return self._rule.amend(state, charged_at, cost, started_at, actual, key=self._key)
+
+    def snapshot(self, state: Any, now: int) -> Snapshot:
+        snapshot: Snapshot = self._rule.snapshot(state, now, key=self._key)
+        return snapshot
+
+
+class _Answer(msgspec.Struct, frozen=True, gc=False):
+    """What was answered under an id, how long it is remembered, and the states around a reservation."""
+
+    taken: Taken
+    until: int
+    before: Any = None
+    after: Any = None
+
+
+def _taken(granted: int, opens_at: int, now: int, rule: AnyRule, state: Any) -> Taken:
+    full_at = max(now, full_again_at(rule, state))
+    return Taken(granted, opens_at, now, rule.snapshot(state, now).available, full_at)
+
+
+def _forgettable_at(answers: dict[str, _Answer]) -> int:
+    return max((answer.until for answer in answers.values()), default=0)

@@ -1,0 +1,83 @@
+"""What a limiter answers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import msgspec
+
+from headgate.clock import SECOND
+from headgate.limits.bucket_store import Taken
+from headgate.limits.rate_limit import START_EMPTY_KEPT, Gcra
+from headgate.limits.rule import NEVER, Snapshot
+
+
+class Answered(Protocol):
+    """What can say how much a bucket has left."""
+
+    def snapshot(self, state: Any, now: int) -> Snapshot: ...
+
+    def idle_at(self, state: Any) -> int: ...
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """Whether it may go, and what the bucket has left. True when it may.
+
+    Of a decision only `allowed` is worked out at once; the rest is when it is asked for, about the instant of the
+    decision.
+    """
+
+    allowed: bool
+    decided_at: int
+    opens_at: int
+    _rule: Answered
+    _state: Any
+
+    def __bool__(self) -> bool:
+        return self.allowed
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds until the same may be asked again with a chance; 0 when allowed, infinite if time does not help."""
+        return 0.0 if self.allowed else _seconds(self.opens_at - self.decided_at, self.opens_at)
+
+    @property
+    def remaining(self) -> int:
+        """How many starts of cost 1 are left."""
+        return self._rule.snapshot(self._state, self.decided_at).available
+
+    @property
+    def reset_after(self) -> float:
+        """Seconds until the bucket is as good as new if nothing else is taken; infinite if time does not help."""
+        full_at = full_again_at(self._rule, self._state)
+        return _seconds(max(0, full_at - self.decided_at), full_at)
+
+    def __repr__(self) -> str:
+        return (
+            f"Decision(allowed={self.allowed}, retry_after={self.retry_after}, "
+            f"remaining={self.remaining}, reset_after={self.reset_after})"
+        )
+
+
+def full_again_at(rule: Answered, state: Any) -> int:
+    """From this limit time on a bucket is as good as new, or better, as one that starts empty and was left to fill."""
+    if state is None:
+        return 0
+    return rule.idle_at(state) - (START_EMPTY_KEPT if isinstance(rule, Gcra) and rule.start_empty else 0)
+
+
+class FromStore:
+    """The `Answered` of a store that says at once what is left: the state is its answer."""
+
+    @staticmethod
+    def snapshot(state: Taken, now: int) -> Snapshot:
+        return Snapshot(used=0, available=state.available, opens_at=state.opens_at)
+
+    @staticmethod
+    def idle_at(state: Taken) -> int:
+        return state.full_at
+
+
+def _seconds(duration: int, instant: int) -> float:
+    return math.inf if instant >= NEVER else duration / SECOND

@@ -1,0 +1,404 @@
+"""DynamicWindow: a window for each key under one ceiling, shared out anew as keys come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import ClassVar, Unpack
+
+import msgspec
+
+from headgate.clock import Duration
+from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.limits.limit import Limit, RateOptions
+from headgate.limits.rate import described, parse_margin, parse_rate
+from headgate.limits.rule import Snapshot
+from headgate.limits.sliding_window import moved_slice, slice_length, slices_touched
+
+DEFAULT_MAX_KEYS = 1000
+
+UNKNOWN = 1 << 40
+"""The starts and keys of a slice of which nothing is known: too many for anything beside them."""
+
+Held = tuple[int, ...]
+"""What one key has in the window, oldest first: slice, used, slice, used, …"""
+
+
+class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What was used in one slice, and how many keys have their last start there."""
+
+    number: int
+    used: int
+    keys: int
+
+
+class Shares(msgspec.Struct, frozen=True, array_like=True):
+    """What all keys have in the window and in the slice that leaves it: together, by slice, and by key.
+
+    The keys are in the order in which they became active. The newest slice may be empty, when what it held was given
+    back.
+    """
+
+    used: int
+    active: int
+    slices: tuple[Slice, ...]
+    keys: dict[str, Held]
+
+
+class SharedCounter(msgspec.Struct, frozen=True, tag="dynamic", tag_field="kind"):
+    """Grants each key its share of `capacity`, and all keys together no more than that.
+
+    A key is active while it has starts in the window: the slice of the instant and the `slices - 1` before it. The
+    capacity is split evenly over the active keys; what does not divide evenly goes to those that became active first.
+    A share is at most `max_count`, and no more keys become active than can have `min_count` each, nor more than
+    `max_keys`. A capacity of 0 is none: each key may use `max_count`.
+
+    When a slice leaves the window, its places open to keys without starts in the window at once, and to those with
+    some a microsecond later. So a newcomer goes before a key that has used its share, and cuts it.
+
+    One state covers all keys. It may lie ahead, by reservations or because the clock went back: nothing is granted
+    before its newest slice begins.
+    """
+
+    capacity: int
+    min_count: int
+    max_count: int
+    slice: int
+    slices: int = 1
+    max_keys: int = DEFAULT_MAX_KEYS
+    margin: int = 0
+
+    kind: ClassVar[str] = "dynamic"
+
+    @property
+    def period(self) -> int:
+        return self.slice * self.slices
+
+    @property
+    def most_keys(self) -> int:
+        """How many keys can be active at once."""
+        return min(self.max_keys, self.capacity // self.min_count) if self.capacity else self.max_keys
+
+    def take(self, state: Shares | None, now: int, cost: int = 1, *, key: str) -> tuple[int, Shares]:
+        """When may `cost` of `key` go if no other key starts before, and what is the state after it went then?"""
+        if cost > self.max_count:
+            self.check_cost(cost)
+        state = _NOTHING if state is None else state
+        view = _View(self, state, now, key)
+        while view.room(cost) < cost:
+            view.move_on()
+        at = view.at
+        # The first microsecond of a slice is not over as long as somebody can still ask for it.
+        keep = at - self.slices + (now > at * self.slice)
+        return view.instant, _changed(state, key, at, cost, keep, becomes_active=not view.own)
+
+    def check_cost(self, cost: int) -> None:
+        if cost > self.max_count:
+            raise CostExceedsLimit(
+                f"a cost of {cost} can never be granted by a dynamic window of {self.describe()}; "
+                "raise its count or lower the cost"
+            )
+
+    def amend(self, state: Shares, charged_at: int, cost: int, started_at: int, actual: int, *, key: str) -> Shares:
+        charged, started, newest = charged_at // self.slice, started_at // self.slice, state.slices[-1].number
+        held = dict(_pairs(state.keys.get(key, ())))
+        # What left the window is forgotten, but what was charged there and starts in the window counts in it.
+        known = cost if charged <= newest - self.slices else min(cost, held.get(charged, 0))
+        moved = max(0, known + actual - cost)
+        keep = max(newest, started if moved else newest) - self.slices
+        # First there, then away here: in between the key must not be forgotten, with its place among the active ones.
+        if moved and started >= keep:
+            state = _changed(state, key, started, moved, keep)
+        if charged in held and charged >= keep:
+            state = _changed(state, key, charged, -known, keep)
+        return state
+
+    def snapshot(self, state: Shares | None, now: int, *, key: str) -> Snapshot:
+        view = _View(self, _NOTHING if state is None else state, now, key)
+        # Closed with places left: the state is ahead.
+        available = max(0, view.room(self.max_count)) if view.instant <= now else 0
+        opens_at = now if available else self.take(state, now, key=key)[0]
+        return Snapshot(used=view.own, available=available, opens_at=opens_at)
+
+    def bound(self, window: int) -> int:
+        """The highest cost of one key that can start in any half-open window of that many microseconds."""
+        # A key that fills its window again does so a microsecond after the slice begins.
+        return self.max_count * -(-slices_touched(max(1, window - 1), self.slice) // self.slices)
+
+    def total_bound(self, window: int) -> int:
+        """The highest cost of all keys together that can start in any half-open window of that many microseconds."""
+        most = self.most_keys * self.max_count
+        most = min(most, self.capacity) if self.capacity else most
+        return most * -(-slices_touched(window, self.slice) // self.slices)
+
+    def idle_at(self, state: Shares) -> int:
+        for part in reversed(state.slices):
+            if part.used:
+                # In the first microsecond after it, keys that it holds still come after those that it does not.
+                return (part.number + self.slices) * self.slice + (1 if state.keys else 0)
+        return state.slices[-1].number * self.slice
+
+    def dump(self, state: Shares) -> str:
+        return f"1:{self.kind}:{self.slice}:{self.slices}:{msgspec.json.encode(state).decode()}"
+
+    def load(self, stored: str, now: int) -> Shares:
+        head = f"1:{self.kind}:"
+        if not stored.startswith(head):
+            # Another kind of rule stood under this name: what it granted is not known, so nothing is left for a period.
+            return Shares(UNKNOWN, UNKNOWN, (Slice(now // self.slice, UNKNOWN, UNKNOWN),), {})
+        length, slices, rest = stored[len(head) :].split(":", 2)
+        state = _decode(rest)
+        if (int(length), int(slices)) == (self.slice, self.slices):
+            return state
+        return self._resliced(state, int(length), int(slices), now)
+
+    def describe(self) -> str:
+        counts = str(self.max_count) if self.min_count == self.max_count else f"{self.min_count} to {self.max_count}"
+        rate = described(self.capacity or self.max_count, self.period, self.margin)
+        shared = f"shared, {counts} a key" if self.capacity else "a key"
+        return f"{rate} {shared}, in {self.slices} slices, up to {self.max_keys} keys"
+
+    def _resliced(self, state: Shares, length: int, slices: int, now: int) -> Shares:
+        """A state written under other slices.
+
+        A start may lie at any instant of its slice until now, so it counts at the last one. Of what was before that
+        window nothing is known: nobody starts until it can no longer matter.
+        """
+        first, newest = state.slices[0].number, state.slices[-1].number
+        keep = moved_slice(newest, length, self.slice, now) - self.slices
+        sums: dict[int, list[int]] = {}
+        keys: dict[str, Held] = {}
+        for part in state.slices:
+            sums.setdefault(moved_slice(part.number, length, self.slice, now), [0, 0])[0] += part.used
+        unknown = ((newest - slices + 1) * length - 1) // self.slice
+        if unknown >= keep:
+            sums[unknown] = [sums.get(unknown, [0, 0])[0] + UNKNOWN, UNKNOWN]
+        for name, held in state.keys.items():
+            moved: dict[int, int] = {}
+            for number, used in _pairs(held):
+                at = moved_slice(number, length, self.slice, now)
+                if number >= first and at >= keep:
+                    moved[at] = moved.get(at, 0) + used
+            if moved:
+                keys[name] = tuple(chain.from_iterable(moved.items()))
+                sums[max(moved)][1] += 1
+        parts = tuple(Slice(number, used, count) for number, (used, count) in sorted(sums.items()) if number >= keep)
+        return Shares(sum(part.used for part in parts), sum(part.keys for part in parts), parts, keys)
+
+
+_NOTHING = Shares(0, 0, (), {})
+_decode = msgspec.json.Decoder(Shares).decode
+
+
+class _View:
+    """What counts for one key at an instant, and how that moves on while nobody starts."""
+
+    __slots__ = (
+        "_gone",
+        "_held",
+        "_key",
+        "_left",
+        "_rule",
+        "_state",
+        "_waits",
+        "active",
+        "at",
+        "instant",
+        "oldest",
+        "own",
+        "used",
+    )
+
+    def __init__(self, rule: SharedCounter, state: Shares, now: int, key: str) -> None:
+        at = now // rule.slice
+        if state.slices and at < state.slices[-1].number:
+            at = state.slices[-1].number
+            now = at * rule.slice
+        self._rule, self._state, self._key = rule, state, key
+        self.at, self.instant = at, now
+        self.used, self.active = state.used, state.active
+        self._held = state.keys.get(key, ())
+        self.own = sum(self._held[1::2])
+        self._gone = self._left = 0
+        self._leave(at - rule.slices)
+        # In the first microsecond of a slice, what leaves the window still counts for keys that have starts in it.
+        self._waits = now == at * rule.slice and self._left < len(self._held) and self._held[self._left] < at
+        if not self._waits:
+            self._leave(at - rule.slices + 1)
+
+    def room(self, cost: int) -> int:
+        """How much of the key may go at the instant; exact as far as `cost`."""
+        rule, own = self._rule, self.own
+        active = self.active
+        if not own:
+            active += 1
+            if active > rule.most_keys:
+                return 0
+        if not rule.capacity:
+            return rule.max_count - own
+        left = rule.capacity - self.used
+        share, rest = divmod(rule.capacity, active)
+        if share >= rule.max_count:
+            share = rule.max_count
+        elif own and own <= share and share - own < min(cost, left) and self._is_among_first(rest):
+            share += 1
+        return min(share - own, left)
+
+    def move_on(self) -> None:
+        """To the next instant at which more may have room."""
+        slices = self._rule.slices
+        if self._waits:
+            self._waits = False
+            self.instant += 1
+        else:
+            self.at = self._state.slices[self._gone].number + slices
+            self.instant = self.at * self._rule.slice + (self._left < len(self._held))
+        self._leave(self.at - slices + 1)
+
+    def _is_among_first(self, rest: int) -> bool:
+        """Whether the key is one of the first so many to have become active."""
+        keys = self._state.keys
+        active: Iterable[str] = keys
+        if len(keys) != self.active:
+            active = (name for name, held in keys.items() if held[-2] >= self.oldest)
+        return self._key in islice(active, rest)
+
+    def _leave(self, oldest: int) -> None:
+        """Count nothing from before slice `oldest`."""
+        self.oldest = oldest
+        slices = self._state.slices
+        while self._gone < len(slices) and slices[self._gone].number < oldest:
+            self.used -= slices[self._gone].used
+            self.active -= slices[self._gone].keys
+            self._gone += 1
+        held = self._held
+        while self._left < len(held) and held[self._left] < oldest:
+            self.own -= held[self._left + 1]
+            self._left += 2
+
+
+def _changed(state: Shares, key: str, number: int, change: int, keep: int, *, becomes_active: bool = False) -> Shares:
+    """The state in which `key` has so much more in one slice, without what lies before slice `keep`."""
+    state = _kept(state, keep)
+    keys = state.keys.copy()
+    before = keys.pop(key, ()) if becomes_active else keys.get(key, ())
+    after = _held_after(before, number, change, keep)
+    if after:
+        keys[key] = after
+    else:
+        keys.pop(key, None)
+    parts = state.slices
+    if before and after and parts[-1].number == number == before[-2] == after[-2]:
+        newest = parts[-1]
+        parts = (*parts[:-1], Slice(number, newest.used + change, newest.keys))
+    else:
+        parts = _slices_after(parts, number, change, before, after)
+    active = state.active + bool(after) - bool(before)
+    return Shares(state.used + change, active, parts, keys)
+
+
+def _kept(state: Shares, keep: int) -> Shares:
+    """The state without what lies before slice `keep`."""
+    gone = used = left = 0
+    while gone < len(state.slices) and state.slices[gone].number < keep:
+        used += state.slices[gone].used
+        left += state.slices[gone].keys
+        gone += 1
+    if not gone:
+        return state
+    keys = {key: held for key, held in state.keys.items() if held[-2] >= keep} if left else state.keys
+    return Shares(state.used - used, state.active - left, state.slices[gone:], keys)
+
+
+def _held_after(before: Held, number: int, change: int, keep: int) -> Held:
+    first = 0
+    while first < len(before) and before[first] < keep:
+        first += 2
+    if first == len(before) or before[-2] < number:
+        return (*before[first:], number, change)
+    if before[-2] == number:
+        used = before[-1] + change
+        return (*before[first:-1], used) if used else before[first:-2]
+    held = dict(_pairs(before[first:]))
+    held[number] = held.get(number, 0) + change
+    return tuple(chain.from_iterable(pair for pair in sorted(held.items()) if pair[1]))
+
+
+def _slices_after(parts: tuple[Slice, ...], number: int, change: int, before: Held, after: Held) -> tuple[Slice, ...]:
+    sums = {part.number: [part.used, part.keys] for part in parts}
+    sums.setdefault(number, [0, 0])[0] += change
+    if before:
+        sums[before[-2]][1] -= 1
+    if after:
+        sums[after[-2]][1] += 1
+    newest = max(sums)
+    return tuple(Slice(at, used, keys) for at, (used, keys) in sorted(sums.items()) if used or at == newest)
+
+
+def _pairs(held: Held) -> Iterable[tuple[int, int]]:
+    return zip(held[::2], held[1::2], strict=True)
+
+
+@dataclass(frozen=True, init=False)
+class DynamicWindow(Limit):
+    """A window for each key, under one ceiling that the active keys share fairly.
+
+    `DynamicWindow(per=3600, capacity=20, min_count=2, key="{tenant_id}")`: 20 an hour for all keys together. A key
+    that is alone gets 20, two get 10 each, three 7, 7 and 6, ten 2 each, and an eleventh waits until one of the ten
+    has had no start for an hour. `max_count` (default: the capacity) is the most that one key gets, `min_count`
+    (default 1) the least that it is let in for. `capacity=20, count=4` is 4 for each key and no more than 5 keys;
+    `count=4` alone is a window for each key without a ceiling. No more than `max_keys` (default 1,000) are active.
+
+    A key is active while it has starts in the window. A newcomer cuts the shares of the others at once, waits for what
+    they have already used to leave the window, and is then served before them (they go a microsecond later). What an
+    active key leaves unused nobody else gets. A cost above a key's present share waits until others leave.
+
+    `slices` (default 1): 1 is a fixed window, aligned to the Unix epoch; more are a sliding one, as `SlidingWindow`.
+    `margin` seconds (default 0) widen the period. All keys share one state of up to `max_keys` entries, which is read
+    and written as a whole.
+    """
+
+    rule: SharedCounter
+
+    def __init__(
+        self,
+        *,
+        per: Duration,
+        count: int | None = None,
+        capacity: int | None = None,
+        min_count: int | None = None,
+        max_count: int | None = None,
+        slices: int = 1,
+        max_keys: int = DEFAULT_MAX_KEYS,
+        margin: Duration = 0,
+        **options: Unpack[RateOptions],
+    ) -> None:
+        where = "a dynamic window"
+        given = {
+            "count": count,
+            "capacity": capacity,
+            "min_count": min_count,
+            "max_count": max_count,
+            "max_keys": max_keys,
+        }
+        for name, value in given.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise DeclarationError(f"{name}={value!r} of {where} must be a whole number of at least 1")
+        if count is None and capacity is None:
+            raise DeclarationError(f"{where} needs a count for each key, a capacity for all of them, or both")
+        if count is not None and (min_count is not None or max_count is not None):
+            raise DeclarationError(f"count={count} of {where} is fixed; leave out min_count and max_count, or count")
+        if capacity is None and (min_count is not None or max_count is not None):
+            raise DeclarationError(f"min_count and max_count of {where} share out a capacity; say which")
+        most = count or max_count or capacity or 0
+        least = count or min_count or 1
+        if not least <= most <= (capacity or most):
+            raise DeclarationError(
+                f"{where} of min_count={least}, max_count={most} and capacity={capacity} can never be shared out; "
+                "they have to be in this order"
+            )
+        period = parse_rate(capacity or most, per).period
+        widening = parse_margin(margin, where)
+        length = slice_length(period + widening, slices, where)
+        super().__init__(SharedCounter(capacity or 0, least, most, length, slices, max_keys, widening), **options)

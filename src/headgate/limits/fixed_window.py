@@ -1,0 +1,132 @@
+"""FixedWindow: at most N starts in each window of the calendar, by one counter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
+
+import msgspec
+
+from headgate.clock import SECOND, Duration
+from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.limits.limit import Limit, RateOptions
+from headgate.limits.rate import described, parse_margin, parse_rate
+from headgate.limits.rule import Snapshot
+
+Window = tuple[int, int]
+"""When a window begins, and how much was used in it."""
+
+
+class WindowCounter(msgspec.Struct, frozen=True, tag="fixed", tag_field="kind"):
+    """Grants `count` starts in each window; the windows follow one another from the Unix epoch on, half open.
+
+    The state is the latest window that something was granted in. It may lie ahead, by reservations or because the
+    clock went back: nothing is granted before it begins, since what was used before it is forgotten.
+    """
+
+    count: int
+    period: int
+    margin: int = 0
+
+    kind: ClassVar[str] = "fixed"
+
+    def take(self, state: Window | None, now: int, cost: int = 1) -> tuple[int, Window]:
+        if cost > self.count:
+            self.check_cost(cost)
+        period = self.period
+        # A charge in the last margin of a window would reach the callee in the next one, so it belongs there.
+        reached = now + self.margin
+        begin = reached - reached % period
+        if state is None or state[0] < begin:
+            return max(now, begin), (begin, cost)
+        begin, used = state
+        used += cost
+        if used > self.count:
+            begin += period
+            used = cost
+        return max(now, begin), (begin, used)
+
+    def check_cost(self, cost: int) -> None:
+        if cost > self.count:
+            raise CostExceedsLimit(
+                f"a cost of {cost} can never be granted by a fixed window of {self.describe()}; "
+                "raise its count or lower the cost"
+            )
+
+    def amend(self, state: Window, charged_at: int, cost: int, started_at: int, actual: int) -> Window:
+        begin, used = state
+        charged, started = self._window(charged_at), self._window(started_at)
+        # An older window is forgotten, but what was charged there and starts in this one counts in this one.
+        known = cost if charged < begin else min(cost, used) if charged == begin else 0
+        if charged == begin:
+            used -= known
+        moved = max(0, known + actual - cost)
+        if started > begin and moved:
+            return started, moved
+        return begin, used + moved if started == begin else used
+
+    def snapshot(self, state: Window | None, now: int) -> Snapshot:
+        used = state[1] if state is not None and state[0] + self.period > now else 0
+        # Closed with places left: in the margin, or because the state is ahead.
+        opens_at, _ = self.take(state, now)
+        available = max(0, self.count - used) if opens_at <= now else 0
+        return Snapshot(used=used, available=available, opens_at=opens_at)
+
+    def bound(self, window: int) -> int:
+        # The last instant of one window, whole windows after it, and the first instant of another.
+        return self.count * (2 + (window - self.margin - 2) // self.period) if window > self.margin + 1 else self.count
+
+    def idle_at(self, state: Window) -> int:
+        begin, used = state
+        return begin - self.margin + (self.period if used else 0)
+
+    def dump(self, state: Window) -> str:
+        return f"1:{self.kind}:{state[0]}:{state[1]}:{self.count}:{self.period}"
+
+    def load(self, stored: str, now: int) -> Window:
+        if not stored.startswith(f"1:{self.kind}:"):
+            # Another kind of rule stood under this name: what it granted is not known, so nothing is left.
+            return self._window(now), self.count
+        begin, used, count, period = (int(part) for part in stored.split(":")[2:])
+        if period == self.period:
+            return begin, used
+        # Written under another period. What was used may have started at any instant of its window until now, so it
+        # counts in the latest new window; of older windows nothing is known, so those that reach into it were full.
+        latest = self._window(max(now, begin))
+        reach = latest - self.margin
+        older = -(-(begin - reach) // period)
+        return latest, (used if begin + period > reach else 0) + count * max(0, older)
+
+    def describe(self) -> str:
+        return f"{described(self.count, self.period + self.margin, self.margin)} in fixed windows"
+
+    def _window(self, instant: int) -> int:
+        """When the window begins that a start of this instant counts in."""
+        reached = instant + self.margin
+        return reached - reached % self.period
+
+
+@dataclass(frozen=True, init=False)
+class FixedWindow(Limit):
+    """At most N starts in each minute, hour or day of the calendar (UTC): a quota that is renewed at once.
+
+    `FixedWindow("15/m")` or `FixedWindow(15, per=60)`; windows are aligned to the Unix epoch, half open, and at least
+    a second long. It keeps two numbers a key, however high the count.
+
+    Two windows touch: 4 an hour lets 4 start at 12:59 and 4 at 13:00, so any stretch of an hour can hold twice the
+    count. `margin` seconds (default 0) keep a start from reaching its callee in the window after the one it was
+    charged in: nothing starts in the last `margin` of a window, while the windows stay where they are.
+    """
+
+    rule: WindowCounter
+
+    def __init__(
+        self, rate: str | int, *, per: Duration | None = None, margin: Duration = 0, **options: Unpack[RateOptions]
+    ) -> None:
+        parsed = parse_rate(rate, per)
+        if parsed.period < SECOND:
+            raise DeclarationError(f"a fixed window of {parsed} is shorter than a second; use RateLimit or StrictRate")
+        keepout = parse_margin(margin, "a fixed window")
+        if keepout >= parsed.period:
+            raise DeclarationError(f"margin={margin!r} leaves nothing of a fixed window of {parsed}; lower it")
+        super().__init__(WindowCounter(parsed.count, parsed.period, keepout), **options)

@@ -1,0 +1,65 @@
+"""One event loop for a store that lives on one, whoever calls."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from headgate.errors import HeadgateError
+
+T = TypeVar("T")
+
+
+class HomeLoop:
+    """The loop of the first caller; if that was a thread without one, a daemon thread's.
+
+    Calls from other loops and from threads are run there, so that connections and lines belong to one loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await it at home."""
+        running = asyncio.get_running_loop()
+        with self._lock:
+            if self._loop is None:
+                self._loop = running
+        if self._loop is running:
+            return await coroutine
+        return await asyncio.wrap_future(self._submit(coroutine))
+
+    def run_sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it at home and block this thread for it. Raises HeadgateError when this thread is the home."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="headgate-limiter", daemon=True)
+                self._thread.start()
+        if asyncio._get_running_loop() is self._loop:
+            coroutine.close()
+            raise HeadgateError("a sync verb was called on the event loop that would have to run it; await instead")
+        return self._submit(coroutine).result()
+
+    def close(self) -> None:
+        """End the thread, if there is one."""
+        with self._lock:
+            loop, thread, self._thread = self._loop, self._thread, None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            if threading.current_thread() is not thread:
+                thread.join()
+                loop.close()
+
+    def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        assert self._loop is not None
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:
+            coroutine.close()
+            raise HeadgateError("the event loop that this limiter was first used on has ended; make another") from None

@@ -1,0 +1,52 @@
+"""limit_rate: an iterable that gives its items no faster than a rate."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable
+from typing import TypeVar, overload
+
+from headgate.clock import Clock, Duration
+from headgate.limits.rate_gate import RateGate
+
+T = TypeVar("T")
+
+
+@overload
+def limit_rate(
+    iterable: AsyncIterable[T], rate: str | int, *, per: Duration | None = None, clock: Clock | None = None
+) -> AsyncGenerator[T, None]: ...
+
+
+@overload
+def limit_rate(
+    iterable: Iterable[T], rate: str | int, *, per: Duration | None = None, clock: Clock | None = None
+) -> Generator[T, None, None]: ...
+
+
+def limit_rate(
+    iterable: Iterable[T] | AsyncIterable[T],
+    rate: str | int,
+    *,
+    per: Duration | None = None,
+    clock: Clock | None = None,
+) -> Generator[T, None, None] | AsyncGenerator[T, None]:
+    """The same items, at most N in any window: `limit_rate(urls, 5, per=1)` or `limit_rate(urls, "5/s")`.
+
+    It paces whoever pulls, so what pulls ahead of its work (`executor.map`, `asyncio.gather`) is not slowed down by
+    it: put a RateGate inside of the call instead. Waits in the thread for a plain iterable, in the task for an async
+    one. The source is asked for one item ahead. Raises DeclarationError for a rate that cannot work.
+    """
+    gate = RateGate(rate, per=per, clock=clock)
+    return _paced_async(iterable, gate) if isinstance(iterable, AsyncIterable) else _paced(iterable, gate)
+
+
+def _paced(iterable: Iterable[T], gate: RateGate) -> Generator[T, None, None]:
+    for item in iterable:
+        gate.wait()
+        yield item
+
+
+async def _paced_async(iterable: AsyncIterable[T], gate: RateGate) -> AsyncGenerator[T, None]:
+    async for item in iterable:
+        await gate.wait_async()
+        yield item

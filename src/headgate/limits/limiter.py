@@ -1,0 +1,191 @@
+"""Limiter: a limit for plain code, without an app."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from headgate.clock import SECOND, Clock, Duration, SystemClock
+from headgate.errors import DeclarationError
+from headgate.limits.bucket_store import BucketStore
+from headgate.limits.budget import Budget
+from headgate.limits.concurrency import Concurrency
+from headgate.limits.decision import Decision
+from headgate.limits.held import Held, SyncHeld
+from headgate.limits.limit import Limit
+from headgate.limits.local_budget import LocalBudget
+from headgate.limits.memory_buckets import MemoryBuckets
+from headgate.limits.permits import Permits
+from headgate.limits.reservation import Reservation, SyncReservation
+from headgate.limits.rule import Snapshot
+from headgate.limits.shared_budget import SharedBudget
+
+
+class Limiter:
+    """A declared limit, drawn on by hand: `Limiter(RateLimit("15/m"))`.
+
+    Each key has a budget of its own; the caller names it, so the limit's own `key`, `cost` and the options for jobs
+    do not apply. `store` is where the buckets live: `"memory://"` (default) for this process alone, `"redis://…"` to
+    share them with others who declare the same limit under the same name, or a BucketStore. Whoever waits for a key is
+    served in the order of arrival, also across event loops and threads; `.sync` has the same verbs for threads.
+
+    A `Concurrency` hands out permits, in memory only: `hold()` gives them back by itself, and what `acquire()` took
+    is given back with `release()`. Raises DeclarationError for what cannot work.
+    """
+
+    def __init__(self, limit: Limit, store: str | BucketStore = "memory://", *, clock: Clock | None = None) -> None:
+        self._budget = _budget(limit, store, clock)
+        self.sync = SyncLimiter(self._budget)
+
+    async def try_acquire(self, key: str = "", cost: int = 1) -> Decision:
+        """Whether one start may go now; if so it is charged. Never waits; refused as well while others wait."""
+        return await self._budget.try_acquire_async(key, cost)
+
+    async def acquire(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Decision:
+        """Wait until one start may go; it is charged as it goes.
+
+        With a `timeout` (seconds) the answer may be no: when the time is up, or at once if the slot is known to come
+        later. Nothing is charged then, nor when the waiting task is cancelled. Raises CostExceedsLimit for what could
+        never go.
+        """
+        return await self._budget.acquire_async(key, cost, timeout)
+
+    def release(self, key: str = "", cost: int = 1) -> None:
+        """Give back permits of a `Concurrency` that `acquire` took. Raises ValueError for more than are out."""
+        self._budget.release(key, cost)
+
+    async def reserve(self, key: str = "", cost: int = 1, id: str | None = None) -> Reservation:
+        """Book the next slot, now or later. The same `id` is given the same slot, for a period after it."""
+        id = id or _new_id()
+        taken = await self._budget.reserve_async(key, cost, id)
+        return Reservation(self._budget, key, id, max(0, taken.opens_at - taken.now) / SECOND)
+
+    @asynccontextmanager
+    async def hold(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> AsyncIterator[Held]:
+        """Wait for a start, or a permit, and run the block with it; a permit comes back however the block ends.
+
+        Raises TimeoutError if a `timeout` (seconds) was given and cannot be met.
+        """
+        decision = await self.acquire(key, cost, timeout)
+        if not decision:
+            raise _too_late(key, timeout)
+        held = Held(self._budget, key, cost, decision)
+        try:
+            yield held
+        finally:
+            held.end()
+
+    async def snapshot(self, key: str = "") -> Snapshot:
+        """The key's bucket as people look at it."""
+        return await self._budget.snapshot_async(key)
+
+    async def reset(self, key: str = "") -> None:
+        """Make the key's bucket as good as new."""
+        await self._budget.reset_async(key)
+
+    async def close(self) -> None:
+        """Let everybody who waits have GateClosed, and later calls too. Twice is fine."""
+        await self._budget.close_async()
+
+    async def __aenter__(self) -> Limiter:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class SyncLimiter:
+    """The verbs of a `Limiter` for threads; they block instead of being awaited."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+
+    def try_acquire(self, key: str = "", cost: int = 1) -> Decision:
+        """As `Limiter.try_acquire`."""
+        return self._budget.try_acquire(key, cost)
+
+    def acquire(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Decision:
+        """As `Limiter.acquire`."""
+        return self._budget.acquire(key, cost, timeout)
+
+    def release(self, key: str = "", cost: int = 1) -> None:
+        """As `Limiter.release`."""
+        self._budget.release(key, cost)
+
+    def reserve(self, key: str = "", cost: int = 1, id: str | None = None) -> SyncReservation:
+        """As `Limiter.reserve`."""
+        id = id or _new_id()
+        taken = self._budget.reserve(key, cost, id)
+        return SyncReservation(self._budget, key, id, max(0, taken.opens_at - taken.now) / SECOND)
+
+    @contextmanager
+    def hold(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Iterator[SyncHeld]:
+        """As `Limiter.hold`."""
+        decision = self.acquire(key, cost, timeout)
+        if not decision:
+            raise _too_late(key, timeout)
+        held = SyncHeld(self._budget, key, cost, decision)
+        try:
+            yield held
+        finally:
+            held.end()
+
+    def snapshot(self, key: str = "") -> Snapshot:
+        """As `Limiter.snapshot`."""
+        return self._budget.snapshot(key)
+
+    def reset(self, key: str = "") -> None:
+        """As `Limiter.reset`."""
+        self._budget.reset(key)
+
+    def close(self) -> None:
+        """As `Limiter.close`."""
+        self._budget.close()
+
+
+def _budget(limit: Limit, store: str | BucketStore, clock: Clock | None) -> Budget:
+    if not isinstance(limit, Limit):
+        raise DeclarationError(f"{limit!r} is not a limit; write Limiter(RateLimit('15/m'))")
+    # Without a name the numbers are one: those who share a store and declare the same share its budget.
+    name = limit.name or f"{limit.rule.kind} {limit.rule.describe()}"
+    if isinstance(store, str):
+        store = _open_store(store, clock)
+        closes_store = True
+    else:
+        closes_store = False
+    if isinstance(store, MemoryBuckets):
+        rule = Permits(limit.rule.count) if isinstance(limit, Concurrency) else limit.rule
+        return LocalBudget(store.table(name, rule))
+    if isinstance(limit, Concurrency):
+        raise DeclarationError(
+            "permits live in the process that hands them out, so that none is lost with its holder: a limiter of a "
+            'concurrency takes store="memory://"; a limit on jobs is shared by all workers'
+        )
+    return SharedBudget(store, name, limit.rule, clock or SystemClock(), closes_store=closes_store)
+
+
+def _open_store(url: str, clock: Clock | None) -> BucketStore:
+    scheme = url.partition("://")[0]
+    if scheme == "memory":
+        return MemoryBuckets(clock)
+    if scheme in ("redis", "rediss", "unix"):
+        try:
+            from headgate.limits.redis_buckets import (  # type: ignore[import-not-found,unused-ignore]
+                RedisBuckets,
+            )
+        except ImportError as error:
+            raise DeclarationError(
+                f"store={url!r} needs the redis package, which is missing; pip install 'headgate[redis]'"
+            ) from error
+        store: BucketStore = RedisBuckets.from_url(url)
+        return store
+    raise DeclarationError(f'store={url!r} is not known; use "memory://" or "redis://host:port"')
+
+
+def _new_id() -> str:
+    return os.urandom(16).hex()
+
+
+def _too_late(key: str, timeout: Duration | None) -> TimeoutError:
+    return TimeoutError(f"nothing was free for {key!r} within {timeout} s")

@@ -1,0 +1,129 @@
+"""A budget in this process: decided at once, and those who wait stand in line."""
+
+from __future__ import annotations
+
+from headgate.clock import Duration, microseconds
+from headgate.errors import GateClosed, HeadgateError
+from headgate.limits.bucket_store import Taken
+from headgate.limits.bucket_table import BucketTable
+from headgate.limits.decision import Decision
+from headgate.limits.lines import ONLY_WHEN_CALLED
+from headgate.limits.permits import Permits
+from headgate.limits.rule import NEVER, Snapshot
+
+
+class LocalBudget:
+    """A Budget that draws on one table; nothing but `acquire` ever waits."""
+
+    def __init__(self, table: BucketTable) -> None:
+        self.table = table
+        self.hands_out_permits = isinstance(table.rule, Permits)
+        self.is_closed = False
+        self.expect = table.expect
+        self.expect_no_more = table.expect_no_more
+
+    def try_acquire(self, key: str, cost: int) -> Decision:
+        if self.is_closed or cost < 1:
+            self._refuse(cost)
+        return self.table.take_nowait(key, cost)
+
+    def acquire(self, key: str, cost: int, timeout: Duration | None) -> Decision:
+        attempt = _Attempt(self, key, cost, timeout)
+        if attempt.is_worth_waiting() and not self.table.lines.wait(key, attempt, attempt.until):
+            return self.table.look(key, cost)
+        return attempt.decision
+
+    def release(self, key: str, cost: int) -> None:
+        if not self.hands_out_permits:
+            raise HeadgateError("a rate counts starts, so there is nothing to give back; use `hold()` and `settle()`")
+        self.table.give_back(key, cost)
+
+    def reserve(self, key: str, cost: int, id: str) -> Taken:
+        if self.is_closed or cost < 1:
+            self._refuse(cost)
+        if self.hands_out_permits:
+            raise HeadgateError("a permit comes back when its holder is done, so nobody knows its slot; use `hold()`")
+        return self.table.reserve(key, cost, id)
+
+    def cancel(self, key: str, id: str) -> bool:
+        return self.table.cancel(key, id)
+
+    def settle(self, key: str, charged_at: int, cost: int, actual: int) -> None:
+        # Also when closed: whoever draws on the same buckets still wants to know.
+        self.table.amend(key, charged_at, cost, charged_at, actual)
+
+    def snapshot(self, key: str) -> Snapshot:
+        if self.is_closed:
+            raise GateClosed
+        return self.table.snapshot(key)
+
+    def reset(self, key: str) -> None:
+        if self.is_closed:
+            raise GateClosed
+        self.table.reset(key)
+
+    def close(self) -> None:
+        self.is_closed = True
+        with self.table.lock:
+            self.table.lines.call_all()
+
+    async def try_acquire_async(self, key: str, cost: int) -> Decision:
+        return self.try_acquire(key, cost)
+
+    async def acquire_async(self, key: str, cost: int, timeout: Duration | None) -> Decision:
+        attempt = _Attempt(self, key, cost, timeout)
+        if attempt.is_worth_waiting() and not await self.table.lines.wait_async(key, attempt, attempt.until):
+            return self.table.look(key, cost)
+        return attempt.decision
+
+    async def reserve_async(self, key: str, cost: int, id: str) -> Taken:
+        return self.reserve(key, cost, id)
+
+    async def cancel_async(self, key: str, id: str) -> bool:
+        return self.cancel(key, id)
+
+    async def settle_async(self, key: str, charged_at: int, cost: int, actual: int) -> None:
+        self.settle(key, charged_at, cost, actual)
+
+    async def snapshot_async(self, key: str) -> Snapshot:
+        return self.snapshot(key)
+
+    async def reset_async(self, key: str) -> None:
+        self.reset(key)
+
+    async def close_async(self) -> None:
+        self.close()
+
+    def _refuse(self, cost: int) -> None:
+        if self.is_closed:
+            raise GateClosed
+        raise ValueError(f"a cost of {cost} must be a whole number of at least 1")
+
+
+class _Attempt:
+    """One call of `acquire`: tried at once, and if need be again from the line."""
+
+    def __init__(self, budget: LocalBudget, key: str, cost: int, timeout: Duration | None) -> None:
+        self._budget = budget
+        self._table = budget.table
+        self._key = key
+        self._cost = cost
+        self.until = None if timeout is None else self._table.clock.monotonic() + max(0, microseconds(timeout))
+        self.decision = budget.try_acquire(key, cost)
+
+    def is_worth_waiting(self) -> bool:
+        """Not once it was allowed, nor if its slot comes too late and nobody could give anything back before."""
+        if self.decision.allowed or self.until is None:
+            return not self.decision.allowed
+        opens_at = self.decision.opens_at - self._table.ahead
+        return opens_at <= self.until or not self._table.opens_only_by_time(self._key)
+
+    def is_closed(self) -> bool:
+        return self._budget.is_closed
+
+    def try_now(self) -> float | None:
+        self.decision = self._table.take_first(self._key, self._cost, self.decision.decided_at)
+        if self.decision.allowed:
+            return None
+        opens_at = self.decision.opens_at
+        return ONLY_WHEN_CALLED if opens_at >= NEVER else opens_at - self._table.ahead

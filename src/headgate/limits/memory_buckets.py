@@ -1,0 +1,78 @@
+"""Buckets in memory: for one process, and the twin that keeps shared stores honest."""
+
+from __future__ import annotations
+
+import threading
+
+from headgate.clock import Clock, SystemClock
+from headgate.errors import DeclarationError
+from headgate.limits.bucket_store import Bucket, Taken
+from headgate.limits.bucket_table import BucketTable, SharedStateTable
+from headgate.limits.limit import AnyRule
+from headgate.limits.rule import Snapshot
+
+
+class MemoryBuckets:
+    """A BucketStore in this process's memory; nothing in it ever waits, and any number of threads may use it.
+
+    Idle buckets are forgotten on the way, a few at each call; a bucket that still owes something never is. Limit time
+    is wall time when the store was made, plus what has passed since on the clock that does not step.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock: Clock = clock or SystemClock()
+        self.ahead = self.clock.now() - self.clock.monotonic()
+        """How far (µs) limit time is ahead of `clock.monotonic()`."""
+        self._lock = threading.Lock()
+        self._tables: dict[tuple[str, AnyRule], BucketTable] = {}
+        self._relatives: dict[str, list[BucketTable]] = {}
+
+    def table(self, limit: str, rule: AnyRule) -> BucketTable:
+        """The buckets of a limit, to decide on without awaiting. The same limit and rule have the same table."""
+        table = self._tables.get((limit, rule))
+        if table is None:
+            with self._lock:
+                table = self._tables.get((limit, rule)) or self._new_table(limit, rule)
+        return table
+
+    async def open(self) -> None:
+        """Nothing to connect to."""
+
+    async def close(self) -> None:
+        """Forget everything."""
+        for table in list(self._tables.values()):
+            table.clear()
+
+    async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
+        return self._table_of(bucket).take(bucket.key, cost, count, id)
+
+    async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
+        return self._table_of(bucket).reserve(bucket.key, cost, id)
+
+    async def cancel(self, bucket: Bucket, *, id: str) -> bool:
+        return self._table_of(bucket).cancel(bucket.key, id)
+
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+        self._table_of(bucket).amend(bucket.key, charged_at, cost, started_at, actual)
+
+    async def snapshot(self, bucket: Bucket) -> Snapshot:
+        return self._table_of(bucket).snapshot(bucket.key)
+
+    async def reset(self, bucket: Bucket) -> None:
+        self._table_of(bucket).reset(bucket.key)
+
+    def __len__(self) -> int:
+        return sum(len(table) for table in list(self._tables.values()))
+
+    def _table_of(self, bucket: Bucket) -> BucketTable:
+        return self.table(bucket.limit, bucket.rule)
+
+    def _new_table(self, limit: str, rule: AnyRule) -> BucketTable:
+        if rule.kind == "concurrency":
+            raise DeclarationError(
+                "a bucket store counts starts; permits belong to who holds them: use `Limiter(Concurrency(…)).hold()`"
+            )
+        kind = SharedStateTable if rule.kind == "dynamic" else BucketTable
+        table = kind(rule, self.clock, self.ahead, self._relatives.setdefault(limit, []))
+        self._tables[limit, rule] = table
+        return table

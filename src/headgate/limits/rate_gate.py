@@ -1,0 +1,136 @@
+"""RateGate: never more than N passes in any window, for calls made anywhere in a program."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds
+from headgate.errors import DeclarationError, GateClosed
+from headgate.limits.lines import Lines
+from headgate.limits.rate import parse_rate
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LINE = ""
+
+
+class RateGate:
+    """Lets at most N through in any window of that length: `RateGate("15/m")` or `RateGate(15, per=60)`.
+
+    Any number of threads, and of tasks on any number of event loops, may wait at once; they pass in the order of their
+    arrival. A pass counts from the instant at which whoever waited is awake, so no window ever holds more, however
+    late he woke. `with RateGate(…) as gate:` closes it at the end of the block; `@gate` lets each call of a function
+    wait first. The last N passes are remembered, in memory of this process. Raises DeclarationError for a rate that
+    cannot work.
+    """
+
+    def __init__(self, rate: str | int, *, per: Duration | None = None, clock: Clock | None = None) -> None:
+        parsed = parse_rate(rate, per)
+        self._count = parsed.count
+        self._period = parsed.period
+        self._clock: Clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._lines = Lines(self._lock, self._clock)
+        # The rule of StrictRate for a cost of 1, as a ring: a start has room when the one N before has left the window.
+        self._passes: deque[int] = deque(maxlen=parsed.count)
+        self._is_closed = False
+
+    def wait(self, timeout: Duration | None = None) -> bool:
+        """Block this thread until it may pass.
+
+        With a `timeout` (seconds), False when it cannot pass in that time, at once if that is known. Nothing is used
+        up then. Raises GateClosed, also when the gate is closed during the wait.
+        """
+        until = self._until(timeout)
+        return self._pass_nowait() or (self._has_hope(until) and self._lines.wait(_LINE, self, until))
+
+    async def wait_async(self, timeout: Duration | None = None) -> bool:
+        """The same for a task. One that is cancelled has used up nothing."""
+        until = self._until(timeout)
+        return self._pass_nowait() or (self._has_hope(until) and await self._lines.wait_async(_LINE, self, until))
+
+    def delay(self) -> float:
+        """How many seconds the next one to come would wait, behind those who wait already; 0 if it may pass."""
+        with self._lock:
+            now = self._clock.monotonic()
+            # Of so many ahead, each window takes N; the rest follow those that have passed.
+            windows, ahead = divmod(len(self._lines.by_key.get(_LINE, ())), self._count)
+            place = len(self._passes) + ahead - self._count
+            opens_at = now if place < 0 else max(now, self._passes[place] + self._period)
+            return (opens_at + windows * self._period - now) / SECOND
+
+    def close(self) -> None:
+        """Let everybody who waits have GateClosed, and all later calls too. Twice is fine."""
+        self._is_closed = True
+        with self._lock:
+            self._lines.call_all()
+
+    def __enter__(self) -> RateGate:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> RateGate:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Let each call of the function, plain or `async`, wait for the gate first."""
+        if inspect.isasyncgenfunction(function):
+            raise DeclarationError(f"{function!r} makes an async generator; pace its items with limit_rate()")
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def later(*args: P.args, **kwargs: P.kwargs) -> Any:
+                await self.wait_async()
+                return await function(*args, **kwargs)
+
+            return cast(Callable[P, R], later)
+
+        @functools.wraps(function)
+        def then(*args: P.args, **kwargs: P.kwargs) -> R:
+            self.wait()
+            return function(*args, **kwargs)
+
+        return then
+
+    # ------------------------------------------------------------------------------------- what the line asks for
+
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def try_now(self) -> int | None:
+        """Pass, or say at what clock time (µs) to try again; only the first in line may, with the lock held."""
+        now = self._clock.monotonic()
+        opens_at = self._opens_at()
+        if opens_at > now:
+            return opens_at
+        self._passes.append(now)
+        return None
+
+    # --------------------------------------------------------------------------------------------------- within
+
+    def _pass_nowait(self) -> bool:
+        with self._lock:
+            if self._is_closed:
+                raise GateClosed
+            return _LINE not in self._lines.by_key and self.try_now() is None
+
+    def _opens_at(self) -> int:
+        return self._passes[0] + self._period if len(self._passes) == self._count else 0
+
+    def _until(self, timeout: Duration | None) -> int | None:
+        return None if timeout is None else self._clock.monotonic() + max(0, microseconds(timeout))
+
+    def _has_hope(self, until: int | None) -> bool:
+        # Nobody gives a pass back, so a gate that opens too late does so for all.
+        return until is None or self._opens_at() <= until

@@ -1,0 +1,190 @@
+"""A budget that others draw on, too: its store is asked, for all who wait at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from headgate.clock import Clock, Duration, microseconds
+from headgate.errors import GateClosed, HeadgateError
+from headgate.limits.bucket_store import Bucket, BucketStore, Taken
+from headgate.limits.decision import Decision, FromStore
+from headgate.limits.home_loop import HomeLoop
+from headgate.limits.limit import AnyRule
+from headgate.limits.rule import Snapshot
+from headgate.limits.shared_line import SharedLine
+
+_FROM_STORE = FromStore()
+
+
+class SharedBudget:
+    """A Budget that draws on a store which has to be awaited. Its lines and the store live on one event loop."""
+
+    hands_out_permits = False
+
+    def __init__(
+        self, store: BucketStore, limit: str, rule: AnyRule, clock: Clock, *, closes_store: bool = False
+    ) -> None:
+        self._store = store
+        self._limit = limit
+        self._rule = rule
+        self._clock = clock
+        self._closes_store = closes_store
+        self._home = HomeLoop()
+        self._opening = asyncio.Lock()
+        self._is_open = False
+        self._is_closed = False
+        self._lines: dict[str, SharedLine] = {}
+        self._refunds: set[asyncio.Task[None]] = set()
+
+    def try_acquire(self, key: str, cost: int) -> Decision:
+        return self._home.run_sync(self._try_acquire(key, cost))
+
+    async def try_acquire_async(self, key: str, cost: int) -> Decision:
+        return await self._home.run(self._try_acquire(key, cost))
+
+    def acquire(self, key: str, cost: int, timeout: Duration | None) -> Decision:
+        return self._home.run_sync(self._acquire(key, cost, timeout))
+
+    async def acquire_async(self, key: str, cost: int, timeout: Duration | None) -> Decision:
+        return await self._home.run(self._acquire(key, cost, timeout))
+
+    def release(self, key: str, cost: int) -> None:
+        raise HeadgateError("a rate counts starts, so there is nothing to give back; use `hold()` and `settle()`")
+
+    def reserve(self, key: str, cost: int, id: str) -> Taken:
+        return self._home.run_sync(self._reserve(key, cost, id))
+
+    async def reserve_async(self, key: str, cost: int, id: str) -> Taken:
+        return await self._home.run(self._reserve(key, cost, id))
+
+    def cancel(self, key: str, id: str) -> bool:
+        return self._home.run_sync(self._cancel(key, id))
+
+    async def cancel_async(self, key: str, id: str) -> bool:
+        return await self._home.run(self._cancel(key, id))
+
+    def settle(self, key: str, charged_at: int, cost: int, actual: int) -> None:
+        self._home.run_sync(self._settle(key, charged_at, cost, actual))
+
+    async def settle_async(self, key: str, charged_at: int, cost: int, actual: int) -> None:
+        await self._home.run(self._settle(key, charged_at, cost, actual))
+
+    def snapshot(self, key: str) -> Snapshot:
+        return self._home.run_sync(self._snapshot(key))
+
+    async def snapshot_async(self, key: str) -> Snapshot:
+        return await self._home.run(self._snapshot(key))
+
+    def reset(self, key: str) -> None:
+        self._home.run_sync(self._reset(key))
+
+    async def reset_async(self, key: str) -> None:
+        await self._home.run(self._reset(key))
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._home.run_sync(self._close())
+            self._home.close()
+
+    async def close_async(self) -> None:
+        if not self._is_closed:
+            await self._home.run(self._close())
+            self._home.close()
+
+    def expect(self, key: str) -> None:
+        """Nobody knows what others may give back: a line asks again every now and then."""
+
+    def expect_no_more(self, key: str) -> None:
+        pass
+
+    # --------------------------------------------------------------------------------------------------- at home
+
+    async def _try_acquire(self, key: str, cost: int) -> Decision:
+        await self._ready(cost)
+        if (line := self._lines.get(key)) is not None:
+            # Others wait; what their store last said is the least that a newcomer would wait.
+            return _decision(line.refusal, allowed=False)
+        taken = await self._store.take(self._bucket(key), cost)
+        return _decision(taken, allowed=taken.granted > 0)
+
+    async def _acquire(self, key: str, cost: int, timeout: Duration | None) -> Decision:
+        until = None if timeout is None else self._clock.monotonic() + max(0, microseconds(timeout))
+        await self._ready(cost)
+        if until is not None and until <= self._clock.monotonic():
+            return await self._try_acquire(key, cost)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = self._new_line(key)
+        taken, granted = await line.wait(cost, until)
+        return _decision(taken, allowed=granted)
+
+    async def _reserve(self, key: str, cost: int, id: str) -> Taken:
+        await self._ready(cost)
+        return await self._store.reserve(self._bucket(key), cost, id=id)
+
+    async def _cancel(self, key: str, id: str) -> bool:
+        await self._ready()
+        cancelled = await self._store.cancel(self._bucket(key), id=id)
+        self._tell(key)
+        return cancelled
+
+    async def _settle(self, key: str, charged_at: int, cost: int, actual: int) -> None:
+        await self._store.amend(self._bucket(key), charged_at, cost, charged_at, actual)
+        self._tell(key)
+
+    async def _snapshot(self, key: str) -> Snapshot:
+        await self._ready()
+        return await self._store.snapshot(self._bucket(key))
+
+    async def _reset(self, key: str) -> None:
+        await self._ready()
+        await self._store.reset(self._bucket(key))
+        self._tell(key)
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        for line in list(self._lines.values()):
+            line.fail(GateClosed())
+        if self._refunds:
+            await asyncio.wait(self._refunds)
+        if self._closes_store:
+            await self._store.close()
+
+    async def _ready(self, cost: int = 1) -> None:
+        if self._is_closed:
+            raise GateClosed
+        if cost < 1:
+            raise ValueError(f"a cost of {cost} must be a whole number of at least 1")
+        self._rule.check_cost(cost)
+        if not self._is_open:
+            async with self._opening:
+                if not self._is_open:
+                    await self._store.open()
+                    self._is_open = True
+
+    def _bucket(self, key: str) -> Bucket:
+        return Bucket(self._limit, key, self._rule)
+
+    def _tell(self, key: str) -> None:
+        if (line := self._lines.get(key)) is not None:
+            line.call()
+
+    def _new_line(self, key: str) -> SharedLine:
+        def ask(cost: int, count: int) -> Awaitable[Taken]:
+            return self._store.take(self._bucket(key), cost, count=count)
+
+        def refund(taken: Taken, cost: int) -> None:
+            # In the background: whoever it was granted to is being cancelled.
+            task = asyncio.ensure_future(self._settle(key, taken.now, cost, 0))
+            self._refunds.add(task)
+            task.add_done_callback(self._refunds.discard)
+
+        def ended() -> None:
+            del self._lines[key]
+
+        return SharedLine(self._clock, ask, refund, ended)
+
+
+def _decision(taken: Taken, *, allowed: bool) -> Decision:
+    return Decision(allowed, taken.now, taken.now if allowed else taken.opens_at, _FROM_STORE, taken)

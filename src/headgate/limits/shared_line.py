@@ -1,0 +1,150 @@
+"""Those of one process who wait for a bucket that others draw on, too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from itertools import islice
+
+from headgate.clock import SECOND, Clock, wait_for_event
+from headgate.limits.bucket_store import Taken
+
+MOST_AT_ONCE = 1000
+"""For how many waiters one question asks."""
+
+ASK_AGAIN = 10 * SECOND
+"""The longest (µs) that a line sleeps: somebody elsewhere may have given something back."""
+
+NOT_ANSWERED = Taken(granted=0, opens_at=1, now=0, available=0, full_at=1)
+
+
+class SharedLine:
+    """First come, first served, by one task that asks the store for all of them.
+
+    It asks for as many starts as there are waiters of the first one's cost, sleeps until the bucket opens and asks
+    again, so what a start costs does not depend on how many wait. It ends when nobody waits.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        ask: Callable[[int, int], Awaitable[Taken]],
+        refund: Callable[[Taken, int], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._clock = clock
+        self._ask = ask
+        self._refund = refund
+        self._ended = ended
+        self._waiters: OrderedDict[_Waiter, None] = OrderedDict()
+        self._called = asyncio.Event()
+        self._task = asyncio.ensure_future(self._serve())
+        self.refusal = NOT_ANSWERED
+        """What the store said when it last granted less than it was asked for."""
+
+    async def wait(self, cost: int, until: int | None) -> tuple[Taken, bool]:
+        """Wait for one start: the store's answer, and whether it was granted.
+
+        Refused when clock time `until` has come, or as soon as the slot is known to be later.
+        """
+        waiter = _Waiter(cost, until)
+        self._waiters[waiter] = None
+        timer = None if until is None else self._clock.call_at(until, lambda: waiter.settle(self.refusal))
+        try:
+            return await waiter.answer, waiter.granted is not None
+        except asyncio.CancelledError:
+            if waiter.granted is not None:
+                self._refund(waiter.granted, cost)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._remove(waiter)
+
+    def call(self) -> None:
+        """Ask again: something may have been given back."""
+        self._called.set()
+
+    def fail(self, error: Exception) -> None:
+        """Let everybody who waits have the error."""
+        for waiter in self._waiters:
+            if not waiter.answer.done():
+                waiter.answer.set_exception(error)
+        self._waiters.clear()
+        self.call()
+
+    async def _serve(self) -> None:
+        try:
+            while (first := self._first()) is not None:
+                self._called.clear()
+                count = self._alike(first.cost)
+                asked_at = self._clock.monotonic()
+                taken = await self._ask(first.cost, count)
+                self._hand_out(taken, first.cost)
+                if taken.granted < count:
+                    # From when it was asked: the next question is to arrive as the bucket opens. If it comes too
+                    # early, the answer says by how much.
+                    await self._sleep(taken, first.cost, asked_at + taken.opens_at - taken.now)
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._ended()
+
+    def _alike(self, cost: int) -> int:
+        """How many in front ask for the same."""
+        count = 0
+        for waiter in islice(self._waiters, MOST_AT_ONCE):
+            if waiter.cost != cost:
+                break
+            count += 1
+        return count
+
+    def _hand_out(self, taken: Taken, cost: int) -> None:
+        for _ in range(taken.granted):
+            first = self._first()
+            if first is None or first.cost != cost:
+                # Whoever it was for has left meanwhile.
+                self._refund(taken, cost)
+            else:
+                first.granted = taken
+                first.settle(taken)
+                del self._waiters[first]
+
+    async def _sleep(self, taken: Taken, cost: int, opens_at: int) -> None:
+        self.refusal = taken
+        while (first := self._first()) is not None and first.cost == cost:
+            if first.until is None or first.until >= opens_at:
+                duration = min(opens_at - self._clock.monotonic(), ASK_AGAIN)
+                if duration > 0:
+                    await wait_for_event(self._clock, self._called, duration / SECOND)
+                return
+            first.settle(taken)
+
+    def _first(self) -> _Waiter | None:
+        """The first one who still waits."""
+        while self._waiters:
+            first = next(iter(self._waiters))
+            if not first.answer.done():
+                return first
+            del self._waiters[first]
+        return None
+
+    def _remove(self, waiter: _Waiter) -> None:
+        if waiter in self._waiters:
+            if next(iter(self._waiters)) is waiter:
+                # The next one may ask for less.
+                self.call()
+            del self._waiters[waiter]
+
+
+class _Waiter:
+    def __init__(self, cost: int, until: int | None) -> None:
+        self.cost = cost
+        self.until = until
+        self.granted: Taken | None = None
+        self.answer: asyncio.Future[Taken] = asyncio.get_running_loop().create_future()
+
+    def settle(self, answer: Taken) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)

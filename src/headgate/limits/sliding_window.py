@@ -1,0 +1,223 @@
+"""SlidingWindow: at most N starts in a window that moves on slice by slice, by a counter for each slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
+
+import msgspec
+
+from headgate.clock import Duration
+from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.limits.limit import Limit, RateOptions
+from headgate.limits.rate import described, parse_margin, parse_rate
+from headgate.limits.rule import Snapshot
+
+DEFAULT_SLICES = 60
+
+SHORTEST_SLICE = 1_000
+"""In microseconds."""
+
+Slices = tuple[int, int, int, tuple[int, ...]]
+"""What a window holds: the sum, the number of its newest slice with what is used in that, and the older ones that hold
+something, oldest first: number, used, number, used, …"""
+
+
+class SliceCounter(msgspec.Struct, frozen=True, tag="sliding", tag_field="kind"):
+    """Grants a start when the slice it falls in and the `slices - 1` before it hold fewer than `count`.
+
+    Slice number n is the half-open time from `n * slice` to `(n + 1) * slice`. The state may lie ahead, by reservations
+    or because the clock went back: nothing is granted before its newest slice begins.
+    """
+
+    count: int
+    slice: int
+    slices: int
+    margin: int = 0
+
+    kind: ClassVar[str] = "sliding"
+
+    @property
+    def period(self) -> int:
+        return self.slice * self.slices
+
+    def take(self, state: Slices | None, now: int, cost: int = 1) -> tuple[int, Slices]:
+        if cost > self.count:
+            self.check_cost(cost)
+        at = now // self.slice
+        if state is None:
+            return now, (cost, at, cost, ())
+        if at > state[1]:
+            state = self._moved(state, at)
+        if state[0] + cost > self.count:
+            state = self._moved(state, self._opening(state, cost))
+        total, newest, used, older = state
+        opens_at = newest * self.slice
+        return max(now, opens_at), (total + cost, newest, used + cost, older)
+
+    def check_cost(self, cost: int) -> None:
+        if cost > self.count:
+            raise CostExceedsLimit(
+                f"a cost of {cost} can never be granted by a sliding window of {self.describe()}; "
+                "raise its count or lower the cost"
+            )
+
+    def amend(self, state: Slices, charged_at: int, cost: int, started_at: int, actual: int) -> Slices:
+        charged, started, newest = charged_at // self.slice, started_at // self.slice, state[1]
+        held = dict(pairs(state))
+        # What left the window is forgotten, but what was charged there and starts in the window counts in it.
+        known = cost if charged <= newest - self.slices else min(cost, held.get(charged, 0))
+        if charged in held:
+            held[charged] -= known
+        moved = max(0, known + actual - cost)
+        if moved:
+            held[started] = held.get(started, 0) + moved
+            newest = max(newest, started)
+        return packed(held.items(), newest, self.slices)
+
+    def snapshot(self, state: Slices | None, now: int) -> Snapshot:
+        at = now // self.slice
+        used = 0
+        if state is not None:
+            used = (self._moved(state, at) if at > state[1] else state)[0]
+        # Closed with places left: the state is ahead.
+        opens_at, _ = self.take(state, now)
+        available = max(0, self.count - used) if opens_at <= now else 0
+        return Snapshot(used=used, available=available, opens_at=opens_at)
+
+    def bound(self, window: int) -> int:
+        return self.count * -(-slices_touched(window, self.slice) // self.slices)
+
+    def idle_at(self, state: Slices) -> int:
+        _, newest, used, older = state
+        last = newest if used else older[-2] if older else newest - self.slices
+        return (last + self.slices) * self.slice
+
+    def dump(self, state: Slices) -> str:
+        held = " ".join(f"{state[1] - number} {used}" for number, used in pairs(state))
+        return f"1:{self.kind}:{self.count}:{self.slice}:{self.slices}:{state[1]}:{held}"
+
+    def load(self, stored: str, now: int) -> Slices:
+        head = f"1:{self.kind}:"
+        if not stored.startswith(head):
+            # Another kind of rule stood under this name: what it granted is not known, so nothing is left for a period.
+            return self.count, now // self.slice, self.count, ()
+        *numbers, held = stored[len(head) :].split(":")
+        count, length, slices, newest = (int(number) for number in numbers)
+        flat = [int(number) for number in held.split()]
+        known = [(newest - back, used) for back, used in zip(flat[::2], flat[1::2], strict=True)]
+        if (length, slices) == (self.slice, self.slices):
+            return packed(known, newest, slices)
+        # Written under other slices. A start may lie at any instant of its slice until now, so it counts at the last
+        # one; of what was before the window nothing is known, so those windows were full.
+        moved = [(moved_slice(number, length, self.slice, now), used) for number, used in known]
+        newest = moved_slice(newest, length, self.slice, now)
+        before = (int(numbers[3]) - slices + 1) * length
+        moved += full_before(before, count, length * slices, self.slice, newest - self.slices)
+        return packed(moved, newest, self.slices)
+
+    def describe(self) -> str:
+        return f"{described(self.count, self.period, self.margin)} in {self.slices} slices"
+
+    def _moved(self, state: Slices, at: int) -> Slices:
+        """The window moved on to a later slice: what it leaves behind is forgotten."""
+        total, newest, used, older = state
+        if used:
+            older = (*older, newest, used)
+        gone = 0
+        while gone < len(older) and older[gone] <= at - self.slices:
+            total -= older[gone + 1]
+            gone += 2
+        return total, at, 0, older[gone:]
+
+    def _opening(self, state: Slices, cost: int) -> int:
+        """The slice in which so much has left the window that `cost` fits in."""
+        total, newest, _, older = state
+        excess = total + cost - self.count
+        for index in range(0, len(older), 2):
+            excess -= older[index + 1]
+            if excess <= 0:
+                return older[index] + self.slices
+        return newest + self.slices
+
+
+def pairs(state: Slices) -> list[tuple[int, int]]:
+    """The slices that hold something, oldest first, each with what is used in it."""
+    _, newest, used, older = state
+    held = list(zip(older[::2], older[1::2], strict=True))
+    return [*held, (newest, used)] if used else held
+
+
+def packed(held: Iterable[tuple[int, int]], newest: int, slices: int) -> Slices:
+    """The window of so many slices that ends with `newest`; parts of one slice are added up."""
+    sums: dict[int, int] = {}
+    for number, used in held:
+        if used and number > newest - slices:
+            sums[number] = sums.get(number, 0) + used
+    last = sums.pop(newest, 0)
+    return sum(sums.values()) + last, newest, last, tuple(part for pair in sorted(sums.items()) for part in pair)
+
+
+def slices_touched(window: int, slice: int) -> int:
+    """How many slices a half-open window of so many microseconds can reach into."""
+    return (window - 2) // slice + 2
+
+
+def moved_slice(number: int, length: int, slice: int, now: int) -> int:
+    """The slice in which a start of slice `number`, when slices were `length` long, lies at the latest."""
+    return min((number + 1) * length - 1, max(now, number * length)) // slice
+
+
+def full_before(instant: int, count: int, period: int, slice: int, oldest: int) -> list[tuple[int, int]]:
+    """Windows of `count` that end at `instant` and at each whole period before it, by slices later than `oldest`."""
+    held: list[tuple[int, int]] = []
+    ends = instant - 1
+    while ends // slice > oldest:
+        # As many of them as end in one slice are counted at once.
+        number = ends // slice
+        many = (ends - number * slice) // period + 1
+        held.append((number, count * many))
+        ends -= many * period
+    return held
+
+
+@dataclass(frozen=True, init=False)
+class SlidingWindow(Limit):
+    """At most N starts in a window that moves on by slices: cheap at any count, exact to a slice.
+
+    `SlidingWindow("4/h", slices=3)` or `SlidingWindow(4, per=3600, slices=3)`; slices are aligned to the Unix epoch.
+    In every interval made of whole slices at most the count starts: with 4 at 12:59, the next goes at 13:40, when the
+    slice from 12:40 to 13:00 leaves the hour. `slices` (default 60) is how fine that is; a slice is at least a
+    millisecond. A key keeps two numbers for each slice that holds something.
+
+    Any window shorter than `slices - 1` slices holds at most the count, and one of the whole period at most twice the
+    count, when all starts lie at its two ends: `rule.bound(window)` tells. To hold in *every* window of the period,
+    give it one slice more: `margin = per / (slices - 1)`. `margin` seconds (default 0) widen the period.
+    """
+
+    rule: SliceCounter
+
+    def __init__(
+        self,
+        rate: str | int,
+        *,
+        per: Duration | None = None,
+        slices: int = DEFAULT_SLICES,
+        margin: Duration = 0,
+        **options: Unpack[RateOptions],
+    ) -> None:
+        parsed = parse_rate(rate, per)
+        widening = parse_margin(margin, "a sliding window")
+        length = slice_length(parsed.period + widening, slices, f"a sliding window of {parsed}")
+        super().__init__(SliceCounter(parsed.count, length, slices, widening), **options)
+
+
+def slice_length(period: int, slices: int, where: str) -> int:
+    """How long each of so many slices is; rounded up. Raises DeclarationError where they would be too short."""
+    if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
+        raise DeclarationError(f"slices={slices!r} of {where} must be a whole number of at least 1")
+    length = -(-period // slices)
+    if length < SHORTEST_SLICE:
+        raise DeclarationError(f"{slices} slices of {where} are shorter than a millisecond each; use fewer")
+    return length

@@ -1,0 +1,125 @@
+"""Live rules: what is set at run time beats what the code declares, the most specific setting first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Literal, TypeVar
+
+import msgspec
+
+from headgate.jobs.job import Draw
+from headgate.limits.limit import AnyRule
+from headgate.limits.stored_rule import load_rule
+
+V = TypeVar("V")
+
+Scope = Literal["all", "key", "pattern", "tier", "member"]
+
+
+class LimitSetting(msgspec.Struct, frozen=True, array_like=True):
+    """One thing that was set at run time about a limit, and is stored until it is unset.
+
+    `scope` says for which keys: `all` of them, one `key`, those that match a `pattern` (`stripe:*`), or those of a
+    `tier`. `member` puts the keys that match `target` into the tier that it names. `rule` is a stored rule that takes
+    the place of the declared one; nothing starts while it `is_paused`.
+    """
+
+    limit: str
+    scope: Scope
+    target: str = ""
+    rule: str | None = None
+    is_paused: bool = False
+    tier: str | None = None
+
+
+class LiveRules:
+    """All settings of one store, ready to be asked."""
+
+    def __init__(self, settings: Iterable[LimitSetting] = ()) -> None:
+        self._limits: dict[str, _Limit] = {}
+        for setting in settings:
+            self._limits.setdefault(setting.limit, _Limit()).add(setting)
+
+    def rule(self, draw: Draw, declared: AnyRule) -> AnyRule:
+        """The rule that the bucket of `draw` is judged by: what is set for its key, its tier, its pattern, or all."""
+        limit = self._limits.get(draw.limit)
+        return declared if limit is None else limit.rule(draw.key) or declared
+
+    def is_paused(self, draw: Draw) -> bool:
+        """Whether nothing may start on the bucket until it is resumed."""
+        limit = self._limits.get(draw.limit)
+        return limit is not None and limit.is_paused(draw.key)
+
+    def is_set(self, draw: Draw) -> bool:
+        """Whether another rule than the declared one holds."""
+        limit = self._limits.get(draw.limit)
+        return limit is not None and limit.rule(draw.key) is not None
+
+
+class _Limit:
+    """The settings of one limit. A longer pattern is more specific than a shorter one."""
+
+    def __init__(self) -> None:
+        self._all: _Setting | None = None
+        self._keys: dict[str, _Setting] = {}
+        self._tiers: dict[str, _Setting] = {}
+        self._patterns: dict[str, _Setting] = {}
+        self._tier_of_key: dict[str, str] = {}
+        self._tier_of_pattern: dict[str, str] = {}
+
+    def add(self, setting: LimitSetting) -> None:
+        made = _Setting(setting)
+        match setting.scope:
+            case "all":
+                self._all = made
+            case "key":
+                self._keys[setting.target] = made
+            case "tier":
+                self._tiers[setting.target] = made
+            case "pattern":
+                self._patterns = _longest_first({**self._patterns, setting.target: made})
+            case "member" if setting.tier is not None and is_pattern(setting.target):
+                self._tier_of_pattern = _longest_first({**self._tier_of_pattern, setting.target: setting.tier})
+            case "member" if setting.tier is not None:
+                self._tier_of_key[setting.target] = setting.tier
+
+    def rule(self, key: str) -> AnyRule | None:
+        return next((setting.rule for setting in self._about(key) if setting.rule is not None), None)
+
+    def is_paused(self, key: str) -> bool:
+        return any(setting.is_paused for setting in self._about(key))
+
+    def _about(self, key: str) -> Iterable[_Setting]:
+        """Most specific first."""
+        if key in self._keys:
+            yield self._keys[key]
+        tier = self._tier_of_key.get(key) or _first_match(self._tier_of_pattern, key)
+        if tier is not None and tier in self._tiers:
+            yield self._tiers[tier]
+        for pattern, setting in self._patterns.items():
+            if fnmatchcase(key, pattern):
+                yield setting
+        if self._all is not None:
+            yield self._all
+
+
+class _Setting:
+    __slots__ = ("is_paused", "rule")
+
+    def __init__(self, setting: LimitSetting) -> None:
+        self.is_paused = setting.is_paused
+        self.rule = None if setting.rule is None else load_rule(setting.rule)
+
+
+def is_pattern(target: str) -> bool:
+    """Whether it stands for several keys: it has a `*`, `?` or `[`."""
+    return any(sign in target for sign in "*?[")
+
+
+def _longest_first(patterns: Mapping[str, V]) -> dict[str, V]:
+    return dict(sorted(patterns.items(), key=lambda item: (-len(item[0]), item[0])))
+
+
+def _first_match(patterns: Mapping[str, str], key: str) -> str | None:
+    return next((tier for pattern, tier in patterns.items() if fnmatchcase(key, pattern)), None)

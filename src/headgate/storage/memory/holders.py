@@ -1,0 +1,62 @@
+"""Which jobs hold permits, and how those come back."""
+
+from __future__ import annotations
+
+from headgate.jobs.job import Draw, JobState
+from headgate.jobs.terms import without
+from headgate.limits.concurrency import Semaphore
+from headgate.storage.memory.job import RUNNING, Job
+from headgate.storage.memory.lane import Lane
+from headgate.storage.memory.lanes import Lanes
+
+
+class Holders:
+    """The jobs of one store that hold permits, in the order in which they were first given one."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.jobs: dict[str, Job[Lane]] = {}
+        self._lanes = lanes
+
+    def hold(self, job: Job[Lane]) -> None:
+        """Write down what a job that starts from its lane holds now, and what it was not charged for."""
+        terms = job.new.terms
+        assert terms is not None
+        job.uncharged = passes = job.passes
+        buckets = job.lane.own_buckets
+        asked = without(range(len(buckets) + passes.bit_count()), passes) if buckets else ()
+        for draw, bucket in zip(asked, buckets, strict=True):
+            if isinstance(bucket.rule, Semaphore):
+                job.held |= 1 << draw & terms.permits
+        if job.held:
+            self.jobs[job.id] = job
+
+    def keep(self, job: Job[Lane], state: JobState, now: int) -> None:
+        """Let a job give back the permits that it does not keep as `state`."""
+        terms = job.new.terms
+        if job.held and terms is not None:
+            self.give(job, job.held & ~terms.kept(job.held, state), now)
+
+    def idle(self, draw: Draw) -> list[tuple[Job[Lane], int]]:
+        """The jobs that hold permits of a bucket without running, and those of their draws."""
+        found: list[tuple[Job[Lane], int]] = []
+        for job in self.jobs.values():
+            if job.state is not RUNNING:
+                drawn = job.held & sum(1 << index for index, other in enumerate(job.new.draws) if other == draw)
+                if drawn:
+                    found.append((job, drawn))
+        return found
+
+    def give(self, job: Job[Lane], given: int, now: int) -> None:
+        """Take permits from a job; whoever waits for one is looked at by the next claim."""
+        terms = job.new.terms
+        assert terms is not None
+        job.held &= ~given
+        if not job.held:
+            self.jobs.pop(job.id, None)
+        for index, holding in enumerate(terms.holds):
+            if holding is not None and given >> index & 1:
+                bucket = self._lanes.bucket(job.new.draws[index])
+                if bucket.permits.holders:
+                    bucket.state = Semaphore.give(bucket.permits, holding.holder(job.id))
+                self._lanes.reopen(bucket, now)
+                self._lanes.list_unused(bucket)

@@ -1,0 +1,73 @@
+"""Prediction: when a waiting job will start, as far as its limits decide it, from where it stands now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from headgate.errors import CostExceedsLimit
+from headgate.jobs.job import Draw
+from headgate.limits.concurrency import Semaphore
+from headgate.limits.limit import AnyRule
+from headgate.limits.rule import NEVER
+from headgate.storage.admission import BucketView
+from headgate.storage.live_rules import LiveRules
+from headgate.storage.protocol import BucketRecord, Standing
+
+REHEARSED = 200
+"""How many starts ahead are played through; what lies beyond goes on at the pace of the last half of them."""
+
+
+class Prediction(NamedTuple):
+    """`starts_at` is limit time, None where it cannot be known; `waits_for` the bucket that decides it, if one does."""
+
+    starts_at: int | None
+    waits_for: Draw | None
+
+
+def predict(standing: Standing, rules: Mapping[str, AnyRule], live: LiveRules, now: int) -> Prediction:
+    """When the limits let the job start that stands there, if nothing else changes and a slot is free."""
+    latest = Prediction(now, None)
+    for index, record in enumerate(standing.buckets):
+        declared = rules.get(record.draw.limit)
+        if declared is None or live.is_paused(record.draw):
+            return Prediction(None, record.draw)
+        starts_at = _opens_for(standing, index, record, live.rule(record.draw, declared), now)
+        if starts_at >= NEVER:
+            return Prediction(None, record.draw)
+        if latest.starts_at is not None and starts_at > latest.starts_at:
+            latest = Prediction(starts_at, record.draw)
+    return latest
+
+
+def _opens_for(standing: Standing, index: int, record: BucketRecord, rule: AnyRule, now: int) -> int:
+    state = None if record.state is None else rule.load(record.state, now)
+    bucket = BucketView(record.draw, rule, state)
+    costs, holders = (None, None) if standing.asks is None else standing.asks
+    cost = 1 if costs is None else costs[index]
+    holder = None if holders is None else holders[index]
+    ahead = _ahead(standing, record)
+    if isinstance(rule, Semaphore):
+        free = bucket.is_held_by(holder) or bucket.grants(now, ahead + 1) > ahead
+        return now if free else NEVER
+    at = max(now, record.closed_until)
+    half_way = at
+    try:
+        for start in range(min(ahead, REHEARSED) + 1):
+            opens_at, bucket.state = bucket.ask(at, cost)
+            at = max(at, opens_at)
+            if start == REHEARSED // 2:
+                half_way = at
+    except CostExceedsLimit:
+        return NEVER
+    if ahead > REHEARSED:
+        at += (ahead - REHEARSED) * (at - half_way) // (REHEARSED - REHEARSED // 2)
+    return at
+
+
+def _ahead(standing: Standing, record: BucketRecord) -> int:
+    """How many starts come first: those before it in its lane, and as many of each other lane in the same line."""
+    before = (standing.place or standing.waiting) - 1
+    others = max(0, record.waiting - standing.waiting) if standing.behind == record.draw else record.waiting
+    lanes = max(0, record.lanes - (standing.behind == record.draw))
+    return before + min(others, (before + 1) * lanes)

@@ -1,0 +1,6 @@
+-- Make sure that buckets have a row which lanes can wait behind; :draws is an array of [limit, key].
+INSERT INTO bucket (limit_name, key, idle_at)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), :limit_now
+FROM json_each(:draws)
+WHERE true
+ON CONFLICT (limit_name, key) DO NOTHING

@@ -1,0 +1,26 @@
+"""What is set about limits at run time, read again when it has changed."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import msgspec
+
+from headgate.storage.live_rules import LimitSetting, LiveRules
+from headgate.storage.sqlite.statements import fetch
+
+decode_settings = msgspec.json.Decoder(list[LimitSetting]).decode
+
+
+class CachedRules:
+    """The live rules of a file as this process last read them."""
+
+    def __init__(self) -> None:
+        self.rules = LiveRules()
+        self._revision = 0
+
+    def refresh(self, connection: sqlite3.Connection, revision: int) -> None:
+        """Read them again unless they are of this revision."""
+        if revision != self._revision:
+            self.rules = LiveRules(decode_settings(fetch(connection, "settings")))
+            self._revision = revision

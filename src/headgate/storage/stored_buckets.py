@@ -1,0 +1,144 @@
+"""The buckets of the jobs, for plain code: what it takes there, jobs cannot take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from headgate.errors import DeclarationError
+from headgate.jobs.job import Draw
+from headgate.limits.bucket_store import Bucket, Taken
+from headgate.limits.concurrency import Semaphore
+from headgate.limits.decision import full_again_at
+from headgate.limits.dynamic_window import SharedCounter
+from headgate.limits.key import bucket_key
+from headgate.limits.rule import NEVER, Snapshot
+from headgate.storage.admission import FOR_ALL_KEYS, BucketView, BucketVisit
+from headgate.storage.protocol import Storage
+
+R = TypeVar("R")
+
+
+class StoredBuckets:
+    """A BucketStore on a job storage. Rules that were set at run time hold here as they do for jobs.
+
+    Jobs that wait for a bucket and plain code that does are served by whoever comes first when it opens.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    async def open(self) -> None:
+        """The storage is opened by the app."""
+
+    async def close(self) -> None:
+        """The storage is closed by the app."""
+
+    async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
+        return await self._visit(bucket, lambda visit: _take(visit, cost, count), id)
+
+    async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
+        return await self._visit(bucket, lambda visit: _reserve(visit, cost), id)
+
+    async def cancel(self, bucket: Bucket, *, id: str) -> bool:
+        return await self._visit(bucket, _cancel, id)
+
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+        def change(visit: BucketVisit) -> None:
+            visit.view.amend(charged_at, cost, started_at, actual)
+            visit.reopens = actual < cost
+
+        await self._visit(bucket, change)
+
+    async def snapshot(self, bucket: Bucket) -> Snapshot:
+        return await self._visit(bucket, lambda visit: visit.view.snapshot(visit.now))
+
+    async def reset(self, bucket: Bucket) -> None:
+        shares = isinstance(bucket.rule, SharedCounter)
+        await self._storage.reset(Draw(bucket.limit, FOR_ALL_KEYS if shares else bucket_key(bucket.key)))
+
+    async def _visit(self, bucket: Bucket, look: Callable[[BucketVisit], R], id: str | None = None) -> R:
+        if isinstance(bucket.rule, Semaphore):
+            raise DeclarationError(
+                f"limit {bucket.limit!r} grants permits, which belong to jobs: a crashed job gives its permit back, "
+                "and plain code could not; make the code a job, or use a rate"
+            )
+        return await self._storage.visit(
+            Draw(bucket.limit, bucket_key(bucket.key)), {bucket.limit: bucket.rule}, look, id=id
+        )
+
+
+class _Booking(msgspec.Struct, array_like=True):
+    """What is remembered under an id: the answer, and of a reservation the states around it."""
+
+    taken: Taken
+    before: str | None = None
+    after: str | None = None
+
+
+_decode = msgspec.json.Decoder(_Booking).decode
+
+
+def _take(visit: BucketVisit, cost: int, count: int) -> Taken:
+    if visit.note is not None:
+        return _decode(visit.note).taken
+    view, now = visit.view, visit.now
+    granted = 0
+    opens_at, after = _ask(view, now, cost)
+    while opens_at <= now and granted < count:
+        granted += 1
+        view.keep(after)
+        opens_at, after = _ask(view, now, cost)
+    taken = _taken(visit, granted, opens_at)
+    if granted:
+        visit.remember(_encode(_Booking(taken)), now + view.rule.period)
+    return taken
+
+
+def _reserve(visit: BucketVisit, cost: int) -> Taken:
+    view, now = visit.view, visit.now
+    if visit.note is not None:
+        slot = _decode(visit.note).taken.opens_at
+        return _taken(visit, int(slot <= now), slot)
+    before = _state(view)
+    slot, state = view.ask(max(now, view.closed_until), cost)
+    view.keep(state)
+    taken = _taken(visit, int(slot <= now), slot)
+    visit.remember(_encode(_Booking(taken, before, _state(view))), slot + view.rule.period)
+    return taken
+
+
+def _cancel(visit: BucketVisit) -> bool:
+    view = visit.view
+    if visit.note is None:
+        return False
+    known = _decode(visit.note)
+    if known.taken.opens_at <= visit.now or known.after is None or _state(view) != known.after:
+        return False
+    view.keep(None if known.before is None else view.rule.load(known.before, visit.now))
+    visit.forget()
+    visit.reopens = True
+    return True
+
+
+def _ask(view: BucketView, now: int, cost: int) -> tuple[int, Any]:
+    if view.closed_until > now:
+        return view.closed_until, None
+    return view.ask(now, cost)
+
+
+def _taken(visit: BucketVisit, granted: int, opens_at: int) -> Taken:
+    view, now = visit.view, visit.now
+    available = 0 if view.closed_until > now else view.snapshot(now).available
+    return Taken(granted, min(opens_at, NEVER), now, available, max(now, full_again_at(view.rule, view.home.state)))
+
+
+def _state(view: BucketView) -> str | None:
+    home = view.home
+    return None if home.state is None else home.rule.dump(home.state)
+
+
+def _encode(booking: _Booking) -> str:
+    return msgspec.json.encode(booking).decode()

@@ -1,0 +1,400 @@
+"""The tests that every bucket store has to pass; each attacks one promise of the BucketStore protocol.
+
+    class TestMyBuckets(BucketStoreConformance):
+        @pytest_asyncio.fixture
+        async def store(self) -> AsyncIterator[BucketStore]:
+            store = MyBuckets()
+            await store.open()
+            yield store
+            await store.close()
+
+        async def elapse(self, store: BucketStore, seconds: float) -> None:
+            ...  # let limit time pass
+
+A store whose time cannot be moved keeps `elapse` as it is: it waits in real time. Every wait is short, and nothing here
+relies on an instant that was not in an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+from uuid import uuid4
+
+import pytest
+
+from headgate.clock import SECOND, SystemClock, sleep
+from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.limits.bucket_store import Bucket, BucketStore, Taken
+from headgate.limits.concurrency import Concurrency
+from headgate.limits.limit import AnyRule
+from headgate.limits.rate_limit import RateLimit
+from headgate.limits.strict_rate import StrictRate
+
+HOUR = 3600 * SECOND
+
+
+def strict(count: int, per: float = 3600, margin: float = 0) -> AnyRule:
+    return StrictRate(count, per=per, margin=margin).rule
+
+
+def rate(count: int, per: float = 3600, burst: int | None = None, start_empty: bool = False) -> AnyRule:
+    return RateLimit(count, per=per, burst=burst, start_empty=start_empty).rule
+
+
+def bucket(rule: AnyRule, key: str = "acme", limit: str | None = None) -> Bucket:
+    """A bucket nobody has drawn on, also in a store that lives on between tests."""
+    return Bucket(limit or f"conformance-{uuid4()}", key, rule)
+
+
+def with_rule(old: Bucket, rule: AnyRule) -> Bucket:
+    return Bucket(old.limit, old.key, rule)
+
+
+def with_key(old: Bucket, key: str) -> Bucket:
+    return Bucket(old.limit, key, old.rule)
+
+
+class BucketStoreConformance:
+    """Subclass it with a `store` fixture."""
+
+    async def elapse(self, store: BucketStore, seconds: float) -> None:
+        """Let `seconds` of limit time pass."""
+        await sleep(SystemClock(), seconds)
+
+    async def elapse_to(self, store: BucketStore, taken: Taken) -> None:
+        """Let limit time pass until the answer's `opens_at`."""
+        await self.elapse(store, (taken.opens_at - taken.now) / SECOND)
+
+    # --------------------------------------------------------------------------------------------------- taking
+
+    @pytest.mark.parametrize("rule", [strict(3), rate(3)])
+    async def test_a_bucket_grants_its_count_and_no_more(self, store: BucketStore, rule: AnyRule) -> None:
+        drawn = bucket(rule)
+        assert [(await store.take(drawn)).granted for _ in range(5)] == [1, 1, 1, 0, 0]
+
+    async def test_a_refusal_says_when_the_next_one_may_go(self, store: BucketStore) -> None:
+        drawn = bucket(strict(1))
+        first = await store.take(drawn)
+        refused = await store.take(drawn)
+        assert refused.opens_at == first.now + HOUR
+        assert refused.now < refused.opens_at
+
+    async def test_a_refused_start_consumes_nothing(self, store: BucketStore) -> None:
+        drawn = bucket(rate(2, burst=2))
+        first = await store.take(drawn, 2)
+        refused = [await store.take(drawn, 2) for _ in range(20)]
+        assert {answer.opens_at for answer in refused} == {first.now + HOUR}
+
+    async def test_a_start_may_go_at_exactly_the_instant_that_was_promised(self, store: BucketStore) -> None:
+        drawn = bucket(strict(1, per=0.2))
+        await store.take(drawn)
+        refused = await store.take(drawn)
+        assert refused.granted == 0
+        await self.elapse_to(store, refused)
+        assert (await store.take(drawn)).granted == 1
+
+    async def test_keys_do_not_share_a_bucket(self, store: BucketStore) -> None:
+        drawn = bucket(strict(1), key="a")
+        assert (await store.take(drawn)).granted == 1
+        assert (await store.take(with_key(drawn, "b"))).granted == 1
+        assert (await store.take(with_key(drawn, ""))).granted == 1
+        assert (await store.take(drawn)).granted == 0
+
+    async def test_limits_do_not_share_a_bucket(self, store: BucketStore) -> None:
+        assert (await store.take(bucket(strict(1)))).granted == 1
+        assert (await store.take(bucket(strict(1)))).granted == 1
+
+    async def test_no_two_names_are_taken_for_one(self, store: BucketStore) -> None:
+        limit = f"named-{uuid4()}"
+        pairs = [
+            (limit, "a:b"),
+            (f"{limit}:a", "b"),
+            (f"{limit}:a:b", ""),
+            (limit, "{a}b"),
+            (limit, "a}b"),
+            (limit, "{}"),
+            (limit, "a b\n"),
+            (limit, "ä€😀"),
+            (limit, "\0"),
+            (limit, "x" * 1000),
+            (limit, "x" * 1001),
+        ]
+        for name, key in pairs:
+            assert (await store.take(bucket(strict(1), key, name))).granted == 1, (name, key)
+        for name, key in pairs:
+            assert (await store.take(bucket(strict(1), key, name))).granted == 0, (name, key)
+
+    @pytest.mark.parametrize("rule", [strict(10), rate(10)])
+    async def test_a_costly_start_takes_as_much_as_it_weighs(self, store: BucketStore, rule: AnyRule) -> None:
+        drawn = bucket(rule)
+        assert (await store.take(drawn, 7)).available == 3
+        assert (await store.take(drawn, 4)).granted == 0
+        assert (await store.take(drawn, 3)).granted == 1
+
+    @pytest.mark.parametrize("rule", [strict(3), rate(9, burst=3)])
+    async def test_what_could_never_go_is_an_error_and_consumes_nothing(
+        self, store: BucketStore, rule: AnyRule
+    ) -> None:
+        drawn = bucket(rule)
+        with pytest.raises(CostExceedsLimit):
+            await store.take(drawn, 4)
+        with pytest.raises(CostExceedsLimit):
+            await store.reserve(drawn, 4, id="too much")
+        assert (await store.take(drawn, 3)).granted == 1
+
+    @pytest.mark.parametrize("rule", [strict(5), rate(5)])
+    async def test_several_starts_are_granted_as_far_as_they_fit(self, store: BucketStore, rule: AnyRule) -> None:
+        drawn = bucket(rule)
+        assert (await store.take(drawn, count=3)).granted == 3
+        partly = await store.take(drawn, count=100)
+        assert (partly.granted, partly.available) == (2, 0)
+        assert partly.opens_at > partly.now
+        assert (await store.take(drawn, count=100)).granted == 0
+
+    async def test_several_costly_starts_are_granted_whole(self, store: BucketStore) -> None:
+        drawn = bucket(rate(10))
+        answer = await store.take(drawn, 4, count=3)
+        assert (answer.granted, answer.available) == (2, 2)
+
+    async def test_an_answer_says_what_is_left_and_when_all_is_back(self, store: BucketStore) -> None:
+        drawn = bucket(rate(4, per=3600))
+        first = await store.take(drawn)
+        assert first.available == 3
+        assert first.full_at == first.now + HOUR // 4
+        assert first.opens_at == first.now
+        second = await store.take(drawn, 3)
+        assert second.available == 0
+        assert second.full_at == first.now + HOUR
+        # The next one of that cost, 3 of 4.
+        assert second.opens_at == first.now + HOUR * 3 // 4
+
+    async def test_a_bucket_that_begins_empty_grants_one_and_paces_the_rest(self, store: BucketStore) -> None:
+        drawn = bucket(rate(10, start_empty=True))
+        assert (await store.take(drawn)).granted == 1
+        refused = await store.take(drawn)
+        assert refused.granted == 0
+        # 6 minutes apart, less the moment between the two calls.
+        assert 0 < refused.opens_at - refused.now <= HOUR // 10
+
+    async def test_limit_time_never_goes_back(self, store: BucketStore) -> None:
+        drawn = bucket(rate(1000))
+        instants = [(await store.take(drawn)).now for _ in range(50)]
+        assert instants == sorted(instants)
+
+    async def test_a_saturated_bucket_is_used_to_the_full_and_never_beyond(self, store: BucketStore) -> None:
+        drawn = bucket(strict(4, per=0.1))
+        granted: list[int] = []
+        while len(granted) < 20:
+            answer = await store.take(drawn, count=10)
+            granted += [answer.now] * answer.granted
+            assert answer.granted <= 4
+            await self.elapse_to(store, answer)
+        period = SECOND // 10
+        for start in granted:
+            assert sum(start <= other < start + period for other in granted) <= 4
+
+    async def test_concurrent_takers_share_one_budget(self, store: BucketStore) -> None:
+        drawn = bucket(strict(50))
+        answers = await asyncio.gather(*(store.take(drawn) for _ in range(200)))
+        assert sum(answer.granted for answer in answers) == 50
+
+    # ------------------------------------------------------------------------------------------ answers with ids
+
+    async def test_a_repeated_take_with_an_id_is_given_the_same_answer_and_consumes_nothing(
+        self, store: BucketStore
+    ) -> None:
+        drawn = bucket(rate(10))
+        first = await store.take(drawn, 2, count=3, id="claim-1")
+        repeated = await store.take(drawn, 2, count=3, id="claim-1")
+        assert first.granted == repeated.granted == 3
+        assert (await store.snapshot(drawn)).available == 4
+
+    async def test_another_id_is_another_take(self, store: BucketStore) -> None:
+        drawn = bucket(rate(10))
+        await store.take(drawn, id="a")
+        await store.take(drawn, id="b")
+        await store.take(with_key(drawn, "globex"), id="a")
+        assert (await store.snapshot(drawn)).available == 8
+        assert (await store.snapshot(with_key(drawn, "globex"))).available == 9
+
+    async def test_a_repeat_after_the_bucket_is_used_up_is_still_granted(self, store: BucketStore) -> None:
+        drawn = bucket(strict(2))
+        await store.take(drawn, id="a")
+        await store.take(drawn)
+        assert (await store.take(drawn, id="b")).granted == 0
+        assert (await store.take(drawn, id="a")).granted == 1
+
+    # --------------------------------------------------------------------------------------------- reservations
+
+    @pytest.mark.parametrize("rule", [strict(1), rate(1)])
+    async def test_reservations_are_given_one_slot_after_another(self, store: BucketStore, rule: AnyRule) -> None:
+        drawn = bucket(rule)
+        slots = [(await store.reserve(drawn, id=str(number))).opens_at for number in range(4)]
+        assert [slot - slots[0] for slot in slots] == [0, HOUR, 2 * HOUR, 3 * HOUR]
+
+    async def test_a_reservation_for_now_says_so(self, store: BucketStore) -> None:
+        drawn = bucket(strict(1))
+        booked = await store.reserve(drawn, id="a")
+        assert booked.opens_at <= booked.now
+
+    async def test_the_same_id_is_given_the_same_slot(self, store: BucketStore) -> None:
+        drawn = bucket(strict(1))
+        await store.take(drawn)
+        first = await store.reserve(drawn, id="a")
+        other = await store.reserve(drawn, id="b")
+        again = await store.reserve(drawn, id="a")
+        assert again.opens_at == first.opens_at
+        assert other.opens_at == first.opens_at + HOUR
+
+    async def test_nobody_goes_before_those_who_booked(self, store: BucketStore) -> None:
+        drawn = bucket(rate(1))
+        await store.take(drawn)
+        booked = await store.reserve(drawn, id="a")
+        refused = await store.take(drawn)
+        assert refused.granted == 0
+        assert refused.opens_at == booked.opens_at + HOUR
+
+    @pytest.mark.parametrize("rule", [strict(2), rate(2)])
+    async def test_reservations_are_given_back_newest_first(self, store: BucketStore, rule: AnyRule) -> None:
+        drawn = bucket(rule)
+        await store.take(drawn, 2)
+        first = await store.reserve(drawn, id="a")
+        await store.reserve(drawn, id="b")
+        assert await store.cancel(drawn, id="a") is False
+        assert await store.cancel(drawn, id="b") is True
+        assert await store.cancel(drawn, id="b") is False
+        assert await store.cancel(drawn, id="a") is True
+        assert (await store.take(drawn)).opens_at == first.opens_at
+
+    async def test_what_counted_before_a_cancelled_reservation_counts_again(self, store: BucketStore) -> None:
+        drawn = bucket(strict(3))
+        await store.take(drawn, 2)
+        await store.reserve(drawn, 2, id="a")
+        assert await store.cancel(drawn, id="a")
+        assert (await store.snapshot(drawn)).used == 2
+        assert (await store.take(drawn, 2)).granted == 0
+        assert (await store.take(drawn)).granted == 1
+
+    async def test_a_cancelled_id_may_book_anew(self, store: BucketStore) -> None:
+        drawn = bucket(strict(1))
+        await store.take(drawn)
+        slot = (await store.reserve(drawn, id="a")).opens_at
+        assert await store.cancel(drawn, id="a")
+        assert (await store.reserve(drawn, id="b")).opens_at == slot
+        assert (await store.reserve(drawn, id="a")).opens_at == slot + HOUR
+
+    async def test_a_reservation_whose_slot_has_come_stays(self, store: BucketStore) -> None:
+        drawn = bucket(strict(1))
+        await store.reserve(drawn, id="now")
+        assert await store.cancel(drawn, id="now") is False
+        assert (await store.take(drawn)).granted == 0
+
+    async def test_cancelling_what_was_never_booked_does_nothing(self, store: BucketStore) -> None:
+        drawn = bucket(strict(1))
+        assert await store.cancel(drawn, id="never") is False
+        assert (await store.take(drawn)).granted == 1
+
+    # ------------------------------------------------------------------------------------------------ amendments
+
+    @pytest.mark.parametrize("rule", [strict(10), rate(10)])
+    async def test_a_settled_cost_is_charged_or_given_back(self, store: BucketStore, rule: AnyRule) -> None:
+        drawn = bucket(rule)
+        taken = await store.take(drawn, 4)
+        await store.amend(drawn, taken.now, 4, taken.now, 1)
+        assert (await store.snapshot(drawn)).available == 9
+        await store.amend(drawn, taken.now, 1, taken.now, 6)
+        assert (await store.snapshot(drawn)).available == 4
+
+    @pytest.mark.parametrize("rule", [strict(3), rate(3)])
+    async def test_a_start_that_never_happened_counts_as_nothing(self, store: BucketStore, rule: AnyRule) -> None:
+        drawn = bucket(rule)
+        taken = await store.take(drawn)
+        await store.amend(drawn, taken.now, 1, taken.now, 0)
+        assert (await store.take(drawn, 3)).granted == 1
+
+    async def test_a_late_start_moves_its_charge(self, store: BucketStore) -> None:
+        drawn = bucket(strict(1))
+        taken = await store.take(drawn)
+        await store.amend(drawn, taken.now, 1, taken.now + SECOND, 1)
+        assert (await store.take(drawn)).opens_at == taken.now + SECOND + HOUR
+
+    async def test_a_late_start_of_a_rate_moves_its_charge(self, store: BucketStore) -> None:
+        drawn = bucket(rate(1))
+        taken = await store.take(drawn)
+        await store.amend(drawn, taken.now, 1, taken.now + SECOND, 1)
+        assert (await store.take(drawn)).opens_at == taken.now + SECOND + HOUR
+
+    # --------------------------------------------------------------------------------------- looking, forgetting
+
+    @pytest.mark.parametrize("rule", [strict(5), rate(5)])
+    async def test_a_snapshot_consumes_nothing(self, store: BucketStore, rule: AnyRule) -> None:
+        drawn = bucket(rule)
+        await store.take(drawn, 2)
+        looks = [await store.snapshot(drawn) for _ in range(3)]
+        assert [(look.used, look.available) for look in looks] == [(2, 3)] * 3
+
+    async def test_a_snapshot_of_a_closed_bucket_says_when_it_opens(self, store: BucketStore) -> None:
+        drawn = bucket(strict(1))
+        taken = await store.take(drawn)
+        look = await store.snapshot(drawn)
+        assert (look.used, look.available, look.opens_at) == (1, 0, taken.now + HOUR)
+
+    async def test_a_bucket_never_seen_is_full(self, store: BucketStore) -> None:
+        look = await store.snapshot(bucket(rate(7)))
+        assert (look.used, look.available) == (0, 7)
+
+    async def test_a_reset_bucket_is_as_good_as_new(self, store: BucketStore) -> None:
+        drawn = bucket(strict(2))
+        other = with_key(drawn, "globex")
+        await store.take(drawn, 2, id="a")
+        await store.take(other, 2)
+        await store.reserve(drawn, id="b")
+        await store.reset(drawn)
+        assert (await store.take(drawn, 2, id="a")).granted == 1
+        assert (await store.take(other)).granted == 0
+
+    async def test_resetting_a_bucket_never_seen_does_nothing(self, store: BucketStore) -> None:
+        drawn = bucket(strict(1))
+        await store.reset(drawn)
+        assert (await store.take(drawn)).granted == 1
+
+    # ---------------------------------------------------------------------------------------------- other rules
+
+    async def test_debt_is_carried_over_to_another_rate(self, store: BucketStore) -> None:
+        drawn = bucket(rate(10))
+        await store.take(drawn, 6)
+        assert (await store.snapshot(with_rule(drawn, rate(10, per=60)))).available in {4, 5}
+        await store.take(with_rule(drawn, rate(20)), 1)
+        # 6 of 10 stay 6 starts that are owed, of 20 now.
+        assert (await store.snapshot(with_rule(drawn, rate(20)))).available == 13
+
+    async def test_starts_are_carried_over_to_another_strict_rate(self, store: BucketStore) -> None:
+        drawn = bucket(strict(5))
+        await store.take(drawn, 4)
+        assert (await store.snapshot(with_rule(drawn, strict(6)))).available == 2
+        assert (await store.take(with_rule(drawn, strict(3)))).granted == 0
+
+    @pytest.mark.parametrize(("old", "new"), [(rate(5), strict(5)), (strict(5), rate(5))])
+    async def test_a_bucket_of_another_kind_of_rule_starts_used_up(
+        self, store: BucketStore, old: AnyRule, new: AnyRule
+    ) -> None:
+        drawn = bucket(old)
+        await store.take(drawn)
+        assert (await store.take(with_rule(drawn, new))).granted == 0
+
+    async def test_permits_are_refused(self, store: BucketStore) -> None:
+        with pytest.raises(DeclarationError, match="permits"):
+            await store.take(Bucket("permits", "acme", cast(AnyRule, Concurrency(1).rule)))
+
+    # ------------------------------------------------------------------------------------------ opening, closing
+
+    async def test_opening_twice_is_fine(self, store: BucketStore) -> None:
+        await store.open()
+        assert (await store.take(bucket(strict(1)))).granted == 1
+
+    async def test_closing_twice_is_fine(self, store: BucketStore) -> None:
+        await store.close()
+        await store.close()
+        await store.open()
+        assert (await store.take(bucket(strict(1)))).granted == 1

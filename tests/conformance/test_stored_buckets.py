@@ -1,0 +1,32 @@
+"""The buckets of job storages, as plain code draws on them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from headgate.limits.bucket_store import BucketStore
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.protocol import Storage
+from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.stored_buckets import StoredBuckets
+from headgate.testing.bucket_conformance import BucketStoreConformance
+from headgate.testing.manual_clock import ManualClock
+
+
+class TestStoredBuckets(BucketStoreConformance):
+    @pytest_asyncio.fixture(params=["memory", "sqlite"])
+    async def store(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BucketStore]:
+        self.time = clock = ManualClock()
+        storage: Storage = MemoryStorage(clock)
+        if request.param == "sqlite":
+            storage = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
+        await storage.open()
+        yield StoredBuckets(storage)
+        await storage.close()
+
+    async def elapse(self, store: BucketStore, seconds: float) -> None:
+        self.time.advance(seconds)
