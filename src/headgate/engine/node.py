@@ -41,6 +41,7 @@ from headgate.jobs.job import ClaimedJob
 from headgate.jobs.lifecycle import Ending, Returned, decide
 from headgate.jobs.outcome import Outcome, Refused
 from headgate.jobs.retry import RetryPolicy
+from headgate.limits.concurrency import Semaphore
 from headgate.storage.protocol import Amendment, Claim, Room, Storage, Throttled
 from headgate.tasks.registry import Registry
 
@@ -298,9 +299,16 @@ class Node:
             if isinstance(outcome, Refused) or not attempt.has_begun:
                 attempt.charge.refund()
             ending = self._decide(job, outcome, attempt.retry)
+            if isinstance(outcome, Refused) and isinstance(ending, Returned) and not self._draws_on_rates(job):
+                # No bucket can be closed that would hold it back, so it is delayed itself.
+                ending = replace(ending, run_at=self._clock.now() + outcome.retry_after)
             if attempt.charge.final is not None:
                 ending = replace(ending, charge=attempt.charge.final)
             self._recorder.end(job, ending)
+
+    def _draws_on_rates(self, job: ClaimedJob) -> bool:
+        rules = self._registry.rules
+        return any(not isinstance(rules.get(draw.limit), Semaphore) for draw in job.draws)
 
     def _decide(self, job: ClaimedJob, outcome: Outcome, retry: RetryPolicy) -> Ending:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import ClassVar, Unpack
@@ -80,12 +80,17 @@ class SharedCounter(msgspec.Struct, frozen=True, tag="dynamic", tag_field="kind"
         """How many keys can be active at once."""
         return min(self.max_keys, self.capacity // self.min_count) if self.capacity else self.max_keys
 
-    def take(self, state: Shares | None, now: int, cost: int = 1, *, key: str) -> tuple[int, Shares]:
-        """When may `cost` of `key` go if no other key starts before, and what is the state after it went then?"""
+    def take(
+        self, state: Shares | None, now: int, cost: int = 1, *, key: str, rivals: Collection[str] = ()
+    ) -> tuple[int, Shares]:
+        """When may `cost` of `key` go if no other key starts before, and what is the state after it went then?
+
+        `rivals` are keys that are known to want to start as well: they have their shares as if they were active.
+        """
         if cost > self.max_count:
             self.check_cost(cost)
         state = _NOTHING if state is None else state
-        view = _View(self, state, now, key)
+        view = _View(self, state, now, key, rivals)
         while view.room(cost) < cost:
             view.move_on()
         at = view.at
@@ -102,15 +107,16 @@ class SharedCounter(msgspec.Struct, frozen=True, tag="dynamic", tag_field="kind"
 
     def amend(self, state: Shares, charged_at: int, cost: int, started_at: int, actual: int, *, key: str) -> Shares:
         charged, started, newest = charged_at // self.slice, started_at // self.slice, state.slices[-1].number
+        oldest = newest - self.slices + 1
         held = dict(_pairs(state.keys.get(key, ())))
         # What left the window is forgotten, but what was charged there and starts in the window counts in it.
-        known = cost if charged <= newest - self.slices else min(cost, held.get(charged, 0))
+        known = cost if charged < oldest else min(cost, held.get(charged, 0))
         moved = max(0, known + actual - cost)
-        keep = max(newest, started if moved else newest) - self.slices
+        keep = max(oldest, started - self.slices + 1 if moved else oldest) - 1
         # First there, then away here: in between the key must not be forgotten, with its place among the active ones.
-        if moved and started >= keep:
+        if moved and started > keep:
             state = _changed(state, key, started, moved, keep)
-        if charged in held and charged >= keep:
+        if known and charged >= max(oldest, keep):
             state = _changed(state, key, charged, -known, keep)
         return state
 
@@ -199,6 +205,7 @@ class _View:
         "_held",
         "_key",
         "_left",
+        "_rivals",
         "_rule",
         "_state",
         "_waits",
@@ -210,12 +217,12 @@ class _View:
         "used",
     )
 
-    def __init__(self, rule: SharedCounter, state: Shares, now: int, key: str) -> None:
+    def __init__(self, rule: SharedCounter, state: Shares, now: int, key: str, rivals: Collection[str] = ()) -> None:
         at = now // rule.slice
         if state.slices and at < state.slices[-1].number:
             at = state.slices[-1].number
             now = at * rule.slice
-        self._rule, self._state, self._key = rule, state, key
+        self._rule, self._state, self._key, self._rivals = rule, state, key, rivals
         self.at, self.instant = at, now
         self.used, self.active = state.used, state.active
         self._held = state.keys.get(key, ())
@@ -230,13 +237,15 @@ class _View:
     def room(self, cost: int) -> int:
         """How much of the key may go at the instant; exact as far as `cost`."""
         rule, own = self._rule, self.own
-        active = self.active
-        if not own:
-            active += 1
-            if active > rule.most_keys:
-                return 0
+        active = self.active if own else self.active + 1
+        if active > rule.most_keys and (not own or self._waits):
+            return 0
+        if self.used >= UNKNOWN:
+            return 0
         if not rule.capacity:
             return rule.max_count - own
+        if self._rivals:
+            active = max(active, min(rule.most_keys, active + self._newcomers()))
         left = rule.capacity - self.used
         share, rest = divmod(rule.capacity, active)
         if share >= rule.max_count:
@@ -244,6 +253,13 @@ class _View:
         elif own and own <= share and share - own < min(cost, left) and self._is_among_first(rest):
             share += 1
         return min(share - own, left)
+
+    def _newcomers(self) -> int:
+        """How many of the rivals have no starts in the window."""
+        keys, oldest = self._state.keys, self.oldest
+        return sum(
+            1 for name in self._rivals if name != self._key and ((held := keys.get(name)) is None or held[-2] < oldest)
+        )
 
     def move_on(self) -> None:
         """To the next instant at which more may have room."""
@@ -283,7 +299,8 @@ def _changed(state: Shares, key: str, number: int, change: int, keep: int, *, be
     state = _kept(state, keep)
     keys = state.keys.copy()
     before = keys.pop(key, ()) if becomes_active else keys.get(key, ())
-    after = _held_after(before, number, change, keep)
+    # What a key has from before the first slice is gone already, only not yet out of its own record.
+    after = _held_after(before, number, change, state.slices[0].number if state.slices else number)
     if after:
         keys[key] = after
     else:
@@ -311,9 +328,9 @@ def _kept(state: Shares, keep: int) -> Shares:
     return Shares(state.used - used, state.active - left, state.slices[gone:], keys)
 
 
-def _held_after(before: Held, number: int, change: int, keep: int) -> Held:
+def _held_after(before: Held, number: int, change: int, oldest: int) -> Held:
     first = 0
-    while first < len(before) and before[first] < keep:
+    while first < len(before) and before[first] < oldest:
         first += 2
     if first == len(before) or before[-2] < number:
         return (*before[first:], number, change)

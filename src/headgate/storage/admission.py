@@ -35,11 +35,11 @@ Ask = tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]
 class BucketView:
     """A bucket during one claim. `opens_at` is set while lanes wait behind it; `state` None is a bucket never seen.
 
-    The state of a dynamic window covers all keys: it is that of `home`, the bucket of the limit itself. Every other
-    bucket is its own home.
+    The state of a dynamic window covers all keys: it is that of `home`, the bucket of the limit itself, which also
+    knows the `rivals`: keys with an opened bucket that others wait behind. Every other bucket is its own home.
     """
 
-    __slots__ = ("charged", "closed_until", "draw", "home", "id", "opens_at", "rule", "state")
+    __slots__ = ("charged", "closed_until", "draw", "home", "id", "opens_at", "rivals", "rule", "state")
 
     def __init__(
         self,
@@ -60,12 +60,13 @@ class BucketView:
         self.closed_until = closed_until
         self.charged = False
         self.home = self if home is None else home
+        self.rivals: set[str] = set()
 
     def ask(self, now: int, cost: int = 1, holder: str = "") -> tuple[int, Any]:
         """When its rule lets `cost` go, and the state of its home after that."""
         rule = self.rule
         if isinstance(rule, SharedCounter):
-            return rule.take(self.home.state, now, cost, key=self.draw.key)
+            return rule.take(self.home.state, now, cost, key=self.draw.key, rivals=self.home.rivals)
         if isinstance(rule, Semaphore):
             return rule.take(self.state, now, holder, cost)
         return rule.take(self.state, now, cost)
@@ -108,7 +109,7 @@ class BucketView:
         state = self.home.state
         for granted in range(most):
             if isinstance(rule, SharedCounter):
-                opens_at, state = rule.take(state, now, key=self.draw.key)
+                opens_at, state = rule.take(state, now, key=self.draw.key, rivals=self.home.rivals)
             else:
                 opens_at, state = rule.take(state, now)
             if opens_at > now:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from headgate.jobs.job import ClaimedJob, JobError, JobState, truncated_error
 from headgate.jobs.terms import without
+from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import TURN, BucketView, admit, gated_share
 from headgate.storage.endings import late_ending, rejection_error
@@ -40,6 +41,7 @@ class Claiming:
         self._touched: dict[Bucket[Lane], None] = {}
         # Lanes that had more late jobs than one claim ends.
         self._spent: list[Lane] = []
+        self._homes: set[Bucket[Lane]] = set()
 
     def run(self) -> Claimed:
         self._take_up_known()
@@ -67,6 +69,8 @@ class Claiming:
                     self._lanes.set_timer(bucket, self._now)
                 self._touched.clear()
                 is_done = not lanes
+            for home in self._homes:
+                home.rivals.clear()
             for lane in self._spent:
                 self._lanes.make_due(lane, lane.since)
         waits: list[int] = []
@@ -121,6 +125,7 @@ class Claiming:
     def _next_lanes(self, groups: Sequence[Group[Lane]], left: Mapping[str, int], visits: dict[str, int]) -> list[Lane]:
         """As many lanes as can be expected to use up the room that is left; `visits` is how many may be looked at."""
         room = {queue: min(count, visits[queue]) for queue, count in left.items()}
+        self._note_rivals(groups)
         lanes = self._released(groups, room)
         lanes += self._due(groups, room)
         for lane in lanes:
@@ -135,6 +140,17 @@ class Claiming:
         declared = self._rules[bucket.draw.limit]
         if bucket.declared is not declared or bucket.revision != self._revision or bucket.home.declared is not declared:
             self._lanes.judge(bucket, declared, self._now)
+
+    def _note_rivals(self, groups: Sequence[Group[Lane]]) -> None:
+        """Keys that share a ceiling have to know who else wants to start now."""
+        for group in groups:
+            if any(isinstance(self._rules[limit], SharedCounter) for limit in group.limits):
+                for waiters in group.opening:
+                    if waiters.opens_at is not None and waiters.opens_at <= self._now + 1:
+                        bucket = waiters.bucket
+                        self._judge(bucket)
+                        bucket.home.rivals.add(bucket.draw.key)
+                        self._homes.add(bucket.home)
 
     def _released(self, groups: Sequence[Group[Lane]], room: dict[str, int]) -> list[Lane]:
         """Lanes from behind opened buckets: as many as each grants, longest waiting first."""

@@ -11,7 +11,7 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import LiveRules
-from headgate.storage.sqlite.rows import BucketRow, decode_buckets
+from headgate.storage.sqlite.rows import BucketRow, decode_buckets, decode_keys
 from headgate.storage.sqlite.statements import as_json, execute, fetch
 
 
@@ -70,10 +70,18 @@ class BucketViews:
         if self._live.is_paused(draw):
             view.closed_until = NEVER
         if isinstance(rule, SharedCounter) and draw.key != FOR_ALL_KEYS:
-            home = Draw(draw.limit, FOR_ALL_KEYS)
-            self.read([home])
-            view.home = self._found[home]
+            view.home = self._home(draw.limit)
         return view
+
+    def _home(self, limit: str) -> BucketView:
+        """The bucket in which a limit keeps the state of all its keys; it knows which of them want to start now."""
+        draw = Draw(limit, FOR_ALL_KEYS)
+        if draw not in self._found:
+            self.read([draw])
+            self._found[draw].rivals = decode_keys(
+                fetch(self._connection, "rivals", limit=limit, limit_now=self._limit_now)
+            )
+        return self._found[draw]
 
 
 def ensure_rows(connection: sqlite3.Connection, draws: Sequence[Draw], limit_now: int) -> None:

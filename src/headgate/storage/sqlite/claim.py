@@ -236,11 +236,10 @@ class ClaimTransaction:
         return visits
 
     def _behind_opened(self, look: Look) -> list[LaneRow]:
-        grants: dict[int, int] = {}
         for row in look.opened:
             view = self._buckets.of(row)
             self._opened.append(view)
-            grants[row.id] = view.grants(self._limit_now, self._page)
+        grants = {view.id: view.grants(self._limit_now, self._page) for view in self._opened if view.id is not None}
         granting = [id for id, grant in grants.items() if grant]
         if not granting:
             return []

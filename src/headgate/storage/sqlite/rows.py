@@ -15,3 +15,4 @@ class BucketRow(msgspec.Struct, array_like=True):
 
 
 decode_buckets = msgspec.json.Decoder(list[BucketRow]).decode
+decode_keys = msgspec.json.Decoder(set[str]).decode

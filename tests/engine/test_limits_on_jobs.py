@@ -1,0 +1,895 @@
+"""What limits do to jobs: permits, terms, live changes, promises; on the engine, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from headgate import (
+    Concurrency,
+    DeclarationError,
+    DynamicWindow,
+    FixedWindow,
+    Headgate,
+    JobCancelled,
+    JobFailed,
+    JobState,
+    LimitInUse,
+    LimitRejected,
+    Mutex,
+    PayloadError,
+    RateLimit,
+    RateLimited,
+    RetryPolicy,
+    SlidingWindow,
+    Snooze,
+    StrictRate,
+    UnknownLimit,
+    current_job,
+    header,
+)
+from headgate.clock import SECOND
+from headgate.errors import HeadgateError
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.protocol import Recovered
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+ONCE = RetryPolicy(retries=1, base=1, jitter=False)
+
+
+# ------------------------------------------------------------------------------------------------------- permits
+
+
+def test_ten_thousand_jobs_behind_one_mutex_run_one_at_a_time_first_come_first_served() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        order: list[int] = []
+        running = 0
+
+        @app.task(limits=[Mutex("orders")])
+        async def work(number: int) -> None:
+            nonlocal running
+            running += 1
+            assert running == 1
+            order.append(number)
+            await asyncio.sleep(0.001)
+            running -= 1
+
+        async with app:
+            jobs = await work.enqueue_many([(number,) for number in range(10_000)])
+            await jobs[-1].result()
+        assert order == list(range(10_000))
+        # The next one starts when the one before has ended, and not a poll later.
+        assert clock.monotonic() / SECOND < 10_000 * 0.0011 + 5
+
+    run_virtual(main)
+
+
+def test_a_mutex_excludes_every_task_that_names_the_same_resource() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        running: Counter[int] = Counter()
+        highest: Counter[int] = Counter()
+
+        async def hold(order: int) -> None:
+            running[order] += 1
+            highest[order] = max(highest[order], running[order])
+            await asyncio.sleep(1)
+            running[order] -= 1
+
+        @app.task(limits=[Mutex("order:{order}")])
+        async def charge(order: int) -> None:
+            await hold(order)
+
+        @app.task(limits=[Mutex("order:{0}")])
+        async def ship(order: int) -> None:
+            await hold(order)
+
+        async with app:
+            await charge.enqueue_many([(1,)] * 3 + [(2,)] * 3)
+            await ship.enqueue_many([(1,)] * 3 + [(2,)] * 3)
+            await asyncio.sleep(6.5)
+            assert (await app.admin.counts())[0].succeeded == 12
+        assert highest == {1: 1, 2: 1}
+
+    run_virtual(main)
+
+
+def test_a_permit_that_is_held_until_final_is_kept_across_retry_and_snooze_and_nobody_slips_in() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        seen: list[str] = []
+
+        @app.task(limits=[Mutex("order", hold="until_final")], retry=RetryPolicy(retries=1, base=60, jitter=False))
+        async def work(name: str) -> None:
+            seen.append(name)
+            if len(seen) == 1:
+                raise Snooze(30)
+            if len(seen) == 2:
+                raise RuntimeError
+
+        async with app:
+            await work.enqueue("first")
+            await work.enqueue("second")
+            await asyncio.sleep(1000)
+        assert seen == ["first", "first", "first", "second"]
+
+    run_virtual(main)
+
+
+def test_a_permit_that_is_held_while_running_is_free_while_a_retry_waits() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        seen: list[tuple[str, int]] = []
+
+        @app.task(limits=[Mutex("order")], retry=RetryPolicy(retries=1, base=60, jitter=False))
+        async def work(name: str) -> None:
+            seen.append((name, current_job().attempt))
+            if seen == [("first", 1)]:
+                raise RuntimeError
+
+        async with app:
+            await work.enqueue("first")
+            await work.enqueue("second")
+            await asyncio.sleep(200)
+        assert seen == [("first", 1), ("second", 1), ("first", 2)]
+
+    run_virtual(main)
+
+
+def test_a_permit_that_is_held_until_success_outlives_a_failure_until_somebody_resets_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        seen: list[str] = []
+
+        @app.task(limits=[Mutex("order", hold="until_success")], retry=RetryPolicy(retries=0))
+        async def work(name: str) -> None:
+            seen.append(name)
+            if seen == ["first"]:
+                raise RuntimeError
+
+        async with app:
+            first = await work.enqueue("first")
+            second = await work.enqueue("second")
+            await asyncio.sleep(10)
+            assert seen == ["first"]
+            explanation = await app.admin.explain(second.id)
+            assert "waits for limit 'mutex'" in explanation.reason
+            assert "when a permit comes back" in explanation.reason
+            # The job that holds it re-enters, and gives it back when it succeeds.
+            await app.admin.retry(first.id)
+            await asyncio.sleep(1)
+            assert seen == ["first", "first", "second"]
+
+            seen.clear()
+            await work.enqueue("first")
+            await work.enqueue("third")
+            await asyncio.sleep(1)
+            assert seen == ["first"]
+            assert await app.admin.limits.reset("mutex", "order") == 0
+            await asyncio.sleep(1)
+            assert seen == ["first", "third"]
+
+    run_virtual(main)
+
+
+def test_jobs_of_one_owner_share_a_permit_and_another_owner_waits() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        spans: list[tuple[str, float, float]] = []
+
+        @app.task(limits=[Mutex("orders-api", owner="{batch}")])
+        async def work(batch: str) -> None:
+            began = clock.monotonic() / SECOND
+            await asyncio.sleep(5)
+            spans.append((batch, began, clock.monotonic() / SECOND))
+
+        async with app:
+            await work.enqueue_many([("a",), ("b",), ("a",), ("b",), ("a",)])
+            await asyncio.sleep(60)
+        of = {batch: [(began, ended) for name, began, ended in spans if name == batch] for batch in "ab"}
+        assert len(of["a"]) == 3
+        assert len(of["b"]) == 2
+        # Each batch ran together, and never beside the other.
+        first, second = sorted(of.values())
+        assert max(ended for _, ended in first) <= min(began for began, _ in second)
+        assert len({began for began, _ in first}) == 1
+
+    run_virtual(main)
+
+
+def test_a_crashed_holders_permit_returns_with_its_lease() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = DeafStorage(clock)
+        ran: list[tuple[str, str]] = []
+
+        def app(name: str) -> Headgate:
+            made = Headgate(store, clock=clock, lease=30, heartbeat=5)
+
+            @made.task(name="work", limits=[Mutex("resource")])
+            async def work(job: str) -> None:
+                ran.append((name, job))
+                await asyncio.sleep(1000 if name == "doomed" else 1)
+
+            return made
+
+        doomed, other = app("doomed"), app("other")
+        async with doomed.open(), other.open():
+            await doomed.tasks["work"].enqueue_many([("first",), ("second",)])
+            node = doomed._make_node()
+            dying = asyncio.create_task(node.run())
+            await asyncio.sleep(1)
+            # Gone without a word: nothing of it runs on, and it does not leave.
+            store.is_deaf = True
+            dying.cancel()
+            await asyncio.gather(dying, return_exceptions=True)
+            store.is_deaf = False
+            async with other:
+                await asyncio.sleep(100)
+        assert ran == [("doomed", "first"), ("other", "first"), ("other", "second")]
+        assert await store.check() == []
+
+    run_virtual(main)
+
+
+class DeafStorage(MemoryStorage):
+    """Does not hear that a node leaves."""
+
+    is_deaf = False
+
+    async def leave(self, node: str) -> Recovered:
+        return Recovered() if self.is_deaf else await super().leave(node)
+
+
+def test_a_lowered_concurrency_lets_nothing_new_start_until_it_fits() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        running = 0
+        highest = 0
+
+        @app.task(limits=[Concurrency(5, name="api")])
+        async def work() -> None:
+            nonlocal running, highest
+            running += 1
+            highest = max(highest, running)
+            await asyncio.sleep(10)
+            running -= 1
+
+        async with app:
+            await work.enqueue_many([()] * 20)
+            await asyncio.sleep(1)
+            assert running == 5
+            await app.admin.limits.set("api", Concurrency(2))
+            await asyncio.sleep(5)
+            assert running == 5
+            highest = 0
+            await asyncio.sleep(10)
+            assert (running, highest) == (2, 2)
+            await app.admin.limits.set("api", Concurrency(4))
+            await asyncio.sleep(0.1)
+            assert running == 4
+
+    run_virtual(main)
+
+
+def test_rates_and_permits_are_charged_together_or_not_at_all() -> None:
+    """The fault: a job that gets one of its limits and not the other keeps the first from everybody."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        starts: list[tuple[str, float]] = []
+
+        @app.task(limits=[Mutex("{tenant}"), StrictRate("10/m", name="all", margin=0)])
+        async def work(tenant: str, seconds: float) -> None:
+            starts.append((tenant, clock.monotonic() / SECOND))
+            await asyncio.sleep(seconds)
+
+        async with app:
+            await work.enqueue_many([("busy", 30.0)] * 3)
+            await asyncio.sleep(1)
+            # Two jobs of `busy` wait for its mutex; none of the nine starts that are left was spent on them.
+            await work.enqueue_many([(f"t{number}", 0.0) for number in range(20)])
+            await asyncio.sleep(1)
+            assert len(starts) == 10
+            await asyncio.sleep(300)
+        assert len(starts) == 23
+        assert all(later - earlier >= 30 for earlier, later in pairwise([at for name, at in starts if name == "busy"]))
+
+    run_virtual(main)
+
+
+# --------------------------------------------------------------------------------------------------------- terms
+
+
+def test_a_job_that_is_not_to_wait_fails_at_once_and_says_for_which_limit() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("2/m", key="{tenant}", name="api", on_limit="discard")])
+        async def call(tenant: str) -> str:
+            return tenant
+
+        async with app:
+            jobs = await call.enqueue_many([("acme",)] * 5)
+            other = await call.enqueue("globex")
+            await asyncio.sleep(1)
+            assert await other.result() == "globex"
+            states = [(await job.status()).state for job in jobs]
+            assert states == [JobState.SUCCEEDED] * 2 + [JobState.FAILED] * 3
+            with pytest.raises(JobFailed, match="had nothing left") as failed:
+                await jobs[-1].result()
+            cause = failed.value.__cause__
+            assert isinstance(cause, LimitRejected)
+            assert (cause.limit, cause.key) == ("api", "acme")
+            assert cause.opens_at is not None
+            await asyncio.sleep(61)
+            assert await (await call.enqueue("acme")).result() == "acme"
+
+    run_virtual(main)
+
+
+def test_a_job_can_be_cancelled_instead_of_failed_when_it_is_not_to_wait() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[Mutex("import", on_limit="cancel")])
+        async def work() -> None:
+            await asyncio.sleep(10)
+
+        async with app:
+            first = await work.enqueue()
+            await asyncio.sleep(1)
+            second = await work.enqueue()
+            with pytest.raises(JobCancelled) as cancelled:
+                await second.result()
+            assert isinstance(cancelled.value.__cause__, LimitRejected)
+            await first.result()
+
+    run_virtual(main)
+
+
+def test_a_retry_that_finds_no_budget_is_judged_again() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("1/h", on_limit="discard")], retry=ONCE)
+        async def call() -> None:
+            raise RuntimeError
+
+        async with app:
+            job = await call.enqueue()
+            began = clock.monotonic()
+            with pytest.raises(JobFailed, match="LimitRejected"):
+                await job.result()
+            assert clock.monotonic() - began < 5 * SECOND
+
+    run_virtual(main)
+
+
+def test_max_wait_rejects_what_is_known_to_take_longer_and_ends_what_turns_out_to() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        ran = 0
+
+        @app.task(limits=[StrictRate("2/m", key="{tenant}", name="api", max_wait=90, margin=0)])
+        async def call(tenant: str) -> None:
+            nonlocal ran
+            ran += 1
+
+        async with app:
+            await call.enqueue_many([("acme",)] * 2)
+            await asyncio.sleep(1)
+            # Slots at 0, 0, 60, 60, 120, 120: what starts after more than 90 s is rejected at once.
+            jobs = await call.enqueue_many([("acme",)] * 4)
+            states = [(await job.status()).state for job in jobs]
+            assert states == [JobState.WAITING] * 2 + [JobState.FAILED] * 2
+            with pytest.raises(JobFailed, match="beyond its max_wait of 90 s"):
+                await jobs[-1].result()
+            # The API refuses for longer than anybody could know: the ones that wait are ended at their time.
+            await app.admin.limits.penalize("api", "acme", 600)
+            await asyncio.sleep(88)
+            assert (await jobs[0].status()).state is JobState.WAITING
+            await asyncio.sleep(4)
+            assert (await jobs[0].status()).state is JobState.FAILED
+        assert ran == 2
+
+    run_virtual(main)
+
+
+def test_retries_pass_a_rate_that_does_not_charge_them_but_never_a_permit() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        starts: list[tuple[str, int, float]] = []
+
+        @app.task(
+            limits=[StrictRate("1/h", key="{tenant}", charge_retries=False, margin=0), Mutex("{tenant}")],
+            retry=RetryPolicy(retries=1, base=10, jitter=False),
+        )
+        async def call(tenant: str) -> None:
+            starts.append((tenant, current_job().attempt, clock.monotonic() / SECOND))
+            await asyncio.sleep(1)
+            if current_job().attempt == 1:
+                raise RuntimeError
+
+        async with app:
+            began = clock.monotonic() / SECOND
+            await call.enqueue("acme")
+            await asyncio.sleep(60)
+        assert [(attempt, round(at - began)) for _, attempt, at in starts] == [(1, 0), (2, 11)]
+
+    run_virtual(main)
+
+
+def test_a_settled_cost_gives_back_what_was_estimated_too_much() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        starts: list[float] = []
+
+        @app.task(limits=[SlidingWindow(1000, per=60, name="tokens", cost="{estimate}", slices=60)])
+        async def ask(estimate: int, actual: int) -> None:
+            starts.append(clock.monotonic() / SECOND)
+            await asyncio.sleep(1)
+            current_job().settle("tokens", actual)
+
+        async with app:
+            await ask.enqueue_many([(500, 100)] * 4)
+            await asyncio.sleep(30)
+            # Two at once; each gave 400 back, which is room for the other two.
+            assert len(starts) == 4
+            (bucket,) = await app.admin.limits.list()
+            assert bucket.used == 400
+            (audited,) = await app.admin.limits.audit("tokens")
+            assert (audited.starts, audited.highest, audited.held) == (4, 400, True)
+
+    run_virtual(main)
+
+
+def test_settling_a_limit_that_the_task_does_not_have_is_an_error() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[RateLimit("10/s", name="mine")], retry=RetryPolicy(retries=0))
+        async def ask() -> None:
+            current_job().settle("other", 3)
+
+        async with app:
+            job = await ask.enqueue()
+            with pytest.raises(JobFailed, match="has no limit 'other' to settle; it has: mine"):
+                await job.result()
+
+    run_virtual(main)
+
+
+def test_a_refusal_by_the_callee_costs_nothing_and_closes_the_rate_but_not_the_permits() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        starts: list[tuple[str, float]] = []
+
+        @app.task(limits=[StrictRate("5/h", key="{tenant}", margin=0), Concurrency(3, name="all")])
+        async def call(tenant: str) -> None:
+            starts.append((tenant, clock.monotonic() / SECOND))
+            if tenant == "acme" and len(starts) == 1:
+                raise RateLimited(retry_after=20)
+
+        async with app:
+            began = clock.monotonic() / SECOND
+            await call.enqueue("acme")
+            await asyncio.sleep(1)
+            await call.enqueue_many([("acme",)] * 4 + [("globex",)])
+            await asyncio.sleep(60)
+            assert [(name, round(at - began)) for name, at in starts] == [
+                ("acme", 0),
+                ("globex", 1),
+                *[("acme", 20)] * 5,
+            ]
+            assert all(verdict.held for verdict in await app.admin.limits.audit("call:strict"))
+
+    run_virtual(main)
+
+
+def test_a_refused_job_without_any_rate_waits_as_long_as_the_callee_said() -> None:
+    """The fault: with no bucket to close, the job came back at once, a thousand times a second."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        starts: list[float] = []
+
+        @app.task(limits=[Mutex("one")])
+        async def call() -> None:
+            starts.append(clock.monotonic() / SECOND)
+            if len(starts) == 1:
+                raise RateLimited(retry_after=20)
+
+        async with app:
+            await (await call.enqueue()).result()
+        assert len(starts) == 2
+        assert starts[1] - starts[0] == pytest.approx(20, abs=0.1)
+
+    run_virtual(main)
+
+
+# ---------------------------------------------------------------------------------------------------------- keys
+
+
+def test_a_missing_key_runs_ungated_shares_a_bucket_or_is_refused_as_declared() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("1/h", key="{tenant}", name="run")])
+        async def run(tenant: str | None) -> None: ...
+
+        @app.task(limits=[StrictRate("1/h", key="{tenant}", name="shared", on_missing_key="shared")])
+        async def shared(tenant: str | None) -> None: ...
+
+        @app.task(limits=[StrictRate("1/h", key="{tenant}", name="fail", on_missing_key="fail")])
+        async def refuse(tenant: str | None) -> None: ...
+
+        @app.task(limits=[StrictRate("1/h", name="headers", key=header("tenant"))])
+        async def by_header() -> None: ...
+
+        async with app:
+            await run.enqueue_many([(None,)] * 3)
+            await shared.enqueue_many([(None,)] * 3)
+            await by_header.enqueue_many([()] * 3)
+            await by_header.using(headers={"tenant": "acme"}).enqueue()
+            with pytest.raises(PayloadError, match="its key came out empty; nothing was stored"):
+                await refuse.enqueue(None)
+            await asyncio.sleep(1)
+            jobs = await app.admin.jobs(count=50)
+            done = Counter(job.task for job in jobs if job.state is JobState.SUCCEEDED)
+            assert done == {"run": 3, "shared": 1, "by_header": 2}
+            assert {(b.limit, b.key) for b in await app.admin.limits.list()} == {
+                ("shared", "global"),
+                ("headers", "global"),
+                ("headers", "acme"),
+            }
+
+    run_virtual(main)
+
+
+def test_a_key_function_that_raises_can_refuse_the_job() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        def broken(tenant: str) -> str:
+            raise LookupError(tenant)
+
+        @app.task(limits=[StrictRate("1/h", key=broken, on_key_error="fail")])
+        async def refuse(tenant: str) -> None: ...
+
+        async with app.open():
+            with pytest.raises(PayloadError, match="could not be computed: LookupError: acme"):
+                await refuse.enqueue("acme")
+            assert await app.admin.counts() == []
+
+    run_virtual(main)
+
+
+def test_options_that_contradict_each_other_are_refused_where_they_are_declared() -> None:
+    with pytest.raises(DeclarationError, match="max_wait"):
+        RateLimit("1/s", on_limit="discard", max_wait=5)
+    with pytest.raises(DeclarationError, match="on_limit='drop'"):
+        RateLimit("1/s", on_limit="drop")  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="permits belong to jobs"):
+        Concurrency(3, store="redis://localhost")
+    with pytest.raises(DeclarationError, match="needs the resource"):
+        Mutex("")
+    app = Headgate("memory://")
+    with pytest.raises(DeclarationError, match="needs a key="):
+
+        @app.task(limits=[DynamicWindow(per=60, count=4)])
+        async def work() -> None: ...
+
+
+# --------------------------------------------------------------------------------------------------- live control
+
+
+def test_a_raised_limit_holds_at_once_for_the_whole_backlog_and_unset_returns_to_the_code() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, concurrency=1000)
+        starts: list[float] = []
+
+        @app.task(limits=[StrictRate("1/h", key="{tenant}", name="api", margin=0)])
+        async def call(tenant: str) -> None:
+            starts.append(clock.monotonic() / SECOND)
+
+        async with app:
+            await call.enqueue_many([(tenant,) for tenant in ("acme", "globex") for _ in range(10)])
+            await asyncio.sleep(60)
+            assert len(starts) == 2
+            await app.admin.limits.set("api", StrictRate("5/h", margin=0))
+            await asyncio.sleep(0.1)
+            assert len(starts) == 10
+            assert all(bucket.is_set for bucket in await app.admin.limits.list())
+            await app.admin.limits.set("api", StrictRate("8/h", margin=0), key="acme")
+            await asyncio.sleep(0.1)
+            assert len(starts) == 13
+            assert await app.admin.limits.unset("api")
+            assert await app.admin.limits.unset("api", key="acme")
+            assert not await app.admin.limits.unset("api")
+            await asyncio.sleep(3000)
+            assert len(starts) == 13
+            # An hour after its last start, each key has one again.
+            await asyncio.sleep(1000)
+            assert len(starts) == 15
+
+    run_virtual(main)
+
+
+def test_the_most_specific_setting_wins_and_a_tier_moves_all_its_keys() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, concurrency=1000)
+        started: Counter[str] = Counter()
+
+        @app.task(limits=[FixedWindow("1/h", key="{tenant}", name="api")])
+        async def call(tenant: str) -> None:
+            started[tenant] += 1
+
+        async with app:
+            limits = app.admin.limits
+            await limits.set("api", FixedWindow("2/h"), key="stripe:*")
+            await limits.set("api", FixedWindow("3/h"), key="stripe:eu:*")
+            await limits.set("api", FixedWindow("4/h"), tier="gold")
+            await limits.assign("api", "stripe:eu:gold", "gold")
+            await limits.assign("api", "vip:*", "gold")
+            await limits.set("api", FixedWindow("5/h"), key="vip:exact")
+            tenants = ("plain", "stripe:us", "stripe:eu:1", "stripe:eu:gold", "vip:1", "vip:exact")
+            await call.enqueue_many([(tenant,) for tenant in tenants for _ in range(9)])
+            await asyncio.sleep(1)
+            assert started == dict(zip(tenants, (1, 2, 3, 4, 4, 5), strict=True))
+            await limits.set("api", FixedWindow("6/h"), tier="gold")
+            await asyncio.sleep(1)
+            assert (started["stripe:eu:gold"], started["vip:1"], started["vip:exact"]) == (6, 6, 5)
+            await limits.assign("api", "vip:*", None)
+            await asyncio.sleep(3600)
+            assert (started["vip:1"], started["vip:exact"]) == (7, 9)
+
+    run_virtual(main)
+
+
+def test_a_paused_key_starts_nothing_and_its_neighbours_go_on() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        started: Counter[str] = Counter()
+
+        @app.task(limits=[RateLimit("10/s", key="{tenant}", name="api")])
+        async def call(tenant: str) -> None:
+            started[tenant] += 1
+
+        async with app:
+            await app.admin.limits.pause("api", key="acme")
+            jobs = await call.enqueue_many([("acme",), ("acme",), ("globex",)])
+            await asyncio.sleep(60)
+            assert started == {"globex": 1}
+            explanation = await app.admin.explain(jobs[0].id)
+            assert "is paused for key 'acme'" in explanation.reason
+            assert [b.is_paused for b in await app.admin.limits.list(key="acme")] == [True]
+            assert await app.admin.limits.resume("api", key="acme")
+            await asyncio.sleep(0.1)
+            assert started == {"globex": 1, "acme": 2}
+            await app.admin.limits.pause("api")
+            await call.enqueue_many([("acme",), ("globex",)])
+            await asyncio.sleep(60)
+            assert sum(started.values()) == 3
+            await app.admin.limits.resume("api")
+            await asyncio.sleep(0.1)
+            assert sum(started.values()) == 5
+
+    run_virtual(main)
+
+
+def test_reset_gives_a_key_its_whole_budget_and_penalize_takes_it_for_a_while() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        starts: list[float] = []
+
+        @app.task(limits=[StrictRate("2/h", key="{tenant}", name="api")])
+        async def call(tenant: str) -> None:
+            starts.append(clock.monotonic() / SECOND)
+
+        async with app:
+            await call.enqueue_many([("acme",)] * 10)
+            await asyncio.sleep(1)
+            assert len(starts) == 2
+            await app.admin.limits.reset("api", "acme")
+            await asyncio.sleep(1)
+            assert len(starts) == 4
+            await app.admin.limits.penalize("api", "globex", 30)
+            began = clock.monotonic() / SECOND
+            await call.enqueue("globex")
+            await asyncio.sleep(100)
+            assert starts[-1] - began == pytest.approx(30, abs=0.1)
+
+    run_virtual(main)
+
+
+def test_a_limit_in_use_is_not_removed_and_an_unknown_one_is_named() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[Mutex("resource", name="lock")])
+        async def work() -> None:
+            await asyncio.sleep(10)
+
+        async with app:
+            job = await work.enqueue()
+            await asyncio.sleep(1)
+            with pytest.raises(LimitInUse, match="1 of its permits are held"):
+                await app.admin.limits.remove("lock")
+            await job.result()
+            await app.admin.limits.remove("lock")
+            assert await app.admin.limits.list() == []
+            with pytest.raises(UnknownLimit, match="declares no limit 'other'; it declares: lock"):
+                await app.admin.limits.pause("other")
+            with pytest.raises(DeclarationError, match="cannot become"):
+                await app.admin.limits.set("lock", RateLimit("1/s"))
+
+    run_virtual(main)
+
+
+# -------------------------------------------------------------------------------------------------------- promises
+
+
+def test_the_promise_names_place_limit_and_start_and_is_kept() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, concurrency=50)
+        started: dict[int, int] = {}
+
+        @app.task(limits=[RateLimit("10/s", key="{account}", name="stripe", burst=1)])
+        async def call(account: str, number: int) -> None:
+            started[number] = clock.now()
+
+        async with app:
+            jobs = await call.enqueue_many([("acct_9", number) for number in range(300)])
+            await asyncio.sleep(2)
+            status = await jobs[250].status()
+            assert status.waits_for == ("stripe", "acct_9")
+            assert status.place == 250 - len(started) + 1
+            explanation = await app.admin.explain(jobs[250].id)
+            assert "231st in line, runs about" in explanation.reason
+            assert status.predicted_start is not None
+            await jobs[250].result()
+            assert abs(status.predicted_start.timestamp() - started[250] / SECOND) < 0.2
+
+    run_virtual(main)
+
+
+def test_explain_tells_what_is_missing_when_it_is_not_a_limit() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app = Headgate(store, clock=clock, concurrency=1)
+
+        @app.task
+        async def work(seconds: float) -> None:
+            await asyncio.sleep(seconds)
+
+        async with app.open():
+            job = await work.enqueue(0)
+            assert "no node is running" in (await app.admin.explain(job.id)).reason
+            later = await work.using(delay=3600).enqueue(0)
+            assert "it waits for its time" in (await app.admin.explain(later.id)).reason
+        async with app:
+            long = await work.enqueue(50)
+            await asyncio.sleep(1)
+            assert "it runs on node-" in (await app.admin.explain(long.id)).reason
+            behind = await work.enqueue(0)
+            assert "waits for a free slot" in (await app.admin.explain(behind.id)).reason
+            assert "it is final, succeeded" in (await app.admin.explain(job.id)).reason
+
+    run_virtual(main)
+
+
+def test_the_audit_proves_a_limit_from_recorded_starts_and_tells_when_it_was_exceeded() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("3/m", key="{tenant}", name="api")], retry=ONCE)
+        async def call(tenant: str) -> None:
+            if tenant == "failing":
+                raise RuntimeError
+
+        async with app:
+            await call.enqueue_many([("acme",)] * 10 + [("failing",)] * 4)
+            await asyncio.sleep(600)
+            verdicts = {verdict.key: verdict for verdict in await app.admin.limits.audit("api")}
+            assert {key: (v.starts, v.highest, v.held) for key, v in verdicts.items()} == {
+                "acme": (10, 3, True),
+                "failing": (8, 3, True),
+            }
+            # Somebody forgets what was used: the audit does not.
+            await app.admin.limits.reset("api", "acme")
+            await call.enqueue_many([("acme",)] * 3)
+            await asyncio.sleep(1)
+            await app.admin.limits.reset("api", "acme")
+            await call.enqueue_many([("acme",)] * 3)
+            await asyncio.sleep(1)
+            worst = (await app.admin.limits.audit("api"))[0]
+            assert (worst.key, worst.highest, worst.held) == ("acme", 6, False)
+
+    run_virtual(main)
+
+
+def test_jobs_and_plain_code_draw_on_one_budget() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        starts: list[float] = []
+
+        @app.task(limits=[StrictRate("10/m", key="{tenant}", name="openai", margin=0)])
+        async def call(tenant: str) -> None:
+            starts.append(clock.monotonic() / SECOND)
+
+        async with app:
+            began = clock.monotonic() / SECOND
+            limiter = app.limiter("openai")
+            async with limiter.hold("acme", cost=3):
+                starts.extend([clock.monotonic() / SECOND] * 3)
+            await call.enqueue_many([("acme",)] * 20)
+            await asyncio.sleep(1)
+            assert len(starts) == 10
+            assert not await limiter.try_acquire("acme")
+            assert await limiter.try_acquire("globex")
+            # Plain code in line beside the jobs.
+            assert await limiter.acquire("acme", timeout=300)
+            starts.append(clock.monotonic() / SECOND)
+            await asyncio.sleep(300)
+            for window in range(5):
+                assert sum(window * 60 <= at - began < window * 60 + 60 for at in starts) <= 10
+            assert len(starts) == 24
+            with pytest.raises(UnknownLimit):
+                app.limiter("other")
+            await limiter.close()
+
+    run_virtual(main)
+
+
+def test_keys_that_share_a_ceiling_are_rebalanced_and_a_newcomer_gets_its_part() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, concurrency=100)
+        started: list[tuple[str, float]] = []
+
+        @app.task(limits=[DynamicWindow(per=3600, capacity=20, min_count=2, max_count=20, key="{tenant}", name="api")])
+        async def call(tenant: str) -> None:
+            started.append((tenant, clock.now() / SECOND))
+
+        def in_window(number: int) -> Counter[str]:
+            first = began - began % 3600 + number * 3600
+            return Counter(tenant for tenant, at in started if first <= at < first + 3600)
+
+        async with app:
+            began = clock.now() / SECOND
+            await call.enqueue_many([("a",)] * 200)
+            await asyncio.sleep(1)
+            assert in_window(0) == {"a": 20}
+            await call.enqueue_many([("b",)] * 200)
+            await asyncio.sleep(3600)
+            assert in_window(1) == {"a": 10, "b": 10}
+            await call.enqueue_many([("c",)] * 200)
+            await asyncio.sleep(3600)
+            assert sorted(in_window(2).values()) == [6, 7, 7]
+            await call.enqueue_many([("d",)] * 200)
+            await asyncio.sleep(3600)
+            assert in_window(3) == {"a": 5, "b": 5, "c": 5, "d": 5}
+
+    run_virtual(main)
+
+
+def test_a_cost_above_what_a_raised_and_lowered_limit_can_grant_fails_the_job_instead_of_keeping_it_for_ever() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[SlidingWindow("10/m", name="tokens", cost="{tokens}")])
+        async def ask(tokens: int) -> None: ...
+
+        async with app:
+            await (await ask.enqueue(10)).result()
+            job = await ask.enqueue(8)
+            await app.admin.limits.set("tokens", SlidingWindow("5/m"))
+            with pytest.raises(JobFailed, match="CostExceedsLimit"):
+                await job.result(timeout=200)
+            with pytest.raises(HeadgateError):
+                await ask.enqueue(11)
+
+    run_virtual(main)
