@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from copy import copy
 from functools import partial
 from random import Random
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from headgate.admin import Admin
 from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds, to_datetime
 from headgate.engine.bus import Callback, EventBus
+from headgate.engine.fetcher import Elsewhere
 from headgate.engine.node import Node, NodeSettings
 from headgate.engine.result_watch import ResultWatch
 from headgate.errors import (
@@ -35,8 +36,10 @@ from headgate.jobs.event import Event, JobEnqueued, LimitSkipped
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.retry import RetryPolicy
+from headgate.limits.bucket_store import BucketStore
+from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit
-from headgate.limits.limiter import Limiter
+from headgate.limits.limiter import Limiter, open_store
 from headgate.observe.log import log_event, logged_kinds
 from headgate.settings import load_settings
 from headgate.storage.admission import ask_of
@@ -92,6 +95,7 @@ class Headgate:
         self._ids = IdSource(random)
         self._bus = EventBus()
         self._skipped: set[tuple[str, str]] = set()
+        self._bucket_stores: dict[str, BucketStore] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened_by = 0
         self._openings = 0
@@ -181,6 +185,9 @@ class Headgate:
                 timeout=self._settings.timeout if timeout is None else checked_timeout(timeout, where),
                 priority=priority,
             )
+            for bound in task.gate.limits:
+                # A URL that cannot be read is told here, not by a worker.
+                self._bucket_store(bound.limit)
             self._registry.add_task(task)
             return task
 
@@ -199,7 +206,9 @@ class Headgate:
         if limit is None:
             known = ", ".join(sorted(self._registry.limits)) or "none"
             raise UnknownLimit(f"this app declares no limit {name!r}; it declares: {known}")
-        return Limiter(_named(limit, name), store=StoredBuckets(self._storage), clock=self._clock)
+        store = self._bucket_store(limit)
+        buckets = StoredBuckets(self._storage) if store is None else store
+        return Limiter(_named(limit, name), store=buckets, clock=self._clock)
 
     def queue(self, name: str, *, concurrency: int | None = None) -> None:
         """Declare a queue, with its slots per node (default: 100, or max(4, 2 × cores) for plain functions)."""
@@ -243,6 +252,8 @@ class Headgate:
                 await self._bus.drain()
                 self._end_log()
                 self._loop = None
+                for store in self._bucket_stores.values():
+                    await store.close()
                 await self._storage.close()
 
     async def __aenter__(self) -> Self:
@@ -311,7 +322,27 @@ class Headgate:
             bus=self._bus,
             random=self._random,
             ids=self._ids,
+            elsewhere=self._elsewhere(),
         )
+
+    def _elsewhere(self) -> dict[str, Elsewhere]:
+        """The limits that are kept in another store: their own, or that of `limits_url`."""
+        found: dict[str, Elsewhere] = {}
+        for name, limit in self._registry.limits.items():
+            store = self._bucket_store(limit)
+            if store is not None:
+                found[name] = Elsewhere(limit, store)
+        return found
+
+    def _bucket_store(self, limit: Limit) -> BucketStore | None:
+        place = limit.store
+        if place is None and not isinstance(limit, Concurrency):
+            place = self._settings.limits_url
+        if place is None or not isinstance(place, str):
+            return cast(BucketStore | None, place)
+        if place not in self._bucket_stores:
+            self._bucket_stores[place] = open_store(place, self._clock)
+        return self._bucket_stores[place]
 
     # ------------------------------------------------------------------------------------------- enqueueing
 

@@ -19,7 +19,8 @@ class Settings:
     `heartbeat` (5) renews a node's lease, which others take for lost after `lease` (30). `grace` (30): how long running
     jobs may go on after the node was asked to stop. `retention` (7 days): how long final jobs are kept.
     `max_payload` (262,144): bytes of JSON that the arguments or the result of one job may take.
-    `synchronous` ("FULL"): of SQLite; "NORMAL" may lose the last commits in a power cut.
+    `synchronous` ("FULL"): of SQLite; "NORMAL" may lose the last commits in a power cut. `limits_url` ("redis://…"):
+    where the limits that count starts are kept, unless they say `store=` (default: with the jobs).
     """
 
     concurrency: int | None = None
@@ -30,6 +31,7 @@ class Settings:
     retention: float = 7 * 86400.0
     max_payload: int = 256 * 1024
     synchronous: str = "FULL"
+    limits_url: str | None = None
 
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.concurrency < 1:
@@ -71,6 +73,8 @@ _DURATIONS = frozenset({"timeout", "heartbeat", "lease", "grace", "retention"})
 def _parse(name: str, text: str) -> Duration | int | str:
     if name == "synchronous":
         return text.upper()
+    if name == "limits_url":
+        return text
     try:
         return float(text) if name in _DURATIONS else int(text)
     except ValueError:

@@ -33,14 +33,15 @@ class AttemptCharge:
             return
         for index, draw in enumerate(self._job.draws):
             cost = self._cost(index)
-            self._report(Amendment(draw, self._at, cost, now, cost))
+            self._report(Amendment(draw, self._instant(index), cost, self._instant(index, now), cost))
         self._at = now
 
     def settle(self, limit: str, actual: int) -> None:
         """The start cost `actual`; without effect if this attempt was not charged for the limit."""
         for index, draw in enumerate(self._job.draws):
             if draw.limit == limit and self._at is not None:
-                self._report(Amendment(draw, self._at, self._cost(index), self._at, actual))
+                at = self._instant(index)
+                self._report(Amendment(draw, at, self._cost(index), at, actual))
                 if self._costs is None:
                     self._costs = [self._cost(each) for each in range(len(self._job.draws))]
                 self._costs[index] = actual
@@ -50,8 +51,18 @@ class AttemptCharge:
         if self._at is None:
             return
         for index, draw in enumerate(self._job.draws):
-            self._report(Amendment(draw, self._at, self._cost(index), self._at, 0))
+            at = self._instant(index)
+            self._report(Amendment(draw, at, self._cost(index), at, 0))
         self._at = None
+
+    def _instant(self, index: int, at: int | None = None) -> int:
+        """A limit time, or that of the charge, in the time of the store where the draw was charged."""
+        local = at if at is not None else self._at
+        assert local is not None
+        elsewhere = None if self._job.elsewhere is None else self._job.elsewhere[index]
+        if elsewhere is None:
+            return local
+        return elsewhere.at if local == self._job.charged_at else local + elsewhere.ahead
 
     def _cost(self, index: int) -> int:
         if self._costs is not None:

@@ -17,6 +17,7 @@ from headgate.clock import SECOND, Clock, Timer, sleep, wait_for_event
 from headgate.engine.bus import EventBus
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.executor import Attempt, Cause
+from headgate.engine.fetcher import Elsewhere, Fetcher
 from headgate.engine.housekeeper import Housekeeper, publish_dropped
 from headgate.engine.lease import LeaseWatch
 from headgate.engine.punctuality import Start, judge_start
@@ -42,6 +43,7 @@ from headgate.jobs.lifecycle import Ending, Returned, decide
 from headgate.jobs.outcome import Outcome, Refused
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import Semaphore
+from headgate.storage.fetched import Fetched
 from headgate.storage.protocol import Amendment, Claim, Room, Storage, Throttled
 from headgate.tasks.registry import Registry
 
@@ -78,6 +80,7 @@ class Node:
         bus: EventBus,
         random: Random,
         ids: IdSource,
+        elsewhere: Mapping[str, Elsewhere] | None = None,
     ) -> None:
         self._storage = storage
         self._registry = registry
@@ -93,6 +96,12 @@ class Node:
         self._busy = dict.fromkeys(settings.queues, 0)
         self._odd_for_gated = dict.fromkeys(settings.queues, True)
         self._recorder = Recorder(self.id, storage, registry, clock=clock, bus=bus, random=random)
+        self._elsewhere = elsewhere or {}
+        self._fetcher = Fetcher(storage, self._elsewhere, clock=clock, bus=bus, ids=ids)
+        self._rules = {
+            **registry.rules,
+            **{name: Fetched(limit.limit.rule) for name, limit in self._elsewhere.items()},
+        }
         self._housekeeper = Housekeeper(storage, clock=clock, bus=bus, retention=settings.retention)
         self._look = asyncio.Event()
         self._is_sweep = False
@@ -133,6 +142,7 @@ class Node:
                     services.create_task(self._heartbeats(), name="headgate-heartbeats"),
                     services.create_task(self._watch_nodes(), name="headgate-watch"),
                     services.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
+                    services.create_task(self._fetcher.run(), name="headgate-fetcher"),
                 ]
                 recorder = services.create_task(self._recorder.run(), name="headgate-recorder")
                 await self._stopping.wait()
@@ -188,7 +198,7 @@ class Node:
             if not rooms:
                 continue
             asked_at = self._clock.monotonic()
-            claim = Claim(self.id, rooms, self._registry.rules, frozenset(self._registry.tasks))
+            claim = Claim(self.id, rooms, self._rules, frozenset(self._registry.tasks))
             try:
                 claimed = await self._storage.claim(claim)
             except StorageUnavailable as error:
@@ -204,6 +214,9 @@ class Node:
                     self._hand_back(job)
                 else:
                     self._start(job)
+            if self._elsewhere:
+                self._fetcher.note_taken(claimed.jobs)
+                self._fetcher.want(claimed.starved, sum(room.slots for room in self._rooms().values()))
             if claimed.more:
                 self._wake()
             self._arm(asked_at, claimed.next_in)
@@ -263,13 +276,20 @@ class Node:
 
         def report(amendment: Amendment) -> None:
             # Handlers in threads settle their costs, too.
-            loop.call_soon_threadsafe(self._recorder.amend, amendment)
+            loop.call_soon_threadsafe(self._amend, amendment)
 
         return AttemptCharge(job, report)
 
+    def _amend(self, amendment: Amendment) -> None:
+        """A charge is amended where it was made."""
+        if amendment.draw.limit in self._elsewhere:
+            self._fetcher.amend(amendment)
+        else:
+            self._recorder.amend(amendment)
+
     def _hand_back(self, job: ClaimedJob) -> None:
         """A job that was claimed and does not start."""
-        charge = AttemptCharge(job, self._recorder.amend)
+        charge = AttemptCharge(job, self._amend)
         charge.refund()
         self._recorder.end(job, Returned(job.id, job.fence, "interrupted", spent=False, charge=charge.final))
 

@@ -29,13 +29,19 @@ def judge_start(job: ClaimedJob, rules: Mapping[str, AnyRule], now: int) -> Star
     store long before the window ends. Later than half of a window, as after a freeze of the process, that is no longer
     sure: it goes back unspent instead.
     """
-    lateness = now - job.charged_at
     start = Start.ON_TIME
-    for draw in job.draws:
+    for index, draw in enumerate(job.draws):
         rule = rules.get(draw.limit)
+        lateness = now - _charged_at(job, index)
         if rule is None or not rule.margin or 2 * lateness <= rule.margin:
             continue
         if 2 * lateness > rule.period:
             return Start.TOO_LATE
         start = Start.LATE
     return start
+
+
+def _charged_at(job: ClaimedJob, index: int) -> int:
+    """When a draw was charged, as limit time."""
+    elsewhere = None if job.elsewhere is None else job.elsewhere[index]
+    return job.charged_at if elsewhere is None else elsewhere.at - elsewhere.ahead

@@ -87,6 +87,20 @@ class LimitSkipped(Event, frozen=True):
     reason: str
 
 
+class LimitStoreTroubled(Event, frozen=True):
+    """The store of a limit that is kept elsewhere cannot be asked; jobs run without it, or wait, as the limit says."""
+
+    limit: str
+    error: str
+    jobs_run: bool
+
+
+class LimitStoreAnswers(Event, frozen=True):
+    """The store of a limit that is kept elsewhere answers again."""
+
+    limit: str
+
+
 class EndingRefused(Event, frozen=True):
     """A finished attempt was not recorded: the job had been taken over by another node, or cancelled."""
 

@@ -66,13 +66,21 @@ class NewJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     rejection: JobError | None = None
 
 
+class ChargedElsewhere(msgspec.Struct, frozen=True, array_like=True):
+    """When a start was charged in another store's time, and how far that is ahead of local limit time."""
+
+    at: int
+    ahead: int
+
+
 class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
     """A job as its node runs it.
 
     `fence` grows with every claim and is what `finish` compares; `attempt` counts the tries that were spent, so a
     snoozed or handed back attempt keeps its number. `lost` of them ended with a dead node. `charged_at` is limit time:
     the instant that its start counts as in the buckets it draws on. `draws` and `costs` are what this start was
-    charged for: a retry may pass some of its task's limits.
+    charged for: a retry may pass some of its task's limits. `elsewhere` says of each of these draws whether it was
+    charged in another store; None if none was.
     """
 
     id: str
@@ -88,6 +96,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
     draws: tuple[Draw, ...] = ()
     costs: tuple[int, ...] | None = None
     charged_at: int = 0
+    elsewhere: tuple[ChargedElsewhere | None, ...] | None = None
     headers: dict[str, str] | None = None
     options: JobOptions | None = None
 

@@ -31,7 +31,7 @@ class LimitOptions(TypedDict, total=False):
     cost: Cost
     on_limit: OnLimit
     max_wait: Duration | None
-    store: str | None
+    store: str | object | None
     on_store_error: OnStoreError
     on_key_error: OnKeyError
     on_missing_key: OnMissingKey
@@ -58,8 +58,9 @@ class Limit:
     shares the bucket `"global"` (`"shared"`), or is refused at enqueue (`"fail"`). `on_key_error`: the same for a
     key function that raises (`"run"` or `"fail"`).
 
-    `store` keeps the buckets elsewhere (`"redis://…"`), to share them with other programs. While that store cannot be
-    reached, jobs run unlimited with a warning (`on_store_error="run"`, default) or wait (`"wait"`).
+    `store` keeps the buckets elsewhere (`"redis://…"`, or a BucketStore), to share them with other programs. While
+    that store cannot be reached, jobs run unlimited with a warning (`on_store_error="run"`, default) or wait
+    (`"wait"`).
     `charge_retries=False` lets retries pass, for limits that count starts.
     """
 
@@ -70,7 +71,7 @@ class Limit:
     cost: Cost = 1
     on_limit: OnLimit = "wait"
     max_wait: Duration | None = None
-    store: str | None = None
+    store: str | object | None = None
     on_store_error: OnStoreError = "run"
     on_key_error: OnKeyError = "run"
     on_missing_key: OnMissingKey = "run"

@@ -150,7 +150,7 @@ def _budget(limit: Limit, store: str | BucketStore, clock: Clock | None) -> Budg
     # Without a name the numbers are one: those who share a store and declare the same share its budget.
     name = limit.name or f"{limit.rule.kind} {limit.rule.describe()}"
     if isinstance(store, str):
-        store = _open_store(store, clock)
+        store = open_store(store, clock)
         closes_store = True
     else:
         closes_store = False
@@ -165,7 +165,7 @@ def _budget(limit: Limit, store: str | BucketStore, clock: Clock | None) -> Budg
     return SharedBudget(store, name, limit.rule, clock or SystemClock(), closes_store=closes_store)
 
 
-def _open_store(url: str, clock: Clock | None) -> BucketStore:
+def open_store(url: str, clock: Clock | None) -> BucketStore:
     scheme = url.partition("://")[0]
     if scheme == "memory":
         return MemoryBuckets(clock)

@@ -18,6 +18,8 @@ from headgate.jobs.event import (
     JobStarted,
     JobThrottled,
     LimitSkipped,
+    LimitStoreAnswers,
+    LimitStoreTroubled,
     LoopBlocked,
     NodeDisowned,
     NodeLost,
@@ -49,6 +51,8 @@ def logged_kinds() -> tuple[type[Event], ...]:
         JobRetried,
         JobThrottled,
         LimitSkipped,
+        LimitStoreTroubled,
+        LimitStoreAnswers,
         EndingRefused,
         BackoffFailed,
         TaskUnknown,
@@ -90,6 +94,11 @@ def _worded(event: Event) -> tuple[int, str] | None:
                 logging.INFO,
                 f"limit {event.limit} key {event.key!r}: {event.waiting} jobs wait, next slot {when} ({event.count} ×)",
             )
+        case LimitStoreTroubled():
+            doing = "jobs run without it" if event.jobs_run else "its jobs wait"
+            return logging.WARNING, f"limit {event.limit}: its store cannot be asked, {doing}: {event.error}"
+        case LimitStoreAnswers():
+            return logging.INFO, f"limit {event.limit}: its store answers again"
         case LimitSkipped():
             return logging.WARNING, f"jobs of {event.task} run without limit {event.limit}: {event.reason}"
         case EndingRefused():

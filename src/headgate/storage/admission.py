@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headgate.errors import CostExceedsLimit
-from headgate.jobs.job import Draw
+from headgate.jobs.job import ChargedElsewhere, Draw
 from headgate.jobs.terms import GateTerms, without
 from headgate.limits.concurrency import NO_PERMITS, Semaphore
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
-from headgate.storage.protocol import Room
+from headgate.storage.fetched import Fetched
+from headgate.storage.protocol import Room, Starved
 
 TURN = 4
 """How many jobs a lane may take before the next lane has its turn."""
@@ -77,6 +78,18 @@ class BucketView:
         if isinstance(rule, SharedCounter):
             return rule.snapshot(self.home.state, now, key=self.draw.key)
         return rule.snapshot(self.state, now)
+
+    @property
+    def elsewhere(self) -> ChargedElsewhere | None:
+        """When what it grants was charged in the store where its limit is kept, if that is another."""
+        if not isinstance(self.rule, Fetched) or self.state is None or not self.state.charged_at:
+            return None
+        return ChargedElsewhere(self.state.charged_at, self.state.charged_at - self.state.fetched_at)
+
+    def is_starved(self, now: int, cost: int = 1) -> bool:
+        """Whether starts have to be fetched for it."""
+        rule = self.rule
+        return isinstance(rule, Fetched) and self.closed_until <= now and rule.is_starved(self.state, now, cost)
 
     def is_held_by(self, holder: str | None) -> bool:
         """Whether `holder` has a permit of it already, and so may go whatever others wait for."""
@@ -252,6 +265,25 @@ def _ask(lane: LaneView, bucket: BucketView, cost: int, holder: str | None, now:
     except CostExceedsLimit as error:
         lane.failed = error
         return now, None
+
+
+def charges_elsewhere(buckets: Sequence[BucketView]) -> tuple[ChargedElsewhere | None, ...] | None:
+    """Of each bucket of a lane, whether its starts were charged in another store; None if none was."""
+    charges = tuple(bucket.elsewhere for bucket in buckets)
+    return charges if any(charge is not None for charge in charges) else None
+
+
+def starved_by(lane: LaneView, waiting: int, now: int) -> Starved | None:
+    """The bucket for which starts have to be fetched so that the lane can go on, if that is what it waits for."""
+    bucket = lane.behind
+    if bucket is None or not lane.has_more:
+        return None
+    ask = lane.asks[lane.taken]
+    costs = None if ask is None else ask[0]
+    cost = 1 if costs is None else costs[lane.buckets.index(bucket)]
+    if not bucket.is_starved(now, cost):
+        return None
+    return Starved(bucket.draw, bucket.rule, cost, waiting)
 
 
 def ask_of(job_id: str, costs: tuple[int, ...] | None, terms: GateTerms | None, passes: int = 0) -> Ask | None:

@@ -11,6 +11,7 @@ import msgspec
 from headgate.jobs.job import Draw
 from headgate.limits.limit import AnyRule
 from headgate.limits.stored_rule import load_rule
+from headgate.storage.fetched import Fetched
 
 V = TypeVar("V")
 
@@ -44,7 +45,10 @@ class LiveRules:
     def rule(self, draw: Draw, declared: AnyRule) -> AnyRule:
         """The rule that the bucket of `draw` is judged by: what is set for its key, its tier, its pattern, or all."""
         limit = self._limits.get(draw.limit)
-        return declared if limit is None else limit.rule(draw.key) or declared
+        found = None if limit is None else limit.rule(draw.key)
+        if found is None:
+            return declared
+        return Fetched(found) if isinstance(declared, Fetched) else found
 
     def is_paused(self, draw: Draw) -> bool:
         """Whether nothing may start on the bucket until it is resumed."""

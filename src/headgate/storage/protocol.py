@@ -22,6 +22,7 @@ import msgspec
 from headgate.jobs.job import Attempt, ClaimedJob, Draw, JobError, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.limits.limit import AnyRule
+from headgate.storage.fetched import Balance
 from headgate.storage.live_rules import LimitSetting
 
 R = TypeVar("R")
@@ -56,6 +57,25 @@ class Throttled(msgspec.Struct, frozen=True):
     waiting: int
 
 
+class Starved(msgspec.Struct, frozen=True):
+    """Starts have to be fetched for a bucket that is kept elsewhere: so many jobs wait, the first one of that cost.
+
+    `rule` is its `Fetched` rule as it is set now.
+    """
+
+    draw: Draw
+    rule: Any
+    cost: int
+    waiting: int
+
+
+class Deposit(msgspec.Struct, frozen=True):
+    """What was fetched for a bucket that is kept elsewhere; see `headgate.storage.fetched`."""
+
+    draw: Draw
+    balance: Balance
+
+
 class Dropped(msgspec.Struct, frozen=True, array_like=True):
     """A waiting job that is final without having run: it expired, or its limits made it wait too long."""
 
@@ -78,6 +98,7 @@ class Claimed(msgspec.Struct, frozen=True):
     more: bool = False
     throttled: Sequence[Throttled] = ()
     dropped: Sequence[Dropped] = ()
+    starved: Sequence[Starved] = ()
     unknown: Sequence[str] = ()
 
 
@@ -270,6 +291,14 @@ class Storage(Protocol):
         self, limit: str | None = None, key: str | None = None, count: int = 100
     ) -> Sequence[BucketRecord]:
         """Buckets, most waiting first."""
+        ...
+
+    async def deposit(self, deposits: Sequence[Deposit]) -> None:
+        """Lay down what was fetched from elsewhere, in place of what lies there; who waits for it is looked at."""
+        ...
+
+    async def withdraw(self, deposits: Sequence[Deposit]) -> Sequence[int]:
+        """Take what is left of these deposits, so that it can be given back; how much of each."""
         ...
 
     async def visit(

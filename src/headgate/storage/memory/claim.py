@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from headgate.jobs.job import ClaimedJob, JobError, JobState, truncated_error
+from headgate.jobs.job import ClaimedJob, Draw, JobError, JobState, truncated_error
 from headgate.jobs.terms import without
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.rule import NEVER
-from headgate.storage.admission import TURN, BucketView, admit, gated_share
+from headgate.storage.admission import TURN, BucketView, admit, charges_elsewhere, gated_share, starved_by
 from headgate.storage.endings import late_ending, rejection_error
 from headgate.storage.memory.bucket import Bucket, Waiters
 from headgate.storage.memory.group import Group
@@ -19,7 +19,7 @@ from headgate.storage.memory.lanes import Lanes
 from headgate.storage.memory.node import Node
 from headgate.storage.memory.queue import Queue
 from headgate.storage.memory.visit import LATE_A_VISIT, Visit
-from headgate.storage.protocol import Claim, Claimed, Dropped, Throttled
+from headgate.storage.protocol import Claim, Claimed, Dropped, Starved, Throttled
 
 
 class Claiming:
@@ -42,6 +42,7 @@ class Claiming:
         # Lanes that had more late jobs than one claim ends.
         self._spent: list[Lane] = []
         self._homes: set[Bucket[Lane]] = set()
+        self._starved: dict[Draw, Starved] = {}
 
     def run(self) -> Claimed:
         self._take_up_known()
@@ -87,6 +88,7 @@ class Claiming:
             next_in=min(waits) if waits else None,
             more=more,
             throttled=self._throttled,
+            starved=list(self._starved.values()),
             dropped=self._dropped,
             unknown=sorted(self._visit.unknown),
         )
@@ -183,7 +185,10 @@ class Claiming:
             sum(waiters.count for _, waiters in lists),
             sum(room[queue] for queue in {group.queue for group, _ in lists}),
         )
-        for _ in range(bucket.grants(self._now, most)):
+        grants = bucket.grants(self._now, most)
+        if not grants and bucket.is_starved(self._now):
+            self._starved[bucket.draw] = Starved(bucket.draw, bucket.rule, 1, most)
+        for _ in range(grants):
             first: tuple[int, int, Lane] | None = None
             for group, waiters in lists:
                 head = waiters.line.head() if room[group.queue] > 0 else None
@@ -224,6 +229,9 @@ class Claiming:
         lanes = self._lanes
         jobs = lane.jobs
         taken = lane.taken
+        starved = starved_by(lane, lane.waiting - taken, self._now)
+        if starved is not None:
+            self._starved[starved.draw] = starved
         closed, lane.behind = lane.behind, None
         if taken:
             self._start(lane, jobs[:taken])
@@ -283,6 +291,7 @@ class Claiming:
         draws = lane.draws
         holders = self._jobs.holders
         claimed = self._claimed
+        elsewhere = charges_elsewhere(lane.own_buckets)
         for job in jobs:
             new = job.new
             job.state = RUNNING
@@ -312,6 +321,7 @@ class Claiming:
                     draws,
                     costs,
                     now,
+                    elsewhere,
                     new.headers,
                     new.options,
                 )

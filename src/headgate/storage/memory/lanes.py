@@ -153,12 +153,12 @@ class Lanes:
         if not bucket.waiters:
             bucket.opens_at = None
             return
-        self._open_at(bucket, bucket.reopens_at(now))
+        self.open_at(bucket, bucket.reopens_at(now))
 
     def reopen(self, bucket: Bucket[Lane], now: int) -> None:
         """Whoever waits behind the bucket is looked at by the next claim."""
         if bucket.opens_at is not None and bucket.opens_at > now:
-            self._open_at(bucket, now)
+            self.open_at(bucket, now)
 
     def reopen_limit(self, limit: str, key: str | None, now: int) -> None:
         """The same for the buckets of a limit; of one key, or of all."""
@@ -183,7 +183,10 @@ class Lanes:
             # Running jobs may come back to it: it goes when nobody draws on it any more.
             bucket.renew(keep_state=False)
 
-    def _open_at(self, bucket: Bucket[Lane], opens_at: int) -> None:
+    def open_at(self, bucket: Bucket[Lane], opens_at: int) -> None:
+        """Settle when a bucket opens for whoever waits behind it."""
+        if not bucket.waiters:
+            return
         bucket.opens_at = opens_at
         for opening, waiters in bucket.waiters.items():
             if waiters.opens_at != opens_at:

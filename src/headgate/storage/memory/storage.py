@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Any
 
+from msgspec.structs import replace
+
 from headgate.clock import Clock
 from headgate.errors import IllegalTransition
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
@@ -16,6 +18,7 @@ from headgate.jobs.lifecycle import Ending, is_poisonous, require_transition
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
 from headgate.storage.endings import poison_error
+from headgate.storage.fetched import Balance
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.memory.claim import Claiming
 from headgate.storage.memory.contradictions import contradictions
@@ -40,6 +43,7 @@ from headgate.storage.protocol import (
     BucketRecord,
     Claim,
     Claimed,
+    Deposit,
     Dropped,
     JobFilter,
     NodeRecord,
@@ -245,6 +249,26 @@ class MemoryStorage:
             self._lanes.reopen(bucket, now)
             self._wake()
         return answer
+
+    async def deposit(self, deposits: Sequence[Deposit]) -> None:
+        now = self.limit_now()
+        for deposit in deposits:
+            bucket = self._lanes.bucket(deposit.draw)
+            bucket.state = deposit.balance
+            self._lanes.open_at(bucket, now if deposit.balance.left else deposit.balance.opens_at)
+        self._wake()
+
+    async def withdraw(self, deposits: Sequence[Deposit]) -> Sequence[int]:
+        return [self._withdraw(deposit) for deposit in deposits]
+
+    def _withdraw(self, deposit: Deposit) -> int:
+        bucket = self._lanes.buckets.get(deposit.draw)
+        balance = None if bucket is None else bucket.state
+        # Another deposit may lie there by now, and is another's to withdraw.
+        if bucket is None or not isinstance(balance, Balance) or balance.charged_at != deposit.balance.charged_at:
+            return 0
+        bucket.state = replace(balance, left=0)
+        return balance.left
 
     async def forget(self, limit: str) -> None:
         self._lanes.forget(limit)

@@ -11,9 +11,18 @@ from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobState, 
 from headgate.jobs.terms import GateTerms, variant_discards, without
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.rule import NEVER
-from headgate.storage.admission import TURN, BucketView, LaneView, admit, ask_of, gated_share
+from headgate.storage.admission import (
+    TURN,
+    BucketView,
+    LaneView,
+    admit,
+    ask_of,
+    charges_elsewhere,
+    gated_share,
+    starved_by,
+)
 from headgate.storage.endings import late_ending, rejection_error
-from headgate.storage.protocol import Claim, Claimed, Dropped, Throttled
+from headgate.storage.protocol import Claim, Claimed, Dropped, Starved, Throttled
 from headgate.storage.sqlite.bucket_views import BucketViews, ensure_rows
 from headgate.storage.sqlite.permits import Given, give_permits
 from headgate.storage.sqlite.rows import BucketRow
@@ -364,6 +373,7 @@ class ClaimTransaction:
             # Without progress the next look would see the same, so it waits for something to change.
             more=progressed and cut_short,
             throttled=[throttled for visit in gated if (throttled := self._throttled(visit)) is not None],
+            starved=self._starved(gated),
             dropped=dropped,
             unknown=sorted(self._unknown),
         )
@@ -466,6 +476,22 @@ class ClaimTransaction:
             return None
         return Throttled(behind.draw, self._in_wall_time(behind.opens_at), visit.row.waiting - visit.gone)
 
+    def _starved(self, gated: Sequence[_Visit]) -> list[Starved]:
+        """The buckets that are kept elsewhere and have nothing left here, each once."""
+        # Opened, and empty: those in line were not even looked at.
+        now = self._limit_now
+        starved = {
+            view.draw: Starved(view.draw, view.rule, 1, self._page)
+            for view in self._opened
+            if view.is_starved(now) and not view.grants(now, 1)
+        }
+        for visit in gated:
+            if visit.view is not None:
+                found = starved_by(visit.view, visit.row.waiting - visit.gone, now)
+                if found is not None:
+                    starved[found.draw] = found
+        return list(starved.values())
+
     def _in_wall_time(self, instant: int | None) -> int | None:
         """An instant of limit time as wall time; None for never."""
         return None if instant is None or instant >= NEVER else self._now + (instant - self._limit_now)
@@ -521,6 +547,7 @@ class ClaimTransaction:
             visit.row.draws,
             None if head.costs is None else without(head.costs, head.passes),
             self._limit_now,
+            None if visit.view is None else charges_elsewhere(visit.view.buckets),
             head.headers,
             head.options,
         )

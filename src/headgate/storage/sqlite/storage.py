@@ -30,6 +30,7 @@ from headgate.storage.protocol import (
     BucketRecord,
     Claim,
     Claimed,
+    Deposit,
     Dropped,
     JobFilter,
     NodeRecord,
@@ -246,6 +247,14 @@ class SqliteStorage:
     async def retry(self, job_id: str) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
             _Write(lambda transaction: transaction.retry(job_id), wakes=True)
+        )
+
+    async def deposit(self, deposits: Sequence[Deposit]) -> None:
+        await self._write(_Write(lambda transaction: transaction.deposit(deposits), wakes=True))
+
+    async def withdraw(self, deposits: Sequence[Deposit]) -> Sequence[int]:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.withdraw(deposits))
         )
 
     async def visit(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.clock import Clock
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
@@ -17,8 +18,9 @@ from headgate.limits.concurrency import load_permits
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
 from headgate.storage.endings import late_ending, limit_in_use, poison_error
+from headgate.storage.fetched import dump_balance, load_balance
 from headgate.storage.live_rules import LimitSetting
-from headgate.storage.protocol import Amendment, Beat, Claim, Claimed, Dropped, NodeRecord, Recovered
+from headgate.storage.protocol import Amendment, Beat, Claim, Claimed, Deposit, Dropped, NodeRecord, Recovered
 from headgate.storage.sqlite.bucket_views import BucketViews
 from headgate.storage.sqlite.claim import ClaimTransaction
 from headgate.storage.sqlite.connection import is_running, pid_space, process_started
@@ -295,6 +297,34 @@ class Transaction:
         return None if rows is None else _decode_found(rows)
 
     # -------------------------------------------------------------------------------------------- limits
+
+    def deposit(self, deposits: Sequence[Deposit]) -> None:
+        """Lay down what was fetched from elsewhere; who waits for it is looked at now, or when more can be fetched."""
+        rows = [(d.draw.limit, d.draw.key, dump_balance(d.balance), d.balance.idle_at) for d in deposits]
+        execute(self._connection, "charge", buckets=as_json(rows))
+        timers = [
+            (d.draw.limit, d.draw.key, self._limit_now if d.balance.left else d.balance.opens_at) for d in deposits
+        ]
+        execute(self._connection, "set_timers", buckets=as_json(timers))
+
+    def withdraw(self, deposits: Sequence[Deposit]) -> list[int]:
+        """Take what is left of deposits."""
+        draws = as_json([deposit.draw for deposit in deposits])
+        found = decode_buckets(fetch(self._connection, "buckets_of", draws=draws))
+        states = {Draw(row.limit, row.key): row.state for row in found}
+        left: list[int] = []
+        emptied: list[tuple[str, str, str, int]] = []
+        for deposit in deposits:
+            balance = load_balance(states.get(deposit.draw))
+            # Another deposit may lie there by now, and is another's to withdraw.
+            mine = balance.left if balance.charged_at == deposit.balance.charged_at else 0
+            left.append(mine)
+            if mine:
+                empty = replace(balance, left=0)
+                emptied.append((deposit.draw.limit, deposit.draw.key, dump_balance(empty), empty.idle_at))
+        if emptied:
+            execute(self._connection, "charge", buckets=as_json(emptied))
+        return left
 
     def visit(
         self, draw: Draw, rules: Mapping[str, AnyRule], look: Callable[[Any], Any], id: str | None

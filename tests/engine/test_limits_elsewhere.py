@@ -1,0 +1,196 @@
+"""Limits that are kept in another store: exact together with other programs, and a policy for when it is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+from headgate import Headgate, JobState, RateLimit, RetryPolicy, StrictRate, current_job
+from headgate.clock import SECOND, Clock
+from headgate.errors import StorageUnavailable
+from headgate.jobs.event import Event, LimitStoreAnswers, LimitStoreTroubled
+from headgate.limits.bucket_store import Bucket, Taken
+from headgate.limits.limiter import Limiter
+from headgate.limits.memory_buckets import MemoryBuckets
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+class Shared(MemoryBuckets):
+    """A store that answers after a while, and sometimes not at all."""
+
+    def __init__(self, clock: Clock, delay: float = 0.0) -> None:
+        super().__init__(clock)
+        self.is_away = False
+        self.asked = 0
+        self._delay = delay
+
+    async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
+        self.asked += 1
+        if self._delay:
+            await asyncio.sleep(self._delay)
+        if self.is_away:
+            raise StorageUnavailable("away")
+        return await super().take(bucket, cost, count=count, id=id)
+
+
+def highest(starts: list[int], window: int) -> int:
+    return max((sum(at <= other < at + window for other in starts) for at in starts), default=0)
+
+
+def test_two_programs_and_plain_code_share_one_budget_exactly_and_use_all_of_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock, delay=0.001)
+        starts: list[int] = []
+        limit = StrictRate("10/m", key="{tenant}", name="api", store=shared, margin=0.02)
+
+        def program() -> Headgate:
+            app = Headgate("memory://", clock=clock)
+
+            @app.task(name="call", limits=[limit])
+            async def call(tenant: str) -> None:
+                starts.append(clock.monotonic())
+
+            return app
+
+        first, second = program(), program()
+        limiter = Limiter(limit, store=shared, clock=clock)
+        async with first, second:
+            for app in (first, second):
+                await app.tasks["call"].enqueue_many([("acme",)] * 200)
+            for _ in range(3):
+                assert await limiter.acquire("acme")
+                starts.append(clock.monotonic())
+            await asyncio.sleep(1300)
+        assert highest(starts, 60 * SECOND) == 10
+        span = (max(starts) - min(starts)) / SECOND
+        assert len(starts) >= 0.99 * 10 * span / 60.02
+        await limiter.close()
+
+    run_virtual(main)
+
+
+def test_a_waiting_job_asks_the_other_store_once_for_each_slot_and_not_all_the_time() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("6/m", key="{tenant}", store=shared)])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await call.enqueue_many([(f"t{number}",) for number in range(10) for _ in range(100)])
+            await asyncio.sleep(600)
+            (counts,) = await app.admin.counts()
+            # Six at once, and again each 60.02 s.
+            assert counts.succeeded == 10 * 6 * 10
+        assert shared.asked <= 10 * 3 * 11
+
+    run_virtual(main)
+
+
+def test_what_nobody_takes_is_given_back() -> None:
+    """One slot is free, three starts are fetched for it: the two that are left must not be lost to the others."""
+
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        app = Headgate("memory://", clock=clock)
+        limit = StrictRate("10/h", name="api", store=shared)
+
+        @app.task(limits=[limit, StrictRate("1/h", key="{tenant}")])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await call.enqueue_many([("acme",)] * 5)
+            await asyncio.sleep(5)
+            snapshot = await shared.snapshot(Bucket("api", "", limit.rule))
+            assert snapshot.used == 1
+
+    run_virtual(main)
+
+
+def test_while_the_other_store_is_away_jobs_run_or_wait_as_declared_and_none_is_lost() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        shared.is_away = True
+        app = Headgate("memory://", clock=clock)
+        started: Counter[str] = Counter()
+        events: list[Event] = []
+        app.subscribe(events.append, LimitStoreTroubled, LimitStoreAnswers)
+
+        @app.task(limits=[StrictRate("2/m", key="{tenant}", name="open", store=shared)])
+        async def runs(tenant: str) -> None:
+            started["runs"] += 1
+
+        @app.task(limits=[StrictRate("2/m", key="{tenant}", name="closed", store=shared, on_store_error="wait")])
+        async def waits(tenant: str) -> None:
+            started["waits"] += 1
+
+        async with app:
+            await runs.enqueue_many([("acme",)] * 20)
+            await waits.enqueue_many([("acme",)] * 20)
+            await asyncio.sleep(30)
+            assert started == {"runs": 20}
+            told = Counter(event.limit for event in events if isinstance(event, LimitStoreTroubled))
+            assert set(told) <= {"open", "closed"}
+            assert 1 <= sum(told.values()) <= 10, "a warning for each time that it was really asked, not for each job"
+            shared.is_away = False
+            await asyncio.sleep(60)
+            assert 2 <= started["waits"] <= 4
+            assert any(isinstance(event, LimitStoreAnswers) for event in events)
+            await asyncio.sleep(600)
+            assert started == {"runs": 20, "waits": 20}
+            assert all(job.state is JobState.SUCCEEDED for job in await app.admin.jobs(count=100))
+
+    run_virtual(main)
+
+
+def test_costs_settlements_and_live_rules_reach_the_other_store() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        app = Headgate("memory://", clock=clock)
+        limit = StrictRate("100/h", name="tokens", cost="{estimate}", store=shared, margin=0)
+        started = 0
+
+        @app.task(limits=[limit], retry=RetryPolicy(retries=0))
+        async def ask(estimate: int, actual: int) -> None:
+            nonlocal started
+            started += 1
+            current_job().settle("tokens", actual)
+
+        async with app:
+            await (await ask.enqueue(60, 10)).result()
+            await asyncio.sleep(1)
+            assert (await shared.snapshot(Bucket("tokens", "", limit.rule))).used == 10
+            await ask.enqueue_many([(60, 60)] * 3)
+            await asyncio.sleep(5)
+            assert started == 2
+            await app.admin.limits.set("tokens", StrictRate("200/h", margin=0))
+            await asyncio.sleep(5)
+            assert started == 4
+            await app.admin.limits.pause("tokens")
+            job = await ask.enqueue(5, 5)
+            await asyncio.sleep(60)
+            assert (await job.status()).state is JobState.WAITING
+            await app.admin.limits.resume("tokens")
+            await job.result(timeout=5)
+
+    run_virtual(main)
+
+
+def test_limits_url_moves_all_rates_of_an_app_and_leaves_permits_with_the_jobs(tmp_path: Path) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, limits_url="memory://")
+
+        @app.task(limits=[RateLimit("1/h", name="rate")])
+        async def call() -> None: ...
+
+        async with app:
+            await call.enqueue_many([()] * 3)
+            await asyncio.sleep(1)
+            store = app._bucket_stores["memory://"]
+            assert (await store.snapshot(Bucket("rate", "", RateLimit("1/h").rule))).used == 1
+            # Plain code draws on the same.
+            assert not await app.limiter("rate").try_acquire()
+
+    run_virtual(main)
