@@ -531,3 +531,55 @@ async def test_workers_that_keep_dying_are_given_up(
     command = [sys.executable, "-c", f"open({str(born)!r}, 'a').write('.'); raise SystemExit({code})"]
     assert await Supervisor(command, 1, SystemClock()).run() == ends_with
     assert len(born.read_text()) == lives
+
+
+def test_limits_are_steered_from_the_command_line_and_the_backlog_follows(project: Project) -> None:
+    async def fill(app: Headgate) -> str:
+        jobs = await app.tasks["sync"].enqueue_many([("acme", page) for page in range(6)])
+        await jobs[1].result(timeout=10)
+        return jobs[-1].id
+
+    job = project.do(fill, running=True)
+    said = call("jobs", "explain", project.target, job).output
+    assert "it waits for limit 'sync:strict' (2/m + 0.02s) of key 'acme': 4th in line, runs about" in said
+    assert answer("jobs", "explain", project.target, job)[0]["limits"][0]["available"] == 0
+
+    assert "is now 4/m" in call("limits", "set", project.target, "sync:strict", "4/m", "--key", "acme").output
+    [bucket] = answer("limits", "list", project.target)
+    assert (bucket["used"], bucket["available"], bucket["is_set"]) == (2, 2, True)
+    assert "overridden" in call("limits", "list", project.target).output
+    [setting] = answer("limits", "settings", project.target)
+    assert (setting[:3] if isinstance(setting, list) else [setting["limit"], setting["scope"], setting["target"]]) == [
+        "sync:strict",
+        "key",
+        "acme",
+    ]
+
+    async def go_on(app: Headgate) -> int:
+        await asyncio.sleep(0.5)
+        return (await app.admin.counts())[0].succeeded
+
+    assert project.do(go_on, running=True) == 4
+    assert call("limits", "audit", project.target, "sync:strict").output.count("held") == 1
+
+    assert "is as declared" in call("limits", "unset", project.target, "sync:strict", "--key", "acme").output
+    assert "nothing was set" in call("limits", "unset", project.target, "sync:strict").output
+    call("limits", "pause", project.target, "sync:strict")
+    assert "is paused for key 'acme'" in call("jobs", "explain", project.target, job).output
+    call("limits", "resume", project.target, "sync:strict")
+    call("limits", "reset", project.target, "sync:strict", "--key", "acme")
+    assert project.do(go_on, running=True) == 6
+    audit = call("limits", "audit", project.target, "sync:strict")
+    assert audit.exit_code == 1
+    assert "EXCEEDED" in audit.output
+    assert (
+        "grants nothing for 60 s"
+        in call("limits", "penalize", project.target, "sync:strict", "60", "--key", "globex").output
+    )
+    assert "penalized" in call("limits", "list", project.target).output
+    call("limits", "assign", project.target, "sync:strict", "vip:*", "gold")
+    call("limits", "set", project.target, "sync:strict", "9/m", "--tier", "gold")
+    assert "is forgotten" in call("limits", "remove", project.target, "sync:strict").output
+    assert answer("limits", "settings", project.target) == []
+    for words in (["set", "sync:strict"], ["pause", "nothing"], ["set", "sync:strict", "often"]):
+        assert call("limits", words[0], project.target, *words[1:]).exit_code != 0
