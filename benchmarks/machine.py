@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+LIMITERS = ("aiolimiter", "limits", "pyrate-limiter", "throttled-py")
+
 
 def describe() -> dict[str, object]:
     """Facts that a number depends on. `load` above 0.5 or so at the start means that others used the machine."""
@@ -19,6 +21,7 @@ def describe() -> dict[str, object]:
         "sqlite": sqlite3.sqlite_version,
         "headgate": _version("headgate"),
         "huey": _version("huey"),
+        "limiters": {package: _version(package) for package in LIMITERS},
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
         "cores": os.cpu_count(),

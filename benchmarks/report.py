@@ -82,11 +82,13 @@ def _section(question: Question, result: Result) -> str:
 
 def _measured_on(result: Result) -> str:
     on: dict[str, Any] = result["machine"]
+    # Results from before they were compared do not name them.
+    limiters = "".join(f", {name} {version}" for name, version in on.get("limiters", {}).items())
     rounds = "a quick look, one round" if result["quick"] else f"medians of {result['rounds']} rounds"
     return (
         f"Measured {on['measured_at']}: {rounds}; {on['cores']} cores of {on['processor']}, {on['system']}, "
-        f"{on['filesystem']}, {on['python']}, SQLite {on['sqlite']}, huey {on['huey']}, Headgate {on['headgate']}; "
-        f"load {on['load']} at the start."
+        f"{on['filesystem']}, {on['python']}, SQLite {on['sqlite']}, huey {on['huey']}{limiters}, "
+        f"Headgate {on['headgate']}; load {on['load']} at the start."
     )
 
 

@@ -2,5 +2,7 @@
 
 import pytest
 
-# So that its assertions explain themselves as those of test files do.
+# So that their assertions explain themselves as those of test files do.
 pytest.register_assert_rewrite("headgate.testing.conformance", "headgate.testing.bucket_conformance")
+
+pytest_plugins = ["tests.redis_server"]

@@ -1,7 +1,7 @@
 """All questions, in the order in which they are asked."""
 
 from benchmarks.question import Question
-from benchmarks.questions import budget, enqueue, idle, latency, neighbours, throughput, waiting
+from benchmarks.questions import budget, enqueue, idle, latency, limiting, neighbours, shared, throughput, waiting
 
 QUESTIONS: dict[str, Question] = {
     question.name: question
@@ -14,5 +14,8 @@ QUESTIONS: dict[str, Question] = {
         idle.QUESTION,
         budget.QUESTION,
         neighbours.QUESTION,
+        limiting.DECISIONS,
+        limiting.LINE,
+        shared.QUESTION,
     )
 }

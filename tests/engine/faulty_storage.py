@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import insort
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import Draw, NewJob
-from headgate.storage.protocol import Claim, Claimed, Storage
+from headgate.storage.protocol import Amendment, Claim, Claimed, Storage
 
-FAULTY = frozenset({"add", "claim", "finish", "beat", "cancel", "recover", "nodes", "cancels", "expire", "leave"})
+FAULTY = frozenset(
+    {"add", "claim", "finish", "beat", "cancel", "recover", "nodes", "cancels", "expire", "leave", "amend"}
+)
 
 
 class Faults:
@@ -95,7 +98,14 @@ class History:
             claimed: Claimed = result
             for job in claimed.jobs:
                 self.starts.append((limit_now, job.id, claim.node, job.fence))
-                new = self.stored[job.id]
-                for index, draw in enumerate(new.draws):
-                    cost = 1 if new.costs is None else new.costs[index]
-                    self.charges.setdefault(draw, []).append((limit_now, cost))
+                for index, draw in enumerate(job.draws):
+                    cost = 1 if job.costs is None else job.costs[index]
+                    self.charges.setdefault(draw, []).append((job.charged_at, cost))
+        elif verb == "amend":
+            amendments: Sequence[Amendment] = arguments[0]
+            for amendment in amendments:
+                charges = self.charges[amendment.draw]
+                if (amendment.charged_at, amendment.cost) in charges:
+                    charges.remove((amendment.charged_at, amendment.cost))
+                    if amendment.actual:
+                        insort(charges, (amendment.started_at, amendment.actual))

@@ -8,10 +8,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
+from typing import Literal
 
-from headgate import Headgate, JobState, RateLimit, RetryPolicy, Snooze, StrictRate
+from headgate import (
+    Concurrency,
+    DynamicWindow,
+    FixedWindow,
+    Headgate,
+    JobState,
+    Mutex,
+    RateLimit,
+    RateLimited,
+    RetryPolicy,
+    SlidingWindow,
+    Snooze,
+    StrictRate,
+    current_job,
+)
 from headgate.clock import SECOND, Clock
 from headgate.engine.node import Node
 from headgate.errors import StorageUnavailable
@@ -30,8 +45,12 @@ LIMITS: tuple[Limit, ...] = (
     RateLimit("10/m", key="{key}", burst=2),
     RateLimit("1/s", key="{key}", burst=1),
     RateLimit("7/10s", key="{key}", start_empty=True),
+    FixedWindow("6/10s", key="{key}"),
+    SlidingWindow("8/20s", key="{key}", slices=10),
 )
 SHARED = StrictRate("20/10s", margin=0)
+CEILING = DynamicWindow(per=10, capacity=8, min_count=2, key="{key}")
+POOL = Concurrency(2, key="{key}")
 SLOTS = 4
 
 MakeStore = Callable[[Clock], Storage]
@@ -49,6 +68,10 @@ class World:
             before=random.choice((0, 0, 0.05)), after=random.choice((0, 0, 0.05)), delay=random.choice((0, 0.01, 0.5))
         )
         self.limits = random.sample(LIMITS, random.randint(1, 2))
+        self.hold: Literal["running", "until_final"] = random.choice(("running", "until_final"))
+        self.free_retries = RateLimit("30/10s", name="free-retries", charge_retries=False)
+        self.holders: dict[str, set[tuple[str, str]]] = {}
+        self.suspect: set[str] = set()
         self.handled: Counter[str] = Counter()
         self.finished: Counter[str] = Counter()
         self.running_now: Counter[str] = Counter()
@@ -70,17 +93,44 @@ class World:
             concurrency=SLOTS,
         )
         app.limit("shared", SHARED)
+        app.limit("ceiling", CEILING)
+        app.limit("pool", POOL)
 
         async def work(key: str, length: float, fails: bool) -> None:
             await self.work(name, length, fails)
 
+        async def alone(key: str, length: float, fails: bool) -> None:
+            with self.alone(name, key):
+                await self.work(name, length, fails)
+
+        mutex = Mutex("{key}", hold=self.hold)
         tasks = {
+            "alone": app.task(name="alone", limits=[mutex])(alone),
+            "mixed": app.task(name="mixed", limits=[mutex, self.limits[0]])(alone),
+            "pooled": app.task(name="pooled", limits=["pool", "shared"])(work),
+            "fair": app.task(name="fair", limits=["ceiling"])(work),
+            "now": app.task(
+                name="now", limits=[StrictRate("4/10s", key="{key}", on_limit="discard"), self.free_retries]
+            )(work),
             "free": app.task(name="free")(work),
             "gated": app.task(name="gated", limits=self.limits)(work),
             "both": app.task(name="both", limits=[self.limits[0], "shared"], timeout=20)(work),
         }
         app.subscribe(self.note, JobFinished, JobStarted)
         return app, tasks
+
+    @contextlib.contextmanager
+    def alone(self, node: str, key: str) -> Iterator[None]:
+        """Nobody else works on the key, but for nodes that were taken for dead while they were frozen."""
+        holders = self.holders.setdefault(key, set())
+        others = {(name, job) for name, job in holders if name not in self.suspect}
+        assert node in self.suspect or not others, f"{others} and {node} hold the mutex {key!r} at once"
+        me = (node, current_job().id)
+        holders.add(me)
+        try:
+            yield
+        finally:
+            holders.discard(me)
 
     async def work(self, node: str, length: float, fails: bool) -> None:
         self.running_now[node] += 1
@@ -89,6 +139,8 @@ class World:
             await asyncio.sleep(length)
             if self.random.random() < 0.03:
                 raise Snooze(self.random.uniform(0, 5))
+            if self.random.random() < 0.02:
+                raise RateLimited(retry_after=self.random.uniform(0, 5))
             if fails and self.random.random() < 0.6:
                 raise ValueError("as planned")
         finally:
@@ -165,13 +217,17 @@ class World:
                     self.clock.step_wall(self.random.choice((-3600.0, -5.0, 5.0, 3600.0)))
                 elif what < 0.8:
                     await self.store.evict()
+                elif what < 0.86 and what >= 0.83:
+                    await self.steer()
                 elif what < 0.83 and self.nodes:
                     # Long enough for the others to take it for dead.
                     name = self.random.choice(list(self.nodes))
                     self.faults.freeze(name)
+                    self.suspect.add(name)
                     asyncio.get_running_loop().call_later(self.random.uniform(20, 60), self.faults.thaw, name)
             # From here on nothing goes wrong any more, and everything has to come to its end.
             self.faults.before = self.faults.after = self.faults.delay = 0
+            await self.producer.admin.limits.resume("pool")
             for name in list(self.faults.frozen):
                 self.faults.thaw(name)
             await self.start_node()
@@ -182,6 +238,18 @@ class World:
                 await running
                 await app._bus.drain()
                 assert node.statistics()["swept"] == 0, "a wake-up was lost"
+
+    async def steer(self) -> None:
+        limits = self.producer.admin.limits
+        match self.random.randint(0, 3):
+            case 0:
+                await limits.pause("pool")
+            case 1:
+                await limits.resume("pool")
+            case 2:
+                await limits.set("pool", Concurrency(self.random.randint(1, 2)), key=self.random.choice("ab"))
+            case _:
+                await limits.penalize("shared", "", self.random.uniform(0, 20))
 
     async def check_neighbours_flow(self) -> None:
         """A job that draws on nothing starts at once, whatever waits."""
@@ -233,11 +301,26 @@ class World:
             by_kind = {f"gated:{kind}": self.limits[0], f"gated:{kind}2": self.limits[1]}
         by_kind[f"both:{self.limits[0].rule.kind}"] = self.limits[0]
         by_kind["shared"] = SHARED
+        by_kind["ceiling"] = CEILING
+        by_kind[f"mixed:{self.limits[0].rule.kind}"] = self.limits[0]
+        by_kind["now:strict"] = StrictRate("4/10s")
+        by_kind["free-retries"] = self.free_retries
         for draw, charges in self.history.charges.items():
+            if draw.limit in ("mutex", "pool"):
+                continue
             limit = by_kind[draw.limit]
             window = round(limit.rule.period)
             for length in (window, 3 * window, window // 2):
                 check_bound(draw, charges, length, limit.rule.bound(length))
+
+        ceiling = sorted(
+            charge for draw, charges in self.history.charges.items() if draw.limit == "ceiling" for charge in charges
+        )
+        window = round(CEILING.rule.period)
+        in_windows = Counter[int]()
+        for at, cost in ceiling:
+            in_windows[at // window] += cost
+        assert max(in_windows.values(), default=0) <= 8, f"{in_windows} under a ceiling of 8"
 
     def check_fences(self) -> None:
         last: dict[str, int] = {}

@@ -369,8 +369,8 @@ def test_a_changed_rate_keeps_what_is_owed_to_less_than_a_start(case: Case, new:
     assume(state is not None)
     now += later
     loaded = new.load(case.rule.dump(state), now)
-    owed = Fraction(max(0, state - now * case.rule.count), case.rule.period)
-    kept = Fraction(max(0, loaded - now * new.count), new.period)
+    owed = Fraction(max(0, state[0] - now * case.rule.count), case.rule.period)
+    kept = Fraction(max(0, loaded[0] - now * new.count), new.period)
     assert owed <= kept < owed + Fraction(1, new.period)
 
 

@@ -75,7 +75,9 @@ class Recorder:
             except StorageUnavailable as error:
                 self._endings = self._on_their_way + self._endings
                 self._on_their_way = []
-                self._amendments = amendments + self._amendments
+                # It may have happened, and a refund must not be made twice: what is unsure is not given back. Moving or
+                # charging a start twice keeps others from too much, at worst.
+                self._amendments = [each for each in amendments if each.actual >= each.cost] + self._amendments
                 self._bus.publish(
                     StorageTroubled(at=self._clock.now(), doing="recording finished jobs", error=str(error))
                 )

@@ -16,7 +16,7 @@ class _Holding:
         self.decision = decision
         self._budget.expect(key)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Give a permit back; a start stays charged."""
         self._budget.expect_no_more(self._key)
         if self._budget.hands_out_permits:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
-from headgate.errors import HeadgateError
+from headgate.errors import GateClosed, HeadgateError
 
 T = TypeVar("T")
 
@@ -44,17 +44,25 @@ class HomeLoop:
         if asyncio._get_running_loop() is self._loop:
             coroutine.close()
             raise HeadgateError("a sync verb was called on the event loop that would have to run it; await instead")
-        return self._submit(coroutine).result()
+        future = self._submit(coroutine)
+        try:
+            return future.result()
+        except CancelledError:
+            raise GateClosed from None
+        finally:
+            # Interrupted: nobody is left to use what it may still be granted.
+            future.cancel()
 
     def close(self) -> None:
-        """End the thread, if there is one."""
+        """End the thread, if there is one; whoever still waits in it is woken with GateClosed."""
         with self._lock:
-            loop, thread, self._thread = self._loop, self._thread, None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            if threading.current_thread() is not thread:
-                thread.join()
-                loop.close()
+            thread, self._thread = self._thread, None
+        if thread is None or self._loop is None or threading.current_thread() is thread:
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        thread.join()
+        self._loop.close()
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         assert self._loop is not None
@@ -63,3 +71,11 @@ class HomeLoop:
         except RuntimeError:
             coroutine.close()
             raise HeadgateError("the event loop that this limiter was first used on has ended; make another") from None
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others)

@@ -40,7 +40,8 @@ class Limiter:
 
     async def try_acquire(self, key: str = "", cost: int = 1) -> Decision:
         """Whether one start may go now; if so it is charged. Never waits; refused as well while others wait."""
-        return await self._budget.try_acquire_async(key, cost)
+        budget = self._budget
+        return budget.try_acquire(key, cost) if budget.decides_at_once else await budget.try_acquire_async(key, cost)
 
     async def acquire(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Decision:
         """Wait until one start may go; it is charged as it goes.
@@ -74,7 +75,7 @@ class Limiter:
         try:
             yield held
         finally:
-            held.end()
+            held._end()
 
     async def snapshot(self, key: str = "") -> Snapshot:
         """The key's bucket as people look at it."""
@@ -129,7 +130,7 @@ class SyncLimiter:
         try:
             yield held
         finally:
-            held.end()
+            held._end()
 
     def snapshot(self, key: str = "") -> Snapshot:
         """As `Limiter.snapshot`."""

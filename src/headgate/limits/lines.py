@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 from collections import OrderedDict
@@ -12,8 +13,7 @@ from headgate.clock import SECOND, Clock
 from headgate.errors import GateClosed
 
 LONGEST_REST = 60.0
-"""Seconds after which a resting thread looks at the clock again: the machine may have slept meanwhile."""
-
+"""Seconds after which a resting thread looks again: the machine may have slept, or who is first may be gone."""
 
 ONLY_WHEN_CALLED = math.inf
 """No clock time: nothing but a call wakes this one. (An integer would be reached by some clock.)"""
@@ -68,12 +68,8 @@ class Lines:
 
     def call_first(self, key: str) -> None:
         """Let the first one try again, if there is any; the caller has the lock."""
-        line = self.by_key.get(key)
-        while line:
-            first = next(iter(line))
-            if first.wake():
-                return
-            del line[first]
+        if (first := self._first(key)) is not None:
+            first.wake()
 
     def call_all(self) -> None:
         """Let everybody see whether to give up; the caller has the lock."""
@@ -87,7 +83,7 @@ class Lines:
             if attempt.is_closed():
                 raise GateClosed
             try_again_at: float | None = ONLY_WHEN_CALLED
-            if next(iter(self.by_key[key])) is waiter:
+            if self._first(key) is waiter:
                 try_again_at = attempt.try_now()
             if try_again_at is None:
                 waiter.went = True
@@ -96,19 +92,35 @@ class Lines:
             return try_again_at
         return min(try_again_at, until) if self._clock.monotonic() < until else None
 
+    def _first(self, key: str) -> _Waiter | None:
+        line = self.by_key.get(key)
+        passed_over = False
+        while line:
+            first = next(iter(line))
+            if not first.is_gone():
+                if passed_over:
+                    first.wake()
+                return first
+            # Its event loop was closed around it: it will never come, and its timer went with it.
+            del line[first]
+            passed_over = True
+        self.by_key.pop(key, None)
+        return None
+
     def _join(self, key: str, waiter: _Waiter) -> None:
         with self._lock:
             self.by_key.setdefault(key, OrderedDict())[waiter] = None
 
     def _leave(self, key: str, waiter: _Waiter) -> None:
         with self._lock:
-            line = self.by_key[key]
+            line = self.by_key.get(key)
+            if line is None or waiter not in line:
+                # It was passed over.
+                return
             was_first = next(iter(line)) is waiter
             del line[waiter]
             if was_first:
                 self.call_first(key)
-            if not line:
-                del self.by_key[key]
 
 
 class _Thread:
@@ -123,17 +135,16 @@ class _Thread:
         self._bell.acquire()
 
     def rest(self, until: float) -> None:
-        if until == ONLY_WHEN_CALLED:
-            self._bell.acquire()
-        else:
-            seconds = max(0, until - self._clock.monotonic()) / SECOND
-            self._bell.acquire(timeout=min(seconds, LONGEST_REST))
+        seconds = max(0, until - self._clock.monotonic()) / SECOND
+        self._bell.acquire(timeout=min(seconds, LONGEST_REST))
 
-    def wake(self) -> bool:
+    def wake(self) -> None:
         # Only ever called under the lines' lock, so nobody else releases it in between.
         if self._bell.locked():
             self._bell.release()
-        return True
+
+    def is_gone(self) -> bool:
+        return False
 
 
 class _Task:
@@ -159,16 +170,17 @@ class _Task:
                     timer.cancel()
         self._is_called = False
 
-    def wake(self) -> bool:
-        """From any thread. False if its loop was closed around it, so that it will never come."""
+    def wake(self) -> None:
+        """From any thread."""
         if asyncio._get_running_loop() is self._loop:
             self._call()
-            return True
-        try:
-            self._loop.call_soon_threadsafe(self._call)
-        except RuntimeError:
-            return False
-        return True
+        else:
+            # A loop that is closed this very moment has no more waiters.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._call)
+
+    def is_gone(self) -> bool:
+        return self._loop.is_closed()
 
     def _call(self) -> None:
         self._is_called = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headgate.clock import Duration, microseconds
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import Taken
@@ -15,17 +17,15 @@ from headgate.limits.rule import NEVER, Snapshot
 class LocalBudget:
     """A Budget that draws on one table; nothing but `acquire` ever waits."""
 
+    decides_at_once = True
+
     def __init__(self, table: BucketTable) -> None:
         self.table = table
         self.hands_out_permits = isinstance(table.rule, Permits)
         self.is_closed = False
+        self.try_acquire: Callable[[str, int], Decision] = table.take_nowait
         self.expect = table.expect
         self.expect_no_more = table.expect_no_more
-
-    def try_acquire(self, key: str, cost: int) -> Decision:
-        if self.is_closed or cost < 1:
-            self._refuse(cost)
-        return self.table.take_nowait(key, cost)
 
     def acquire(self, key: str, cost: int, timeout: Duration | None) -> Decision:
         attempt = _Attempt(self, key, cost, timeout)
@@ -39,8 +39,8 @@ class LocalBudget:
         self.table.give_back(key, cost)
 
     def reserve(self, key: str, cost: int, id: str) -> Taken:
-        if self.is_closed or cost < 1:
-            self._refuse(cost)
+        if self.is_closed:
+            raise GateClosed
         if self.hands_out_permits:
             raise HeadgateError("a permit comes back when its holder is done, so nobody knows its slot; use `hold()`")
         return self.table.reserve(key, cost, id)
@@ -64,6 +64,7 @@ class LocalBudget:
 
     def close(self) -> None:
         self.is_closed = True
+        self.try_acquire = _closed
         with self.table.lock:
             self.table.lines.call_all()
 
@@ -94,10 +95,9 @@ class LocalBudget:
     async def close_async(self) -> None:
         self.close()
 
-    def _refuse(self, cost: int) -> None:
-        if self.is_closed:
-            raise GateClosed
-        raise ValueError(f"a cost of {cost} must be a whole number of at least 1")
+
+def _closed(key: str, cost: int) -> Decision:
+    raise GateClosed
 
 
 class _Attempt:

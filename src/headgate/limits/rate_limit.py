@@ -17,11 +17,15 @@ START_EMPTY_KEPT = 7 * 86400 * SECOND
 """How long an idle bucket of a `start_empty` limit is kept: unlike others it differs from a new one."""
 
 
+Arrival = tuple[int, int]
+"""The theoretical arrival time, in `1 / count` of a microsecond, and the instant of the last start (µs)."""
+
+
 class Gcra(msgspec.Struct, frozen=True, tag="rate", tag_field="kind"):
     """Grants `burst` starts after a quiet stretch, then one each `period / count`.
 
-    The state is the theoretical arrival time: when the bucket will be full again. It counts in `1 / count` of a
-    microsecond, so a period that does not divide evenly loses nothing and exceeds nothing.
+    The theoretical arrival time is when the bucket will be full again. It counts in `1 / count` of a microsecond, so a
+    period that does not divide evenly loses nothing and exceeds nothing.
     """
 
     count: int
@@ -32,16 +36,18 @@ class Gcra(msgspec.Struct, frozen=True, tag="rate", tag_field="kind"):
 
     kind: ClassVar[str] = "rate"
 
-    def take(self, state: int | None, now: int, cost: int = 1) -> tuple[int, int]:
+    def take(self, state: Arrival | None, now: int, cost: int = 1) -> tuple[int, Arrival]:
         if cost > self.burst:
             self.check_cost(cost)
-        arrival = self._fresh(now, cost) if state is None else state
         ticks = now * self.count
-        arrival = max(arrival, ticks)
+        arrival = self._fresh(now, cost) if state is None else state[0]
+        if arrival < ticks:
+            arrival = ticks
         opens = arrival + self.period * (cost - self.burst)
         if opens <= ticks:
-            return now, arrival + self.period * cost
-        return -(-opens // self.count), arrival + self.period * cost
+            return now, (arrival + self.period * cost, now)
+        opens_at = -(-opens // self.count)
+        return opens_at, (arrival + self.period * cost, opens_at)
 
     def check_cost(self, cost: int) -> None:
         if cost > self.burst:
@@ -50,13 +56,17 @@ class Gcra(msgspec.Struct, frozen=True, tag="rate", tag_field="kind"):
                 "raise its burst or lower the cost"
             )
 
-    def amend(self, state: int, charged_at: int, cost: int, started_at: int, actual: int) -> int:
-        # A refund is a credit from now on, as tokens that come back: what the charge has kept others from meanwhile
-        # is not made up for, and what had been saved up since stays saved.
-        return state + (started_at - charged_at) * self.count + (actual - cost) * self.period
+    def amend(self, state: Arrival, charged_at: int, cost: int, started_at: int, actual: int) -> Arrival:
+        arrival, last = state
+        if actual < cost and charged_at != last:
+            # Others have started since. Without this start the bucket might have been full meanwhile, and what then
+            # overflowed is gone: the state does not tell, so nothing is given back.
+            actual = cost
+        moved = (started_at - charged_at) * self.count + (actual - cost) * self.period
+        return arrival + moved, max(last, started_at)
 
-    def snapshot(self, state: int | None, now: int) -> Snapshot:
-        arrival = self._fresh(now, 1) if state is None else state
+    def snapshot(self, state: Arrival | None, now: int) -> Snapshot:
+        arrival = self._fresh(now, 1) if state is None else state[0]
         debt = max(0, arrival - now * self.count)
         used = -(-debt // self.period)
         available = max(0, self.burst - used)
@@ -66,23 +76,23 @@ class Gcra(msgspec.Struct, frozen=True, tag="rate", tag_field="kind"):
     def bound(self, window: int) -> int:
         return self.burst + (window - 1) * self.count // self.period
 
-    def idle_at(self, state: int) -> int:
-        full_at = -(-state // self.count)
+    def idle_at(self, state: Arrival) -> int:
+        full_at = -(-state[0] // self.count)
         return full_at + START_EMPTY_KEPT if self.start_empty else full_at
 
-    def dump(self, state: int) -> str:
-        return f"1:{self.kind}:{state}:{self.count}:{self.period}"
+    def dump(self, state: Arrival) -> str:
+        return f"1:{self.kind}:{state[0]}:{self.count}:{self.period}:{state[1]}"
 
-    def load(self, stored: str, now: int) -> int:
+    def load(self, stored: str, now: int) -> Arrival:
         if not stored.startswith(f"1:{self.kind}:"):
             # Another kind of rule stood under this name: what it granted is not known, so nothing is left for a period.
-            return now * self.count + self.period * self.burst
-        state, count, period = (int(part) for part in stored.split(":")[2:])
+            return now * self.count + self.period * self.burst, now
+        arrival, count, period, last = (int(part) for part in stored.split(":")[2:])
         if count == self.count and period == self.period:
-            return state
+            return arrival, last
         # Written under another rate: what is owed, counted in starts, stays owed.
-        owed = max(0, state - now * count)
-        return now * self.count + -(-owed * self.period // period)
+        owed = max(0, arrival - now * count)
+        return now * self.count + -(-owed * self.period // period), last
 
     def describe(self) -> str:
         rate = described(self.count, self.period, self.margin)

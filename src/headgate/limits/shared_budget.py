@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
 
 from headgate.clock import Clock, Duration, microseconds
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import Bucket, BucketStore, Taken
+from headgate.limits.bucket_table import check_cost
 from headgate.limits.decision import Decision, FromStore
 from headgate.limits.home_loop import HomeLoop
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.limits.shared_line import SharedLine
+
+T = TypeVar("T")
 
 _FROM_STORE = FromStore()
 
@@ -21,6 +25,7 @@ class SharedBudget:
     """A Budget that draws on a store which has to be awaited. Its lines and the store live on one event loop."""
 
     hands_out_permits = False
+    decides_at_once = False
 
     def __init__(
         self, store: BucketStore, limit: str, rule: AnyRule, clock: Clock, *, closes_store: bool = False
@@ -38,49 +43,49 @@ class SharedBudget:
         self._refunds: set[asyncio.Task[None]] = set()
 
     def try_acquire(self, key: str, cost: int) -> Decision:
-        return self._home.run_sync(self._try_acquire(key, cost))
+        return self._run(self._try_acquire(key, cost))
 
     async def try_acquire_async(self, key: str, cost: int) -> Decision:
-        return await self._home.run(self._try_acquire(key, cost))
+        return await self._run_async(self._try_acquire(key, cost))
 
     def acquire(self, key: str, cost: int, timeout: Duration | None) -> Decision:
-        return self._home.run_sync(self._acquire(key, cost, timeout))
+        return self._run(self._acquire(key, cost, timeout))
 
     async def acquire_async(self, key: str, cost: int, timeout: Duration | None) -> Decision:
-        return await self._home.run(self._acquire(key, cost, timeout))
+        return await self._run_async(self._acquire(key, cost, timeout))
 
     def release(self, key: str, cost: int) -> None:
         raise HeadgateError("a rate counts starts, so there is nothing to give back; use `hold()` and `settle()`")
 
     def reserve(self, key: str, cost: int, id: str) -> Taken:
-        return self._home.run_sync(self._reserve(key, cost, id))
+        return self._run(self._reserve(key, cost, id))
 
     async def reserve_async(self, key: str, cost: int, id: str) -> Taken:
-        return await self._home.run(self._reserve(key, cost, id))
+        return await self._run_async(self._reserve(key, cost, id))
 
     def cancel(self, key: str, id: str) -> bool:
-        return self._home.run_sync(self._cancel(key, id))
+        return self._run(self._cancel(key, id))
 
     async def cancel_async(self, key: str, id: str) -> bool:
-        return await self._home.run(self._cancel(key, id))
+        return await self._run_async(self._cancel(key, id))
 
     def settle(self, key: str, charged_at: int, cost: int, actual: int) -> None:
-        self._home.run_sync(self._settle(key, charged_at, cost, actual))
+        self._run(self._settle(key, charged_at, cost, actual))
 
     async def settle_async(self, key: str, charged_at: int, cost: int, actual: int) -> None:
-        await self._home.run(self._settle(key, charged_at, cost, actual))
+        await self._run_async(self._settle(key, charged_at, cost, actual))
 
     def snapshot(self, key: str) -> Snapshot:
-        return self._home.run_sync(self._snapshot(key))
+        return self._run(self._snapshot(key))
 
     async def snapshot_async(self, key: str) -> Snapshot:
-        return await self._home.run(self._snapshot(key))
+        return await self._run_async(self._snapshot(key))
 
     def reset(self, key: str) -> None:
-        self._home.run_sync(self._reset(key))
+        self._run(self._reset(key))
 
     async def reset_async(self, key: str) -> None:
-        await self._home.run(self._reset(key))
+        await self._run_async(self._reset(key))
 
     def close(self) -> None:
         if not self._is_closed:
@@ -97,6 +102,20 @@ class SharedBudget:
 
     def expect_no_more(self, key: str) -> None:
         pass
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        self._check_open(coroutine)
+        return self._home.run_sync(coroutine)
+
+    async def _run_async(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        self._check_open(coroutine)
+        return await self._home.run(coroutine)
+
+    def _check_open(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        # Its home may be gone, so this cannot be left to the coroutine.
+        if self._is_closed:
+            coroutine.close()
+            raise GateClosed
 
     # --------------------------------------------------------------------------------------------------- at home
 
@@ -152,16 +171,15 @@ class SharedBudget:
             await self._store.close()
 
     async def _ready(self, cost: int = 1) -> None:
-        if self._is_closed:
-            raise GateClosed
-        if cost < 1:
-            raise ValueError(f"a cost of {cost} must be a whole number of at least 1")
+        check_cost(cost)
         self._rule.check_cost(cost)
         if not self._is_open:
             async with self._opening:
                 if not self._is_open:
                     await self._store.open()
                     self._is_open = True
+        if self._is_closed:
+            raise GateClosed
 
     def _bucket(self, key: str) -> Bucket:
         return Bucket(self._limit, key, self._rule)

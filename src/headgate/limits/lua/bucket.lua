@@ -1,0 +1,211 @@
+-- What all rules share: this stands below a rule's own script, and calls what that defines.
+--
+-- KEYS[1]  the bucket: "1:<kind>:<latest instant>:<offset>:<state>", gone by itself once it is idle
+-- KEYS[2]  what was answered under an id (with an id and for reset): a hash of id to answer
+-- ARGV     1 the verb, 2 the id or "", 3 the instant (for tests; "" is the server's time),
+--          4 and 5 a text of the bucket and what to put in its place if it still reads so (5 is "" for nothing),
+--          6-9 of take: cost, count; of reserve: cost; of amend: charged_at, cost, started_at, actual
+--          10.. the rule's numbers
+-- returns  take, reserve: {granted, opens_at, now, available, full_at}
+--          cancel: {1 or 0}; amend: {1}; reset: {1}; snapshot: {now, the bucket's text or false}
+--          all but the last two: {-1, now, offset, text} if the text is not of this rule; nothing has been done then
+--
+-- All numbers are whole and below 2^53, where doubles count exactly. `%` rounds its quotient, so it is math.fmod here.
+
+local verb, id, told = ARGV[1], ARGV[2], ARGV[3]
+
+local function digits(number)
+  return string.format('%.0f', number)
+end
+
+if verb == 'reset' then
+  redis.call('DEL', KEYS[1], KEYS[2])
+  return {1}
+end
+
+-- 1. The bucket, and its time. It never goes back: where the server's clock does, it goes on from the latest instant.
+local stored = redis.call('GET', KEYS[1])
+local latest, offset, state = 0, 0, nil
+local unsaved = false
+if stored and ARGV[5] ~= '' and stored == ARGV[4] then
+  stored = ARGV[5]
+  unsaved = true
+end
+
+local clock = tonumber(told)
+if not clock then
+  local time = redis.call('TIME')
+  clock = time[1] * 1000000 + time[2]
+end
+
+if stored then
+  local kind, seen, ahead, text = string.match(stored, '^1:(%l+):(%d+):(%d+):(.*)$')
+  if kind then
+    latest, offset = tonumber(seen), tonumber(ahead)
+  end
+  state = kind == KIND and load(text) or nil
+end
+local now = clock + offset
+if now < latest then
+  offset = latest - clock
+  now = latest
+  unsaved = true
+end
+if verb == 'snapshot' then
+  return {now, stored}
+end
+if stored and not state then
+  return {-1, now, offset, stored}
+end
+
+local function save()
+  unsaved = false
+  -- One more than rounded up: Redis may look at the clock a little later than this script did.
+  local idle_in = math.max(0, math.ceil((idle_at(state) - now) / 1000)) + 1
+  if told ~= '' then
+    -- The real clock must not end what a test tells in its own time.
+    idle_in = idle_in + 3600000
+  end
+  local text = string.format('1:%s:%.0f:%.0f:', KIND, now, offset) .. dump(state)
+  redis.call('SET', KEYS[1], text, 'PX', digits(idle_in))
+end
+
+local function keep()
+  if unsaved and state then
+    save()
+  elseif stored and redis.call('PTTL', KEYS[1]) == -1 then
+    -- Somebody has made it stay for ever.
+    save()
+  end
+end
+
+-- 2. Answers under an id.
+local function remembered()
+  local packed = redis.call('HGET', KEYS[2], id)
+  if packed then
+    local answer = {cmsgpack.unpack(packed)}
+    if answer[1] > now then
+      keep()
+      return answer
+    end
+  end
+end
+
+local function remember(over_at, taken, before, after)
+  local answer = cmsgpack.pack(over_at, taken[1], taken[2], taken[3], taken[4], taken[5], before, after)
+  redis.call('HSET', KEYS[2], id, answer)
+  -- Each new one looks at two others, and forgets them if they are over: so the hash stays about as large as it must.
+  for _, other in ipairs(redis.call('HRANDFIELD', KEYS[2], 2)) do
+    if cmsgpack.unpack(redis.call('HGET', KEYS[2], other)) <= now then
+      redis.call('HDEL', KEYS[2], other)
+    end
+  end
+  local over_in = math.ceil((over_at - now) / 1000) + 1
+  if told ~= '' then
+    over_in = over_in + 3600000
+  end
+  if redis.call('PTTL', KEYS[2]) < over_in then
+    redis.call('PEXPIRE', KEYS[2], digits(over_in))
+  end
+end
+
+local function answer(granted, opens_at)
+  local available, full_at = look(state, now)
+  return {granted, opens_at, now, available, math.max(now, full_at)}
+end
+
+local function beyond()
+  return state and idle_at(state) > 9007199254740991
+end
+
+local function too_far()
+  return redis.error_reply('FAR the bucket would open later than can be counted')
+end
+
+-- 3. The verbs.
+if verb == 'take' then
+  local cost, count = tonumber(ARGV[6]), tonumber(ARGV[7])
+  local known = id ~= '' and remembered()
+  if known then
+    return {known[2], known[3], known[4], known[5], known[6]}
+  end
+  local granted = 0
+  if count > 1 then
+    -- As many as surely fit go as one: a script that takes them one by one would hold up the server.
+    granted = math.min(count, math.floor(look(state, now) / cost))
+    if granted > 0 then
+      local _, after = take(state, now, cost * granted)
+      state = after
+    end
+  end
+  local opens_at, after = take(state, now, cost)
+  while opens_at <= now and granted < count do
+    granted = granted + 1
+    state = after
+    opens_at, after = take(state, now, cost)
+  end
+  local taken = answer(granted, opens_at)
+  if granted > 0 then
+    save()
+    if id ~= '' then
+      remember(now + PERIOD, taken, '', '')
+    end
+  else
+    keep()
+  end
+  return taken
+end
+
+if verb == 'reserve' then
+  local cost = tonumber(ARGV[6])
+  local known = remembered()
+  if known then
+    return {known[2], known[3], known[4], known[5], known[6]}
+  end
+  local before = state and dump(state) or ''
+  local opens_at, after = take(state, now, cost)
+  opens_at = math.max(opens_at, now)
+  state = after
+  if beyond() then
+    return too_far()
+  end
+  local taken = answer(opens_at <= now and 1 or 0, opens_at)
+  save()
+  remember(opens_at + PERIOD, taken, before, redis.sha1hex(dump(after)))
+  return taken
+end
+
+if verb == 'cancel' then
+  local known = remembered()
+  -- Only what nothing has built on can be undone: then the bucket is put back as it was.
+  if not known or not state or known[3] <= now or known[8] ~= redis.sha1hex(dump(state)) then
+    keep()
+    return {0}
+  end
+  state = known[7] ~= '' and load(known[7]) or nil
+  if state then
+    save()
+  else
+    redis.call('DEL', KEYS[1])
+  end
+  redis.call('HDEL', KEYS[2], id)
+  return {1}
+end
+
+if verb == 'amend' then
+  local charged_at, cost = tonumber(ARGV[6]), tonumber(ARGV[7])
+  local started_at, actual = tonumber(ARGV[8]), tonumber(ARGV[9])
+  if not state then
+    -- Nothing else counted when it was forgotten, so the start stands alone.
+    local _, alone = take(nil, charged_at, cost)
+    state = alone
+  end
+  state = amend(state, charged_at, cost, started_at, actual)
+  if beyond() then
+    return too_far()
+  end
+  save()
+  return {1}
+end
+
+return redis.error_reply('ERR unknown verb ' .. verb)

@@ -1,0 +1,48 @@
+"""A process that takes from one bucket as fast as it can, and says when it was granted what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from headgate.clock import SystemClock
+from headgate.limits.bucket_store import Bucket
+from headgate.limits.redis_buckets import RedisBuckets
+from headgate.limits.strict_rate import StrictRate
+
+
+async def main(options: dict[str, Any]) -> None:
+    store = RedisBuckets.from_url(options["url"])
+    await store.open()
+    bucket = Bucket(options["limit"], "", StrictRate(options["count"], per=options["per"], margin=0).rule)
+    say("ready")
+    await asyncio.to_thread(sys.stdin.readline)
+    clock = SystemClock()
+    ends = clock.monotonic() + round(options["seconds"] * 1_000_000)
+    granted: list[int] = []
+    refused = 0
+
+    async def take() -> None:
+        nonlocal refused
+        while clock.monotonic() < ends:
+            taken = await store.take(bucket)
+            if taken.granted:
+                granted.append(taken.now)
+            else:
+                refused += 1
+
+    await asyncio.gather(*(take() for _ in range(options["tasks"])))
+    await store.close()
+    say("granted", *granted)
+    say("refused", refused)
+
+
+def say(word: str, *values: Any) -> None:
+    sys.stdout.write(f"{word} {json.dumps(values)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(sys.argv[1])))

@@ -1,0 +1,249 @@
+"""Limits in Redis when programs compete, and when the server, its memory or its replies go away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import redis
+
+from headgate.clock import SECOND
+from headgate.errors import StorageUnavailable
+from headgate.limits.bucket_store import Bucket
+from headgate.limits.rate_limit import RateLimit
+from headgate.limits.redis_buckets import RedisBuckets
+from headgate.limits.strict_rate import StrictRate
+from tests.durability.processes import Children
+from tests.durability.wire import Wire
+from tests.redis_server import RedisServer, server_in
+
+TIMEOUT = 0.5
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with server_in(tmp_path) as server:
+        yield server
+
+
+@contextlib.asynccontextmanager
+async def buckets_at(url: str, timeout: float = TIMEOUT) -> AsyncIterator[RedisBuckets]:
+    store = RedisBuckets.from_url(url, timeout=timeout)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def hundred(limit: str = "hundred") -> Bucket:
+    """100 an hour: what comes back during a test is less than one."""
+    return Bucket(limit, "acme", RateLimit(100, per=360_000).rule)
+
+
+async def granted(store: RedisBuckets, bucket: Bucket, asks: int) -> int:
+    """How many of so many takes were granted; each is asked on its own, one after the other."""
+    return sum([(await store.take(bucket)).granted for _ in range(asks)])
+
+
+async def comes_back(store: RedisBuckets, bucket: Bucket) -> None:
+    """Return once the store answers again."""
+    for _ in range(100):
+        with contextlib.suppress(StorageUnavailable):
+            await store.snapshot(bucket)
+            return
+    raise AssertionError("it did not come back")
+
+
+def until_linked(replica: redis.Redis) -> None:
+    while replica.info("replication")["master_link_status"] != "up":
+        time.sleep(0.01)
+
+
+def most_in_any_window(starts: Sequence[int], period: int) -> int:
+    most = first = 0
+    for last, at in enumerate(starts):
+        while starts[first] <= at - period:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+@pytest.mark.slow
+async def test_two_processes_never_take_one_too_many_and_use_what_there_is(
+    server: RedisServer, children: Children
+) -> None:
+    count, per, seconds = 40, 0.4, 3.0
+    takers = [
+        await children.start(
+            "redis_taker.py", url=server.url, limit="shared", count=count, per=per, seconds=seconds, tasks=4
+        )
+        for _ in range(2)
+    ]
+    for taker in takers:
+        await taker.hear("ready")
+    for taker in takers:
+        taker.tell("go")
+    starts: list[int] = []
+    for taker in takers:
+        own = await taker.hear("granted")
+        assert own, "both were granted some"
+        assert (await taker.hear("refused"))[0] > len(own), "both competed for all of it"
+        starts += own
+        assert await taker.end() == 0
+    starts.sort()
+    period = round(per * SECOND)
+    assert most_in_any_window(starts, period) == count
+    # From the start in the first window to the one in its place in the last: whole periods, over what it was.
+    windows, place = divmod(len(starts) - 1, count)
+    assert windows * period / (starts[-1] - starts[place]) >= 0.99
+    assert len(starts) >= seconds / per * count * 0.9
+
+
+async def test_a_killed_server_is_unavailable_and_one_burst_is_granted_again_when_it_is_back(
+    server: RedisServer,
+) -> None:
+    bucket = hundred()
+    async with buckets_at(server.url) as store:
+        before = await granted(store, bucket, 90)
+        load = [asyncio.ensure_future(granted(store, bucket, 1000)) for _ in range(8)]
+        await asyncio.sleep(0.02)
+        server.kill()
+        failures = await asyncio.gather(*load, return_exceptions=True)
+        assert all(isinstance(failure, StorageUnavailable) for failure in failures)
+        began = time.monotonic()
+        with pytest.raises(StorageUnavailable):
+            await store.take(bucket)
+        assert time.monotonic() - began < 3 * TIMEOUT
+        server.start()
+        await comes_back(store, bucket)
+        after = await granted(store, bucket, 250)
+    assert before == 90
+    # The bucket is born anew, and full: one burst more for each loss, as the docs say, and not one start beyond.
+    assert after == 100
+
+
+async def test_a_short_absence_is_waited_for(server: RedisServer) -> None:
+    bucket = hundred()
+    async with buckets_at(server.url, timeout=5) as store:
+        assert await granted(store, bucket, 1) == 1
+        server.kill()
+        # What is asked meanwhile has an id: it may be sent again, whatever became of the first time.
+        taking = asyncio.ensure_future(store.take(bucket, id="patient"))
+        await asyncio.sleep(0.1)
+        assert not taking.done()
+        server.start()
+        assert (await taking).granted == 1
+
+
+async def test_scripts_that_the_server_forgets_are_loaded_again(server: RedisServer) -> None:
+    bucket = hundred()
+    async with buckets_at(server.url) as store:
+        load = [asyncio.ensure_future(granted(store, bucket, 100)) for _ in range(8)]
+        with server.client() as client:
+            for _ in range(20):
+                await asyncio.to_thread(client.script_flush)
+        assert sum(await asyncio.gather(*load)) == 100
+
+
+async def test_a_frozen_server_is_given_up_on_in_time_and_used_again_once_it_thaws(server: RedisServer) -> None:
+    bucket = hundred()
+    async with buckets_at(server.url) as store:
+        assert await granted(store, bucket, 1) == 1
+        server.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        failures = await asyncio.gather(
+            store.take(bucket), store.take(bucket, id="a"), store.snapshot(bucket), return_exceptions=True
+        )
+        assert TIMEOUT <= time.monotonic() - began < 4 * TIMEOUT
+        assert all(isinstance(failure, StorageUnavailable) for failure in failures)
+        server.signal(signal.SIGCONT)
+        await comes_back(store, bucket)
+        assert (await store.take(bucket)).granted == 1
+
+
+async def test_a_replica_that_lost_the_last_starts_grants_only_those_again(server: RedisServer, tmp_path: Path) -> None:
+    bucket = hundred()
+    folder = tmp_path / "replica"
+    folder.mkdir()
+    with server_in(folder, "--replicaof", "127.0.0.1", str(server.port)) as replica, replica.client() as there:
+        async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=2) as store:
+            await asyncio.to_thread(until_linked, there)
+            assert await granted(store, bucket, 60) == 60
+            with server.client() as here:
+                here.wait(1, 5000)
+            # The two lose sight of each other; what is granted from now on is not known there.
+            there.replicaof("NO", "ONE")
+            assert await granted(store, bucket, 200) == 40
+            server.kill()
+            wire.put_to(replica.port)
+            await comes_back(store, bucket)
+            assert await granted(store, bucket, 200) == 40
+
+
+async def test_a_server_that_became_a_replica_is_left_for_the_one_that_took_over(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    bucket = hundred()
+    folder = tmp_path / "heir"
+    folder.mkdir()
+    with server_in(folder) as heir, server.client() as here:
+        async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=5) as store:
+            assert await granted(store, bucket, 1) == 1
+            here.replicaof("127.0.0.1", str(heir.port))
+            taking = asyncio.ensure_future(store.take(bucket))
+            await asyncio.sleep(0.1)
+            assert not taking.done()
+            wire.put_to(heir.port)
+            assert (await taking).granted == 1
+
+
+async def test_a_lost_reply_to_a_take_with_an_id_is_not_charged_twice(server: RedisServer) -> None:
+    bucket = hundred()
+    async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=5) as store:
+        assert await granted(store, bucket, 1) == 1
+        wire.replies_to_lose = 1
+        taken = await store.take(bucket, count=7, id="claim-1")
+        assert wire.replies_to_lose == 0
+        assert taken.granted == 7
+        assert (await store.snapshot(bucket)).used == 8
+
+
+async def test_a_lost_reply_to_a_booking_is_given_the_slot_that_was_booked(server: RedisServer) -> None:
+    bucket = Bucket("booked", "acme", StrictRate(1, per=3600).rule)
+    async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=5) as store:
+        first = await store.take(bucket)
+        wire.replies_to_lose = 1
+        booked = await store.reserve(bucket, id="a")
+        assert booked.opens_at == first.now + bucket.rule.period
+        assert (await store.reserve(bucket, id="b")).opens_at == first.now + 2 * bucket.rule.period
+
+
+async def test_a_lost_reply_to_a_take_without_an_id_is_reported_as_not_known(server: RedisServer) -> None:
+    bucket = hundred()
+    async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=5) as store:
+        assert await granted(store, bucket, 1) == 1
+        wire.replies_to_lose = 1
+        with pytest.raises(StorageUnavailable, match="not known"):
+            await store.take(bucket)
+        # It was counted, and counted once.
+        assert (await store.snapshot(bucket)).used == 2
+
+
+async def test_memory_that_is_full_is_told_and_grants_nothing(tmp_path: Path) -> None:
+    with server_in(tmp_path, "--maxmemory", "100kb", "--maxmemory-policy", "noeviction") as server:
+        async with buckets_at(server.url) as store:
+            with pytest.raises(StorageUnavailable, match="maxmemory"):
+                await store.take(hundred())
+
+
+async def test_a_server_that_evicts_what_is_in_use_is_advised_against(tmp_path: Path) -> None:
+    with server_in(tmp_path, "--maxmemory-policy", "allkeys-lru") as server:
+        async with buckets_at(server.url) as store:
+            assert store.advice is not None
+            assert "allkeys-lru" in store.advice

@@ -1,0 +1,137 @@
+"""Limiters on a store that has to be awaited, used from several threads and loops at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from headgate.clock import SECOND
+from headgate.errors import GateClosed, HeadgateError
+from headgate.limits.bucket_store import Bucket, Taken
+from headgate.limits.limiter import Limiter
+from headgate.limits.memory_buckets import MemoryBuckets
+from headgate.limits.rate_limit import RateLimit
+from headgate.limits.rule import Snapshot
+from headgate.limits.strict_rate import StrictRate
+
+
+class OnOneLoop:
+    """A store as one with a connection is: it may be used on the loop that opened it, and nowhere else."""
+
+    def __init__(self) -> None:
+        self.buckets = MemoryBuckets()
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    async def open(self) -> None:
+        assert self.loop is None
+        self.loop = asyncio.get_running_loop()
+
+    async def close(self) -> None:
+        await self._there()
+
+    async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
+        await self._there()
+        return await self.buckets.take(bucket, cost, count=count, id=id)
+
+    async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
+        await self._there()
+        return await self.buckets.reserve(bucket, cost, id=id)
+
+    async def cancel(self, bucket: Bucket, *, id: str) -> bool:
+        await self._there()
+        return await self.buckets.cancel(bucket, id=id)
+
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+        await self._there()
+        await self.buckets.amend(bucket, charged_at, cost, started_at, actual)
+
+    async def snapshot(self, bucket: Bucket) -> Snapshot:
+        await self._there()
+        return await self.buckets.snapshot(bucket)
+
+    async def reset(self, bucket: Bucket) -> None:
+        await self._there()
+        await self.buckets.reset(bucket)
+
+    async def _there(self) -> None:
+        assert asyncio.get_running_loop() is self.loop
+        await asyncio.sleep(0.0005)
+
+
+def side_by_side(*functions: Callable[[], object]) -> None:
+    with ThreadPoolExecutor(len(functions)) as pool:
+        for done in [pool.submit(function) for function in functions]:
+            done.result()
+
+
+def test_threads_without_a_loop_share_one_in_the_background() -> None:
+    limiter = Limiter(StrictRate(20, per=0.2, margin=0), OnOneLoop())
+    starts: list[int] = []
+
+    def thread() -> None:
+        starts.extend(limiter.sync.acquire("a").decided_at for _ in range(30))
+
+    side_by_side(thread, thread)
+    starts.sort()
+    assert all(later - first >= SECOND // 5 for first, later in zip(starts, starts[20:], strict=False))
+    with limiter.sync.hold("b", cost=5) as held:
+        held.settle(2)
+    assert limiter.sync.snapshot("b").used == 2
+    assert limiter.sync.reserve("c").delay == 0
+    limiter.sync.reset("b")
+    before = threading.active_count()
+    limiter.sync.close()
+    limiter.sync.close()
+    assert threading.active_count() == before - 1
+    with pytest.raises(GateClosed):
+        limiter.sync.try_acquire("a")
+
+
+def test_closing_wakes_the_threads_that_wait() -> None:
+    limiter = Limiter(RateLimit("1/h"), OnOneLoop())
+    limiter.sync.acquire("a")
+
+    def thread() -> None:
+        with pytest.raises(GateClosed):
+            limiter.sync.acquire("a")
+
+    def close() -> None:
+        time.sleep(0.1)
+        limiter.sync.close()
+
+    begun = time.monotonic()
+    side_by_side(thread, thread, close)
+    assert time.monotonic() - begun < 5
+
+
+async def test_threads_and_other_loops_use_the_loop_of_the_first_caller() -> None:
+    limiter = Limiter(RateLimit("100/h"), OnOneLoop())
+    assert await limiter.acquire("a")
+    assert await asyncio.to_thread(limiter.sync.acquire, "a")
+
+    async def elsewhere() -> None:
+        assert await limiter.acquire("a")
+
+    await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
+    assert (await limiter.snapshot("a")).used == 3
+    await limiter.close()
+
+
+async def test_a_sync_verb_on_the_loop_itself_is_an_error_instead_of_a_standstill() -> None:
+    limiter = Limiter(RateLimit("100/h"), OnOneLoop())
+    assert await limiter.acquire("a")
+    with pytest.raises(HeadgateError, match="await instead"):
+        limiter.sync.acquire("a")
+    await limiter.close()
+
+
+def test_a_limiter_whose_loop_has_ended_says_so() -> None:
+    limiter = Limiter(RateLimit("100/h"), OnOneLoop())
+    asyncio.run(limiter.acquire("a"))
+    with pytest.raises(HeadgateError, match="has ended"):
+        limiter.sync.acquire("a")

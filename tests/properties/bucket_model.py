@@ -1,0 +1,149 @@
+"""A bucket store as plain Python: the rules themselves, and the little that a store adds to them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+from headgate.limits.bucket_store import Taken
+from headgate.limits.dynamic_window import SharedCounter
+from headgate.limits.fixed_window import WindowCounter
+from headgate.limits.limit import AnyRule
+from headgate.limits.rate_limit import START_EMPTY_KEPT, Gcra
+from headgate.limits.rule import Snapshot
+from headgate.limits.sliding_window import SliceCounter
+
+
+class Answer(NamedTuple):
+    over_at: int
+    taken: Taken
+    before: Any
+    after: Any
+
+
+class BucketModel:
+    """One bucket. Each call is given the clock's time, which may go back, and the rule it is judged by.
+
+    `key` matters to rules whose keys share a bucket; what was answered under an id is each key's own.
+    """
+
+    def __init__(self) -> None:
+        self.key = ""
+        self.clock = 0
+        self.answers: dict[tuple[str, str], Answer] = {}
+        self._forget()
+
+    def take(self, rule: AnyRule, clock: int, cost: int, count: int, id: str | None) -> Taken:
+        state, now, is_unsaved = self._look(rule, clock)
+        if id is not None and (known := self._answer(id, now)):
+            if is_unsaved:
+                self._save(rule, state, now)
+            return known.taken
+        asked, granted = self._asked(rule), 0
+        opens_at, after = asked.take(state, now, cost)
+        while opens_at <= now and granted < count:
+            state, granted = after, granted + 1
+            opens_at, after = asked.take(state, now, cost)
+        taken = self._taken(rule, granted, opens_at, now, state)
+        if granted or is_unsaved:
+            self._save(rule, state, now)
+        if granted and id is not None:
+            self.answers[self.key, id] = Answer(now + rule.period, taken, None, None)
+        return taken
+
+    def reserve(self, rule: AnyRule, clock: int, cost: int, id: str) -> Taken:
+        before, now, is_unsaved = self._look(rule, clock)
+        if known := self._answer(id, now):
+            if is_unsaved:
+                self._save(rule, before, now)
+            return known.taken
+        opens_at, after = self._asked(rule).take(before, now, cost)
+        opens_at = max(opens_at, now)
+        taken = self._taken(rule, int(opens_at <= now), opens_at, now, after)
+        self._save(rule, after, now)
+        self.answers[self.key, id] = Answer(opens_at + rule.period, taken, before, after)
+        return taken
+
+    def cancel(self, rule: AnyRule, clock: int, id: str) -> bool:
+        state, now, is_unsaved = self._look(rule, clock)
+        known = self._answer(id, now)
+        if state is None or not known or known.taken.opens_at <= now or known.after != state:
+            if is_unsaved:
+                self._save(rule, state, now)
+            return False
+        if known.before is None:
+            self._forget()
+        else:
+            self._save(rule, known.before, now)
+        del self.answers[self.key, id]
+        return True
+
+    def amend(self, rule: AnyRule, clock: int, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+        state, now, _ = self._look(rule, clock)
+        asked = self._asked(rule)
+        if state is None:
+            _, state = asked.take(None, charged_at, cost)
+        self._save(rule, asked.amend(state, charged_at, cost, started_at, actual), now)
+
+    def snapshot(self, rule: AnyRule, clock: int) -> Snapshot:
+        state, now, _ = self._look(rule, clock)
+        snapshot: Snapshot = self._asked(rule).snapshot(state, now)
+        return snapshot
+
+    def reset(self) -> None:
+        self._forget()
+        self.answers = {place: answer for place, answer in self.answers.items() if place[0] != self.key}
+
+    def _forget(self) -> None:
+        self.state: Any = None
+        self.written_under: AnyRule | None = None
+        self.latest = self.offset = 0
+
+    def _look(self, rule: AnyRule, clock: int) -> tuple[Any, int, bool]:
+        """The state under this rule, what time it is for this bucket, and whether that has to be written down."""
+        self.clock = clock
+        now = max(clock + self.offset, self.latest)
+        before = self.written_under
+        if self.state is None or before is None:
+            return None, now, False
+        is_unsaved = clock + self.offset < now or _as_stored(before) != _as_stored(rule)
+        return (rule.load(before.dump(self.state), now) if is_unsaved else self.state), now, is_unsaved
+
+    def _save(self, rule: AnyRule, state: Any, now: int) -> None:
+        self.state, self.written_under, self.latest = state, rule, now
+        self.offset = now - self.clock
+
+    def _answer(self, id: str, now: int) -> Answer | None:
+        known = self.answers.get((self.key, id))
+        return known if known is not None and known.over_at > now else None
+
+    def _asked(self, rule: AnyRule) -> Any:
+        return _OfKey(rule, self.key) if isinstance(rule, SharedCounter) else rule
+
+    def _taken(self, rule: AnyRule, granted: int, opens_at: int, now: int, state: Any) -> Taken:
+        full_at = rule.idle_at(state) if state else 0
+        if isinstance(rule, Gcra) and rule.start_empty:
+            full_at -= START_EMPTY_KEPT
+        return Taken(granted, opens_at, now, self._asked(rule).snapshot(state, now).available, max(now, full_at))
+
+
+class _OfKey:
+    """A rule as it looks for one of the keys that share its state."""
+
+    def __init__(self, rule: SharedCounter, key: str) -> None:
+        self.take = partial(rule.take, key=key)
+        self.amend = partial(rule.amend, key=key)
+        self.snapshot = partial(rule.snapshot, key=key)
+
+
+def _as_stored(rule: AnyRule) -> tuple[object, ...]:
+    """What a stored state says of its rule: two rules of which it says the same read each other's."""
+    match rule:
+        case Gcra():
+            return (rule.kind, rule.count, rule.period)
+        case WindowCounter():
+            return (rule.kind, rule.period)
+        case SliceCounter() | SharedCounter():
+            return (rule.kind, rule.slice, rule.slices)
+        case _:
+            return (rule.kind,)

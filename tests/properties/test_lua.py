@@ -1,0 +1,188 @@
+"""The Lua scripts decide as the Python rules do, on a real server: histories told in a time of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headgate.clock import FARTHEST, SECOND
+from headgate.limits.bucket_store import Bucket, Taken
+from headgate.limits.dynamic_window import SharedCounter
+from headgate.limits.fixed_window import WindowCounter
+from headgate.limits.limit import AnyRule
+from headgate.limits.rate_limit import Gcra
+from headgate.limits.redis_buckets import RedisBuckets
+from headgate.limits.sliding_window import SliceCounter
+from headgate.limits.strict_rate import SlidingLog
+from tests.properties.bucket_model import BucketModel
+
+NOON = 1_767_268_800 * SECOND
+DAY = 86400 * SECOND
+
+_made = count()
+
+# Each example speaks to a server: a slow machine is no failure.
+on_a_server = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+LOWEST = 3
+"""Every rule grants at least that much, and nothing costs more: what could never go is another test."""
+
+counts = st.integers(LOWEST, 12) | st.sampled_from([997, 1000])
+periods = st.integers(1, 50) | st.integers(1, 100) | st.sampled_from([SECOND, 60 * SECOND, 7_777_777, DAY])
+
+RULES: dict[str, st.SearchStrategy[Any]] = {
+    "rate": st.builds(
+        Gcra,
+        count=counts | st.sampled_from([1_000_000, 7]),
+        period=periods,
+        burst=st.integers(LOWEST, 20) | st.just(1_000_000),
+        start_empty=st.booleans(),
+    ).filter(lambda rule: 1_000_000 * rule.period // rule.count < FARTHEST // 10),
+    "strict": st.builds(SlidingLog, count=counts, period=periods),
+    "fixed": st.integers(0, 20).flatmap(
+        lambda margin: st.builds(
+            WindowCounter, count=counts, period=periods.map(lambda period: period + margin), margin=st.just(margin)
+        )
+    ),
+    "sliding": st.builds(SliceCounter, count=counts, slice=periods, slices=st.integers(1, 6)),
+    "dynamic": st.builds(
+        SharedCounter,
+        capacity=st.just(0) | st.integers(LOWEST, 12),
+        min_count=st.integers(1, LOWEST),
+        max_count=st.integers(LOWEST, 12),
+        slice=periods,
+        slices=st.integers(1, 4),
+        max_keys=st.integers(1, 4),
+    ).filter(lambda rule: not rule.capacity or rule.max_count <= rule.capacity),
+}
+
+costs = st.integers(1, LOWEST)
+ids = st.sampled_from(["a", "b", "c"])
+keys = st.sampled_from(["acme", "globex", "ключ", "{}", ""])
+place = st.integers(0, 1000)
+
+STEPS = st.one_of(
+    st.tuples(st.just("take"), costs, st.integers(1, 5), st.none() | ids),
+    st.tuples(st.just("take"), costs, st.integers(1, 2000), st.none()),
+    st.tuples(st.just("reserve"), costs, ids),
+    st.tuples(st.just("reserve"), costs, ids),
+    st.tuples(st.just("cancel"), ids),
+    st.tuples(st.just("amend"), place, costs, st.integers(-5, 200), st.integers(0, 6)),
+    st.tuples(st.just("reset")),
+    st.tuples(st.just("rule_"), st.integers(0, 1)),
+    st.tuples(st.just("key_"), keys),
+    st.tuples(st.just("key_"), keys),
+    st.tuples(st.just("key_"), keys),
+    # How far the clock moves, in shares of the rule's period or in microseconds; also back.
+    st.tuples(st.just("wait"), st.integers(-40, 130)),
+    st.tuples(st.just("wait"), st.integers(0, 130)),
+    st.tuples(st.just("tick"), st.integers(-3, 20)),
+    st.tuples(st.just("open")),
+)
+
+
+class History:
+    """Tells the store and the model the same, and compares what they say."""
+
+    def __init__(self, url: str, rules: Sequence[AnyRule]) -> None:
+        self.clock = NOON
+        self.store = RedisBuckets.from_url(url, limit_time=lambda: self.clock)
+        self.models: defaultdict[str, BucketModel] = defaultdict(BucketModel)
+        self.rules = rules
+        self.name = f"history-{id(_made)}-{next(_made)}"
+        self.rule = rules[0]
+        self.key = "acme"
+        self.charged: list[tuple[int, int]] = []
+        self.opens_at = NOON
+
+    @property
+    def bucket(self) -> Bucket:
+        return Bucket(self.name, self.key, self.rule)
+
+    @property
+    def model(self) -> BucketModel:
+        """Of the one for all keys, where they share a bucket."""
+        model = self.models["*" if self.rule.kind == "dynamic" else self.key]
+        model.key = self.key
+        return model
+
+    async def tell(self, steps: Sequence[tuple[Any, ...]]) -> None:
+        await self.store.open()
+        try:
+            for verb, *rest in steps:
+                await getattr(self, verb)(*rest)
+                assert await self.store.snapshot(self.bucket) == self.model.snapshot(self.rule, self.clock)
+        finally:
+            await self.store.close()
+
+    async def take(self, cost: int, many: int, id: str | None) -> None:
+        taken = await self.store.take(self.bucket, cost, count=many, id=id)
+        self._compare(taken, self.model.take(self.rule, self.clock, cost, many, id))
+        self.charged += [(taken.now, cost)] * min(taken.granted, 1)
+
+    async def reserve(self, cost: int, id: str) -> None:
+        taken = await self.store.reserve(self.bucket, cost, id=id)
+        self._compare(taken, self.model.reserve(self.rule, self.clock, cost, id))
+        self.charged.append((taken.opens_at, cost))
+
+    async def cancel(self, id: str) -> None:
+        assert await self.store.cancel(self.bucket, id=id) == self.model.cancel(self.rule, self.clock, id)
+
+    async def amend(self, place: int, cost: int, later: int, actual: int) -> None:
+        charged_at, charged = self.charged[place % len(self.charged)] if self.charged else (self.clock, cost)
+        started_at = charged_at + later * self.rule.period // 100
+        await self.store.amend(self.bucket, charged_at, charged, started_at, actual)
+        self.model.amend(self.rule, self.clock, charged_at, charged, started_at, actual)
+
+    async def reset(self) -> None:
+        await self.store.reset(self.bucket)
+        self.model.reset()
+
+    def _compare(self, taken: Taken, expected: Taken) -> None:
+        assert taken == expected
+        self.opens_at = taken.opens_at
+
+    async def rule_(self, number: int) -> None:
+        self.rule = self.rules[number % len(self.rules)]
+
+    async def key_(self, key: str) -> None:
+        self.key = key
+
+    async def wait(self, percent: int) -> None:
+        self.clock += percent * self.rule.period // 100
+
+    async def tick(self, microseconds: int) -> None:
+        self.clock += microseconds
+
+    async def open(self) -> None:
+        """On to where the bucket said that it opens."""
+        self.clock = max(self.clock, self.opens_at)
+
+
+def tell(url: str, rules: Sequence[AnyRule], steps: Sequence[tuple[Any, ...]]) -> None:
+    asyncio.run(History(url, rules).tell(steps))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", RULES)
+@on_a_server
+@given(data=st.data())
+def test_a_script_decides_as_its_rule_does(redis_url: str, kind: str, data: st.DataObject) -> None:
+    rules = data.draw(st.tuples(RULES[kind], RULES[kind]))
+    tell(redis_url, rules, data.draw(st.lists(STEPS, min_size=3, max_size=40)))
+
+
+@pytest.mark.timeout(120)
+@on_a_server
+@given(data=st.data())
+def test_a_bucket_goes_from_one_kind_of_rule_to_another_as_in_python(redis_url: str, data: st.DataObject) -> None:
+    any_rule = st.one_of(*RULES.values())
+    rules = data.draw(st.tuples(any_rule, any_rule))
+    tell(redis_url, rules, data.draw(st.lists(STEPS, min_size=3, max_size=40)))

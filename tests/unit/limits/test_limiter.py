@@ -1,0 +1,900 @@
+"""Limiter: a limit for plain code, in memory and on a store that has to be awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from headgate.clock import SECOND, Timer
+from headgate.errors import CostExceedsLimit, DeclarationError, GateClosed, HeadgateError, StorageUnavailable
+from headgate.limits.bucket_store import Bucket, BucketStore, Taken
+from headgate.limits.concurrency import Concurrency, Mutex
+from headgate.limits.limit import Limit
+from headgate.limits.limiter import Limiter
+from headgate.limits.memory_buckets import MemoryBuckets
+from headgate.limits.rate_limit import RateLimit
+from headgate.limits.rule import Snapshot
+from headgate.limits.strict_rate import StrictRate
+from headgate.testing.manual_clock import ManualClock
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+T = TypeVar("T")
+
+
+class Distant:
+    """A store behind a network: every call takes a millisecond there and one back."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.buckets = MemoryBuckets(clock)
+        self.asked: list[int] = []
+        self.opened = 0
+        self.closed = 0
+        self.is_away = False
+
+    async def open(self) -> None:
+        self.opened += 1
+
+    async def close(self) -> None:
+        self.closed += 1
+
+    async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
+        self.asked.append(count)
+        return await self._far(self.buckets.take(bucket, cost, count=count, id=id))
+
+    async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
+        return await self._far(self.buckets.reserve(bucket, cost, id=id))
+
+    async def cancel(self, bucket: Bucket, *, id: str) -> bool:
+        return await self._far(self.buckets.cancel(bucket, id=id))
+
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+        await self._far(self.buckets.amend(bucket, charged_at, cost, started_at, actual))
+
+    async def snapshot(self, bucket: Bucket) -> Snapshot:
+        return await self._far(self.buckets.snapshot(bucket))
+
+    async def reset(self, bucket: Bucket) -> None:
+        await self._far(self.buckets.reset(bucket))
+
+    async def _far(self, call: Coroutine[Any, Any, T]) -> T:
+        await asyncio.sleep(0.001)
+        if self.is_away:
+            call.close()
+            raise StorageUnavailable("the store is away")
+        answer = await call
+        await asyncio.sleep(0.001)
+        return answer
+
+
+Scene = Callable[[Callable[[Limit], Limiter], VirtualClock], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(params=["memory", "shared"])
+def play(request: pytest.FixtureRequest) -> Callable[[Scene], None]:
+    """Play a scene on virtual time, with limiters on the one kind of store or the other."""
+
+    def played(scene: Scene) -> None:
+        async def main(clock: VirtualClock) -> None:
+            store: BucketStore = MemoryBuckets(clock) if request.param == "memory" else Distant(clock)
+            await scene(lambda limit: Limiter(limit, store, clock=clock), clock)
+
+        run_virtual(main)
+
+    return played
+
+
+def near(seconds: float) -> Any:
+    """Give or take the way to a distant store and back, for the few that are in the way."""
+    return pytest.approx(seconds, abs=0.02)
+
+
+# ------------------------------------------------------------------------------------------------------- deciding
+
+
+def test_a_limiter_allows_its_count_and_says_when_to_come_back(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(StrictRate("2/m", margin=0))
+        first, second, third = [await limiter.try_acquire("acme") for _ in range(3)]
+        assert (first.allowed, first.remaining, first.retry_after) == (True, 1, 0)
+        assert (second.allowed, second.remaining) == (True, 0)
+        assert (third.allowed, third.remaining) == (False, 0)
+        assert third.retry_after == near(60)
+        assert second.reset_after == near(60)
+
+    play(scene)
+
+
+def test_a_decision_is_true_when_it_allows(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("1/m"))
+        assert await limiter.try_acquire()
+        assert not await limiter.try_acquire()
+
+    play(scene)
+
+
+def test_waiting_as_long_as_it_says_is_long_enough(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        # A period that three starts do not divide evenly.
+        limiter = new(RateLimit(3, per=0.1, burst=1))
+        for _ in range(50):
+            assert await limiter.try_acquire()
+            refused = await limiter.try_acquire()
+            if not refused:
+                await asyncio.sleep(refused.retry_after)
+
+    play(scene)
+
+
+def test_each_key_has_a_budget_of_its_own(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("1/m"))
+        assert await limiter.try_acquire("a")
+        assert await limiter.try_acquire("b")
+        assert not await limiter.try_acquire("a")
+
+    play(scene)
+
+
+def test_what_could_never_go_is_an_error_at_once(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("5/m"))
+        for verb in (limiter.try_acquire, limiter.acquire, limiter.reserve):
+            with pytest.raises(CostExceedsLimit):
+                await verb("a", 6)
+        assert (await limiter.snapshot("a")).used == 0
+
+    play(scene)
+
+
+@pytest.mark.parametrize("cost", [0, -1])
+def test_a_cost_below_one_is_an_error(play: Callable[[Scene], None], cost: int) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("5/m"))
+        for verb in (limiter.try_acquire, limiter.acquire, limiter.reserve):
+            with pytest.raises(ValueError, match="at least 1"):
+                await verb("a", cost)
+
+    play(scene)
+
+
+def test_a_reset_key_is_as_good_as_new(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("5/m"))
+        await limiter.try_acquire("a", 5)
+        assert (await limiter.snapshot("a")).available == 0
+        await limiter.reset("a")
+        assert (await limiter.snapshot("a")).available == 5
+
+    play(scene)
+
+
+def test_a_decision_shows_what_it_says() -> None:
+    limiter = Limiter(RateLimit("2/m"), clock=ManualClock())
+    assert repr(limiter.sync.try_acquire()) == (
+        "Decision(allowed=True, retry_after=0.0, remaining=1, reset_after=30.0)"
+    )
+
+
+def test_retry_after_never_says_zero_to_one_who_is_refused() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(RateLimit("1/s", burst=1), clock=clock)
+        await limiter.try_acquire()
+        waiting = asyncio.ensure_future(limiter.acquire())
+        await asyncio.sleep(1)
+        # The bucket is open by now, for the one who waits.
+        newcomer = await limiter.try_acquire()
+        assert not newcomer
+        assert newcomer.retry_after > 0
+        assert await waiting
+
+    run_virtual(main)
+
+
+# -------------------------------------------------------------------------------------------------------- waiting
+
+
+def test_those_who_wait_are_served_in_order_and_on_time(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("10/s", burst=1))
+        served: list[tuple[int, float]] = []
+
+        async def one(number: int) -> None:
+            assert await limiter.acquire("a")
+            served.append((number, clock.monotonic() / SECOND))
+
+        await asyncio.gather(*(one(number) for number in range(30)))
+        assert [number for number, _ in served] == list(range(30))
+        assert [at for _, at in served] == [near(number / 10) for number in range(30)]
+
+    play(scene)
+
+
+def test_a_strict_rate_serves_window_by_window(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(StrictRate("5/s", margin=0))
+        served: list[float] = []
+
+        async def one() -> None:
+            assert await limiter.acquire("a")
+            served.append(clock.monotonic() / SECOND)
+
+        await asyncio.gather(*(one() for _ in range(20)))
+        assert served == [near(number // 5) for number in range(20)]
+
+    play(scene)
+
+
+def test_ten_thousand_wait_on_one_key_in_order() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(RateLimit("2500/s", burst=1), clock=clock)
+        served: list[int] = []
+
+        async def one(number: int) -> None:
+            await limiter.acquire("a")
+            served.append(number)
+
+        await asyncio.gather(*(one(number) for number in range(10_000)))
+        assert served == list(range(10_000))
+        assert clock.monotonic() == 9999 * 400
+
+    run_virtual(main)
+
+
+def test_a_line_sets_one_timer_however_many_wait() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(RateLimit("1/m", burst=1), clock=clock)
+        waiting = [asyncio.ensure_future(limiter.acquire("a")) for _ in range(1000)]
+        await asyncio.sleep(1)
+        timers = [
+            timer
+            for timer in asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
+            if not timer.cancelled()
+        ]
+        assert len(timers) == 1
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+
+    run_virtual(main)
+
+
+def test_a_shared_store_is_asked_once_for_all_who_wait() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Distant(clock)
+        limiter = Limiter(StrictRate("100/s", margin=0), store, clock=clock)
+        assert all(await asyncio.gather(*(limiter.acquire("a") for _ in range(250))))
+        assert clock.monotonic() / SECOND == near(2)
+        # Everybody, then who is left at each opening, with a little for the way there and back.
+        assert len(store.asked) <= 6
+        assert store.asked[0] == 250
+
+    run_virtual(main)
+
+
+def test_two_limiters_of_one_shared_store_use_all_of_the_budget_and_no_more() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Distant(clock)
+        here, there = (Limiter(StrictRate("50/s", margin=0), store, clock=clock) for _ in range(2))
+        starts: list[int] = []
+
+        async def work(limiter: Limiter) -> None:
+            while clock.monotonic() < 20 * SECOND:
+                decision = await limiter.acquire("a")
+                starts.append(decision.decided_at)
+
+        await asyncio.gather(*(work(limiter) for limiter in (here, there) for _ in range(40)))
+        starts.sort()
+        assert all(later - earlier >= SECOND for earlier, later in zip(starts, starts[50:], strict=False))
+        assert len([start for start in starts if start < starts[0] + 20 * SECOND]) >= 0.99 * 20 * 50
+
+    run_virtual(main)
+
+
+def test_a_waiter_for_one_key_never_waits_for_another(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("1/h"))
+        await limiter.acquire("a")
+        stuck = asyncio.ensure_future(limiter.acquire("a"))
+        await asyncio.sleep(1)
+        before = clock.monotonic()
+        assert await limiter.acquire("b")
+        assert clock.monotonic() - before <= 0.01 * SECOND
+        stuck.cancel()
+        await asyncio.wait([stuck])
+
+    play(scene)
+
+
+def test_a_cancelled_waiter_consumes_nothing_and_hands_its_place_on(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("1/m", burst=1))
+        await limiter.acquire("a")
+        first, second, third = (asyncio.ensure_future(limiter.acquire("a")) for _ in range(3))
+        await asyncio.sleep(30)
+        first.cancel()
+        await second
+        assert clock.monotonic() / SECOND == near(60)
+        assert first.cancelled()
+        await third
+        assert clock.monotonic() / SECOND == near(120)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cancelling_at_the_very_slot_loses_no_start(seed: int) -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(StrictRate("1/m", margin=0), clock=clock)
+        await limiter.acquire("a")
+        waiting = [asyncio.ensure_future(limiter.acquire("a")) for _ in range(2)]
+
+        async def cancel() -> None:
+            await asyncio.sleep(60)
+            waiting[0].cancel()
+
+        await asyncio.gather(cancel(), *waiting, return_exceptions=True)
+        granted = [task for task in waiting if not task.cancelled()]
+        assert clock.monotonic() == 60 * len(granted) * SECOND
+
+    run_virtual(main, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_start_granted_to_one_who_is_being_cancelled_goes_back_to_the_shared_store(seed: int) -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(RateLimit("4/h"), Distant(clock), clock=clock)
+        task = asyncio.ensure_future(limiter.acquire("a"))
+
+        async def cancel() -> None:
+            # About when the answer is on its way back.
+            await asyncio.sleep(0.001 + seed % 2 * 0.001)
+            task.cancel()
+
+        await asyncio.gather(cancel(), task, return_exceptions=True)
+        await asyncio.sleep(0.1)
+        assert (await limiter.snapshot("a")).used == (0 if task.cancelled() else 1)
+
+    run_virtual(main, seed=seed)
+
+
+def test_a_timeout_that_passes_consumes_nothing(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("1/m", burst=1))
+        await limiter.acquire("a")
+        first = asyncio.ensure_future(limiter.acquire("a"))
+        await asyncio.sleep(0.1)
+        # Its slot would be in two minutes; the first one might leave, though, so it waits.
+        late = await limiter.acquire("a", timeout=90)
+        assert not late
+        assert late.retry_after > 0
+        assert 60 <= clock.monotonic() / SECOND <= 90.1
+        assert await first
+        assert (await limiter.acquire("a")).decided_at - clock.now() <= 0
+        assert clock.monotonic() / SECOND == near(120)
+
+    play(scene)
+
+
+def test_a_timeout_that_cannot_be_met_is_told_at_once(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("1/m", burst=1))
+        await limiter.acquire("a")
+        refused = await limiter.acquire("a", timeout=59)
+        assert not refused
+        assert refused.retry_after == near(60)
+        assert clock.monotonic() / SECOND == near(0)
+        assert await limiter.acquire("a", timeout=60.1)
+
+    play(scene)
+
+
+def test_a_timeout_of_exactly_the_wait_is_met() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(RateLimit("1/m", burst=1), clock=clock)
+        await limiter.acquire("a")
+        assert await limiter.acquire("a", timeout=60)
+
+    run_virtual(main)
+
+
+def test_a_timeout_of_zero_only_tries(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("1/m", burst=1))
+        assert await limiter.acquire("a", timeout=0)
+        assert not await limiter.acquire("a", timeout=0)
+        assert clock.monotonic() / SECOND == near(0)
+
+    play(scene)
+
+
+def test_a_costly_waiter_is_not_overtaken_by_cheap_ones(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("10/s", burst=10))
+        await limiter.acquire("a", 10)
+        served: list[str] = []
+
+        async def one(name: str, cost: int) -> None:
+            await limiter.acquire("a", cost)
+            served.append(name)
+
+        await asyncio.gather(one("costly", 8), one("cheap", 1), one("other", 1))
+        assert served == ["costly", "cheap", "other"]
+        assert clock.monotonic() / SECOND == near(1)
+
+    play(scene)
+
+
+def test_a_newcomer_who_only_tries_does_not_overtake_those_who_wait(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("10/s", burst=10))
+        await limiter.acquire("a", 10)
+        waiting = asyncio.ensure_future(limiter.acquire("a", 10))
+        await asyncio.sleep(0.5)
+        assert not await limiter.try_acquire("a", 1)
+        assert await waiting
+
+    play(scene)
+
+
+def test_a_line_whose_first_one_leaves_lets_a_cheaper_one_go(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("10/s", burst=10))
+        await limiter.acquire("a", 10)
+        costly = asyncio.ensure_future(limiter.acquire("a", 10))
+        cheap = asyncio.ensure_future(limiter.acquire("a", 1))
+        await asyncio.sleep(0.5)
+        costly.cancel()
+        assert await cheap
+        assert clock.monotonic() / SECOND == near(0.5)
+
+    play(scene)
+
+
+class LateClock:
+    """Its timers come late."""
+
+    def __init__(self, clock: VirtualClock, late: int) -> None:
+        self._clock = clock
+        self._late = late
+        self.now = clock.now
+        self.monotonic = clock.monotonic
+        self.boot_id = clock.boot_id
+
+    def call_at(self, when: int, callback: Callable[[], None]) -> Timer:
+        return self._clock.call_at(when + self._late, callback)
+
+
+def test_late_timers_cost_a_rate_nothing() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(RateLimit("1000/s", burst=1), clock=LateClock(clock, 1_500))
+        starts = [decision.decided_at for decision in await asyncio.gather(*(limiter.acquire() for _ in range(5000)))]
+        # Every start has the slot that it would have had on time.
+        assert [start - starts[0] for start in starts] == [number * 1000 for number in range(5000)]
+        assert clock.monotonic() <= 5 * SECOND + 1_500
+
+    run_virtual(main)
+
+
+def test_what_a_stalled_program_missed_it_does_not_make_up_for() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(RateLimit("1000/s", burst=1), clock=LateClock(clock, SECOND))
+        await limiter.acquire()
+        passed: list[int] = []
+
+        async def one() -> None:
+            await limiter.acquire()
+            passed.append(clock.monotonic())
+
+        await asyncio.gather(*(one() for _ in range(100)))
+        # After a second, those who had a slot in the last 10 ms, and the one that is due.
+        assert passed.count(passed[0]) == 11
+
+    run_virtual(main)
+
+
+def test_late_timers_never_let_a_strict_rate_be_exceeded() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(StrictRate("10/s", margin=0), clock=LateClock(clock, 5_000))
+        passed: list[int] = []
+
+        async def one() -> None:
+            await limiter.acquire()
+            passed.append(clock.monotonic())
+
+        await asyncio.gather(*(one() for _ in range(100)))
+        assert all(later - first >= SECOND for first, later in zip(passed, passed[10:], strict=False))
+
+    run_virtual(main)
+
+
+def test_no_memory_is_kept_for_lines_that_have_ended() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryBuckets(clock)
+        limit = RateLimit("1/s", burst=1)
+        limiter = Limiter(limit, store)
+        for key in range(100):
+            await limiter.acquire(str(key))
+        await asyncio.gather(*(limiter.acquire(str(key)) for key in range(100)))
+        assert not store.table("rate 1/s burst 1", limit.rule).lines.by_key
+
+    run_virtual(main)
+
+
+# --------------------------------------------------------------------------------------------- reserving, holding
+
+
+def test_reservations_are_given_one_slot_after_another(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("1/m", burst=1))
+        delays = [(await limiter.reserve("a")).delay for _ in range(3)]
+        assert delays == [0, near(60), near(120)]
+
+    play(scene)
+
+
+def test_the_same_id_is_given_the_same_slot(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("1/m", burst=1))
+        await limiter.acquire("a")
+        first = await limiter.reserve("a", id="order-1")
+        assert first.id == "order-1"
+        assert first.delay == near(60)
+        await asyncio.sleep(20)
+        assert (await limiter.reserve("a", id="order-1")).delay == near(40)
+
+    play(scene)
+
+
+def test_reservations_are_cancelled_newest_first(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("1/m", burst=1))
+        await limiter.acquire("a")
+        first, second = await limiter.reserve("a"), await limiter.reserve("a")
+        assert not await first.cancel()
+        assert await second.cancel()
+        assert await first.cancel()
+        assert not await first.cancel()
+        assert await limiter.acquire("a", timeout=61)
+
+    play(scene)
+
+
+def test_a_cancelled_reservation_lets_those_who_wait_go_sooner(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("1/m", burst=1))
+        await limiter.acquire("a")
+        booked = await limiter.reserve("a")
+        waiting = asyncio.ensure_future(limiter.acquire("a"))
+        await asyncio.sleep(1)
+        assert await booked.cancel()
+        assert await waiting
+        assert clock.monotonic() / SECOND == near(60)
+
+    play(scene)
+
+
+def test_one_with_a_timeout_waits_on_while_a_reservation_may_be_cancelled() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(RateLimit("1/m", burst=1), clock=clock)
+        await limiter.acquire("a")
+        booked = await limiter.reserve("a")
+        waiting = asyncio.ensure_future(limiter.acquire("a", timeout=70))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        await booked.cancel()
+        assert await waiting
+
+    run_virtual(main)
+
+
+def test_a_held_start_is_settled_up_and_down(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit(1000, per=3600))
+        async with limiter.hold("a", cost=100) as held:
+            await held.settle(40)
+            assert (await limiter.snapshot("a")).used == 40
+            await held.settle(250)
+        assert (await limiter.snapshot("a")).used == 250
+
+    play(scene)
+
+
+def test_a_settled_refund_lets_those_who_wait_go_at_once(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit(10, per=3600))
+        async with limiter.hold("a", cost=10) as held:
+            waiting = asyncio.ensure_future(limiter.acquire("a", 5))
+            await asyncio.sleep(7)
+            await held.settle(2)
+            assert await waiting
+            assert clock.monotonic() / SECOND == near(7)
+
+    play(scene)
+
+
+def test_an_actual_cost_below_zero_is_an_error(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit(10, per=3600))
+        async with limiter.hold("a", cost=10) as held:
+            with pytest.raises(ValueError, match="below 0"):
+                await held.settle(-1)
+
+    play(scene)
+
+
+def test_a_held_start_stays_charged_when_the_block_fails(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit(10, per=3600))
+        with pytest.raises(ZeroDivisionError):
+            async with limiter.hold("a", cost=3):
+                raise ZeroDivisionError
+        assert (await limiter.snapshot("a")).used == 3
+
+    play(scene)
+
+
+def test_holding_with_a_timeout_that_cannot_be_met_raises(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit(1, per=3600))
+        await limiter.acquire("a")
+        with pytest.raises(TimeoutError, match="'a'"):
+            async with limiter.hold("a", timeout=1):
+                raise AssertionError("nobody may get here")
+
+    play(scene)
+
+
+# -------------------------------------------------------------------------------------------------------- permits
+
+
+def test_no_more_than_the_count_hold_a_permit() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(Concurrency(3), clock=clock)
+        inside: list[int] = []
+        most = 0
+
+        async def work(number: int) -> None:
+            nonlocal most
+            async with limiter.hold("a"):
+                inside.append(number)
+                most = max(most, len(inside))
+                await asyncio.sleep(1)
+                inside.remove(number)
+
+        await asyncio.gather(*(work(number) for number in range(10)))
+        assert most == 3
+        assert clock.monotonic() == 4 * SECOND
+        assert (await limiter.snapshot("a")).used == 0
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, GeneratorExit])
+def test_a_permit_comes_back_however_the_block_ends(error: type[BaseException]) -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(Mutex("orders"), clock=clock)
+        with pytest.raises(error):
+            async with limiter.hold("a"):
+                raise error
+        assert await limiter.acquire("a", timeout=0)
+
+    run_virtual(main)
+
+
+def test_a_permit_comes_back_when_the_holder_is_cancelled() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(Mutex("orders"), clock=clock)
+
+        async def work() -> None:
+            async with limiter.hold("a"):
+                await asyncio.sleep(3600)
+
+        holder, waiter = asyncio.ensure_future(work()), asyncio.ensure_future(work())
+        await asyncio.sleep(1)
+        holder.cancel()
+        await asyncio.sleep(1)
+        assert (await limiter.snapshot("a")).used == 1
+        waiter.cancel()
+        await asyncio.wait([holder, waiter])
+        assert (await limiter.snapshot("a")).used == 0
+
+    run_virtual(main)
+
+
+def test_time_opens_no_mutex() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(Mutex("orders"), clock=clock)
+        assert await limiter.acquire("a")
+        refused = await limiter.try_acquire("a")
+        assert not refused
+        assert refused.retry_after == math.inf
+        assert not await limiter.acquire("a", timeout=100 * 86400)
+        limiter.release("a")
+        assert await limiter.try_acquire("a")
+
+    run_virtual(main)
+
+
+def test_one_with_a_timeout_gets_the_permit_that_comes_back_in_time() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(Concurrency(1), clock=clock)
+
+        async def work() -> None:
+            async with limiter.hold("a"):
+                await asyncio.sleep(5)
+
+        working = asyncio.ensure_future(work())
+        await asyncio.sleep(0)
+        assert await limiter.acquire("a", timeout=6)
+        assert clock.monotonic() == 5 * SECOND
+        await working
+
+    run_virtual(main)
+
+
+def test_a_permit_that_weighs_more_takes_more() -> None:
+    limiter = Limiter(Concurrency(10), clock=ManualClock())
+    assert limiter.sync.try_acquire("a", 8)
+    assert not limiter.sync.try_acquire("a", 3)
+    limiter.release("a", 8)
+    assert limiter.sync.try_acquire("a", 3)
+    with pytest.raises(CostExceedsLimit):
+        limiter.sync.try_acquire("a", 11)
+
+
+def test_more_permits_than_are_out_are_not_taken_back() -> None:
+    limiter = Limiter(Concurrency(2), clock=ManualClock())
+    limiter.sync.try_acquire("a")
+    limiter.sync.release("a")
+    with pytest.raises(ValueError, match="1 given back of 0"):
+        limiter.sync.release("a")
+
+
+def test_starts_are_not_given_back_and_permits_not_settled_or_booked() -> None:
+    rate, permits = (Limiter(limit, clock=ManualClock()) for limit in (RateLimit("1/m"), Concurrency(1)))
+    with pytest.raises(HeadgateError, match="counts starts"):
+        rate.release()
+    with pytest.raises(HeadgateError, match="nobody knows its slot"):
+        permits.sync.reserve()
+    with permits.sync.hold() as held, pytest.raises(HeadgateError, match="given back whole"):
+        held.settle(1)
+
+
+def test_permits_on_a_shared_store_are_refused() -> None:
+    async def main(clock: VirtualClock) -> None:
+        with pytest.raises(DeclarationError, match="memory://"):
+            Limiter(Concurrency(1), Distant(clock))
+
+    run_virtual(main)
+
+
+# -------------------------------------------------------------------------------------------------------- closing
+
+
+def test_closing_wakes_everybody_who_waits(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("1/h"))
+        await limiter.acquire("a")
+        waiting = [asyncio.ensure_future(limiter.acquire("a")) for _ in range(5)]
+        await asyncio.sleep(1)
+        await limiter.close()
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(outcome, GateClosed) for outcome in outcomes)
+        assert clock.monotonic() / SECOND == near(1)
+
+    play(scene)
+
+
+def test_a_closed_limiter_says_so_and_may_be_closed_again(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("9/m"))
+        async with limiter:
+            await limiter.acquire("a")
+        await limiter.close()
+        for verb in (limiter.try_acquire, limiter.acquire, limiter.reserve, limiter.snapshot, limiter.reset):
+            with pytest.raises(GateClosed):
+                await verb("a")
+
+    play(scene)
+
+
+def test_closing_one_limiter_leaves_another_on_the_same_store_open(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        one, other = (new(RateLimit("1/m", burst=1)) for _ in range(2))
+        await one.acquire("a")
+        waiting = asyncio.ensure_future(other.acquire("a"))
+        await asyncio.sleep(1)
+        await one.close()
+        assert await waiting
+        assert clock.monotonic() / SECOND == near(60)
+
+    play(scene)
+
+
+def test_a_permit_may_come_back_after_the_limiter_was_closed() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryBuckets(clock)
+        one, other = (Limiter(Concurrency(1), store) for _ in range(2))
+        async with one.hold("a"):
+            await one.close()
+        assert await other.try_acquire("a")
+
+    run_virtual(main)
+
+
+def test_a_store_that_was_handed_in_stays_open() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Distant(clock)
+        limiter = Limiter(RateLimit("9/m"), store, clock=clock)
+        await asyncio.gather(*(limiter.acquire(str(key)) for key in range(10)))
+        await limiter.close()
+        assert (store.opened, store.closed) == (1, 0)
+
+    run_virtual(main)
+
+
+# -------------------------------------------------------------------------------------------------- shared stores
+
+
+def test_everybody_who_waits_hears_that_the_store_is_away_and_may_try_again() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Distant(clock)
+        limiter = Limiter(RateLimit("9/m"), store, clock=clock)
+        store.is_away = True
+        outcomes = await asyncio.gather(*(limiter.acquire("a") for _ in range(3)), return_exceptions=True)
+        assert all(isinstance(outcome, StorageUnavailable) for outcome in outcomes)
+        store.is_away = False
+        assert await limiter.acquire("a")
+
+    run_virtual(main)
+
+
+def test_what_somebody_elsewhere_gives_back_is_noticed_after_a_while() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Distant(clock)
+        limit = RateLimit("1/h")
+        limiter, elsewhere = (Limiter(limit, store, clock=clock) for _ in range(2))
+        await limiter.acquire("a")
+        waiting = asyncio.ensure_future(limiter.acquire("a"))
+        await asyncio.sleep(5)
+        await elsewhere.reset("a")
+        assert await waiting
+        assert clock.monotonic() <= 11 * SECOND
+
+    run_virtual(main)
+
+
+def test_two_limits_that_differ_do_not_share_a_budget() -> None:
+    store = MemoryBuckets(ManualClock())
+    assert Limiter(RateLimit("1/m"), store).sync.try_acquire()
+    assert Limiter(RateLimit("1/h"), store).sync.try_acquire()
+    assert Limiter(RateLimit("1/h", name="openai"), store).sync.try_acquire()
+    assert not Limiter(RateLimit("1/h"), store).sync.try_acquire()
+    assert not Limiter(RateLimit("1/h", name="openai"), store).sync.try_acquire()
+
+
+def test_a_limit_declared_anew_under_its_name_keeps_its_debt() -> None:
+    store = MemoryBuckets(ManualClock())
+    assert Limiter(RateLimit("10/m", name="openai"), store).sync.try_acquire("a", 6)
+    assert Limiter(RateLimit("20/m", name="openai"), store).sync.snapshot("a").available == 14
+    # And back again, however often.
+    assert Limiter(RateLimit("10/m", name="openai"), store).sync.snapshot("a").available == 4
+
+
+def test_unknown_stores_and_limits_are_refused_where_they_are_declared() -> None:
+    with pytest.raises(DeclarationError, match="mongodb"):
+        Limiter(RateLimit("1/m"), "mongodb://here")
+    with pytest.raises(DeclarationError, match="RateLimit"):
+        Limiter("15/m")  # type: ignore[arg-type]
+
+
+def test_a_missing_redis_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "headgate.limits.redis_buckets", None)
+    with pytest.raises(DeclarationError, match="headgate\\[redis\\]"):
+        Limiter(RateLimit("1/m"), "redis://localhost")

@@ -1,0 +1,454 @@
+"""What only buckets in Redis have: URLs, names of keys, lives of keys, and a server that others use, too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import ssl
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+import redis
+
+from headgate.clock import SECOND
+from headgate.errors import CostExceedsLimit, DeclarationError, StorageUnavailable, StorageUnusable
+from headgate.limits.bucket_store import Bucket
+from headgate.limits.concurrency import Concurrency
+from headgate.limits.fixed_window import FixedWindow
+from headgate.limits.limit import AnyRule
+from headgate.limits.rate_limit import START_EMPTY_KEPT, RateLimit
+from headgate.limits.redis_buckets import RedisBuckets
+from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.strict_rate import StrictRate
+from tests.redis_server import server_in
+
+NOON = 1_767_268_800 * SECOND
+HOUR = 3600 * SECOND
+
+_made = count()
+
+ALL_RULES: list[AnyRule] = [
+    RateLimit("100/h").rule,
+    StrictRate("100/h", margin=0).rule,
+    FixedWindow("100/h").rule,
+    SlidingWindow("100/h").rule,
+]
+
+
+def bucket(rule: AnyRule, key: str = "acme") -> Bucket:
+    """A bucket that no other test has drawn on."""
+    return Bucket(f"unit-{id(_made)}-{next(_made)}", key, rule)
+
+
+@pytest_asyncio.fixture
+async def store(redis_url: str) -> AsyncIterator[RedisBuckets]:
+    store = RedisBuckets.from_url(redis_url)
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def server(redis_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, **options: Any) -> AsyncIterator[RedisBuckets]:
+    store = RedisBuckets.from_url(url, **options)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+# ----------------------------------------------------------------------------------------------------------------- URLs
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost",
+        "redis://localhost/0?colour=red",
+        "redis://localhost:port/0",
+        "redis://localhost?timeout=soon",
+    ],
+)
+def test_a_url_that_names_no_redis_is_a_mistake_of_the_declaration(url: str) -> None:
+    with pytest.raises(DeclarationError):
+        RedisBuckets.from_url(url)
+
+
+def test_a_url_that_cannot_be_read_is_told_without_its_password() -> None:
+    with pytest.raises(DeclarationError) as caught:
+        RedisBuckets.from_url("redis://user:secret@localhost/0?colour=red")
+    assert "secret" not in str(caught.value)
+    assert "localhost" in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"prefix": ""}, {"prefix": "a{b}"}, {"timeout": 0}, {"timeout": -1}])
+def test_a_prefix_with_braces_and_a_timeout_of_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(DeclarationError):
+        RedisBuckets.from_url("redis://localhost", **options)
+
+
+async def test_the_prefix_of_the_url_begins_the_names_of_all_keys(redis_url: str, server: redis.Redis) -> None:
+    drawn = bucket(RateLimit("5/h").rule)
+    async with opened(f"{redis_url}?prefix=shop") as store:
+        await store.take(drawn, id="a")
+    names = [name.decode() for name in server.scan_iter(f"*{drawn.limit}*")]
+    assert sorted(names) == [f"{{shop:{drawn.limit}:acme}}", f"{{shop:{drawn.limit}:acme}}:answers"]
+
+
+async def test_programs_with_other_prefixes_do_not_share_a_budget(redis_url: str) -> None:
+    drawn = bucket(StrictRate("1/h").rule)
+    for prefix in ("one", "two", "one:two"):
+        async with opened(redis_url, prefix=prefix) as store:
+            assert (await store.take(drawn)).granted == 1
+
+
+async def test_a_database_of_its_own_is_chosen_by_the_url(redis_url: str, server: redis.Redis) -> None:
+    drawn = bucket(RateLimit("5/h").rule)
+    async with opened(redis_url.rpartition("/")[0] + "/3") as store:
+        await store.take(drawn)
+    assert not list(server.scan_iter(f"*{drawn.limit}*"))
+
+
+async def test_user_and_password_of_the_url_are_used(tmp_path: Path) -> None:
+    with server_in(tmp_path) as own:
+        with own.client() as client:
+            # As the docs say.
+            commands = "evalsha script|load info get set del time pttl hget hset hdel hrandfield pexpire"
+            rights = [f"+{command}" for command in commands.split()]
+            client.acl_setuser("shop", enabled=True, passwords=["+p@ss"], keys=["{shop:*"], commands=rights)
+            client.acl_setuser("default", enabled=False)
+        async with opened(f"redis://shop:p%40ss@127.0.0.1:{own.port}/0?prefix=shop") as store:
+            for rule in ALL_RULES:
+                drawn = bucket(rule)
+                taken = await store.take(drawn, 100, id="a")
+                assert not (await store.reserve(drawn, id="b")).granted
+                assert await store.cancel(drawn, id="b")
+                await store.amend(drawn, taken.now, 100, taken.now, 1)
+                assert (await store.snapshot(drawn)).used == 1
+                await store.reset(drawn)
+        with pytest.raises(StorageUnusable, match="user and password"):
+            await RedisBuckets.from_url(f"redis://shop:wrong@127.0.0.1:{own.port}/0").open()
+
+
+async def test_a_unix_socket_does_as_well(tmp_path: Path) -> None:
+    socket = tmp_path / "r.sock"
+    with server_in(tmp_path, "--unixsocket", str(socket)):
+        async with opened(f"unix://{socket}?db=0&prefix=shop") as store:
+            assert (await store.take(bucket(RateLimit("5/h").rule))).granted == 1
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+async def test_tls_is_spoken_to_a_server_whose_certificate_is_known(redis_url: str, tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    )
+    arguments = [*command.split(), "-keyout", str(key), "-out", str(certificate)]
+    await asyncio.to_thread(subprocess.run, arguments, check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    there = urlsplit(redis_url)
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, questions = await asyncio.open_connection(there.hostname, there.port)
+        ways = pass_on(reader, questions), pass_on(answers, writer)
+        await asyncio.gather(*ways, return_exceptions=True)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    url = f"rediss://localhost:{server.sockets[0].getsockname()[1]}/0"
+    drawn = bucket(RateLimit("5/h").rule)
+    async with opened(f"{url}?ssl_ca_certs={certificate}") as store:
+        answers = await asyncio.gather(*(store.take(drawn) for _ in range(20)))
+    assert sum(answer.granted for answer in answers) == 5
+    with pytest.raises(StorageUnavailable, match="certificate"):
+        await RedisBuckets.from_url(url).open()
+    server.close()
+
+
+async def test_nobody_there_is_told_when_opening(unused_tcp_port: int) -> None:
+    with pytest.raises(StorageUnavailable):
+        await RedisBuckets.from_url(f"redis://127.0.0.1:{unused_tcp_port}/0", timeout=0.2).open()
+
+
+async def test_what_is_not_open_says_so(redis_url: str) -> None:
+    store = RedisBuckets.from_url(redis_url)
+    with pytest.raises(StorageUnavailable, match="not open"):
+        await store.take(bucket(RateLimit("5/h").rule))
+
+
+# --------------------------------------------------------------------------------------------------------- declarations
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        RateLimit(1, per=3600, burst=10_000_000).rule,
+        RateLimit(10**9, per=3600, burst=10**9).rule,
+        StrictRate(1, per=200 * 365 * 86400).rule,
+        FixedWindow(1 << 53, per=60).rule,
+        SlidingWindow(1 << 53, per=60).rule,
+    ],
+    ids=lambda rule: str(rule.describe()),
+)
+async def test_numbers_that_redis_cannot_count_with_are_refused(store: RedisBuckets, rule: AnyRule) -> None:
+    with pytest.raises(DeclarationError, match="Redis's numbers"):
+        await store.take(bucket(rule))
+
+
+async def test_a_million_a_day_fits(store: RedisBuckets) -> None:
+    drawn = bucket(RateLimit("1000000/d").rule)
+    assert (await store.take(drawn, 999_999)).available == 1
+    assert (await store.take(drawn, 2)).granted == 0
+
+
+@pytest.mark.parametrize("rule", [StrictRate("5/h").rule, RateLimit("5/h").rule])
+async def test_a_settled_cost_beyond_counting_is_refused_and_changes_nothing(
+    store: RedisBuckets, rule: AnyRule
+) -> None:
+    drawn = bucket(rule)
+    taken = await store.take(drawn)
+    with pytest.raises(DeclarationError):
+        await store.amend(drawn, taken.now, 1, taken.now, 1 << 60)
+    assert (await store.snapshot(drawn)).used == 1
+
+
+async def test_permits_live_where_the_jobs_live(store: RedisBuckets) -> None:
+    with pytest.raises(DeclarationError, match="where the jobs do"):
+        await store.take(bucket(cast(Any, Concurrency(1).rule)))
+
+
+# -------------------------------------------------------------------------------------------------------- lives of keys
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: str(rule.kind))
+async def test_a_bucket_lives_until_it_is_idle_and_no_longer(
+    store: RedisBuckets, server: redis.Redis, rule: AnyRule
+) -> None:
+    drawn = bucket(rule)
+    taken = await store.take(drawn, 60)
+    left = server.pttl(store.key_of(drawn))
+    idle_in = (taken.full_at - taken.now) / 1000
+    # What the way there took is gone already.
+    assert idle_in - 1000 < left <= idle_in + 2
+
+
+async def test_a_bucket_that_began_empty_is_kept_for_longer(store: RedisBuckets, server: redis.Redis) -> None:
+    drawn = bucket(RateLimit("100/h", start_empty=True).rule)
+    await store.take(drawn)
+    assert server.pttl(store.key_of(drawn)) > START_EMPTY_KEPT / 1000
+
+
+async def test_an_idle_bucket_goes_by_itself(store: RedisBuckets, server: redis.Redis) -> None:
+    drawn = bucket(StrictRate(3, per=0.02, margin=0).rule)
+    await store.take(drawn, id="a")
+    assert server.exists(store.key_of(drawn)) == 1
+    await asyncio.sleep(0.1)
+    assert server.exists(store.key_of(drawn), store.key_of(drawn) + ":answers") == 0
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: str(rule.kind))
+async def test_a_bucket_that_was_made_to_stay_for_ever_is_given_its_end_again(
+    store: RedisBuckets, server: redis.Redis, rule: AnyRule
+) -> None:
+    drawn = bucket(rule)
+    await store.take(drawn, 100)
+    server.persist(store.key_of(drawn))
+    assert (await store.take(drawn)).granted == 0
+    assert 0 < server.pttl(store.key_of(drawn)) <= 2 * HOUR / 1000
+
+
+async def test_a_refusal_writes_nothing(store: RedisBuckets, server: redis.Redis) -> None:
+    drawn = bucket(StrictRate("1/h").rule)
+    await store.take(drawn)
+    before = server.get(store.key_of(drawn))
+    for _ in range(5):
+        assert (await store.take(drawn, id="b")).granted == 0
+    assert server.get(store.key_of(drawn)) == before
+    assert server.exists(store.key_of(drawn) + ":answers") == 0
+
+
+async def test_answers_that_are_over_are_forgotten_as_new_ones_come(redis_url: str, server: redis.Redis) -> None:
+    clock = NOON
+    drawn = bucket(StrictRate(10, per=1, margin=0).rule)
+    async with opened(redis_url, limit_time=lambda: clock) as store:
+        for number in range(300):
+            clock += SECOND // 10
+            assert (await store.take(drawn, id=str(number))).granted == 1
+        # Ten of them count.
+        assert server.hlen(store.key_of(drawn) + ":answers") < 40
+
+
+# ----------------------------------------------------------------------------------------------------------------- time
+
+
+@pytest.mark.parametrize("rule", ALL_RULES, ids=lambda rule: str(rule.kind))
+async def test_a_clock_that_goes_back_neither_gives_budget_nor_locks_a_key_for_longer(
+    redis_url: str, rule: AnyRule
+) -> None:
+    clock = NOON
+    drawn = bucket(rule)
+    async with opened(redis_url, limit_time=lambda: clock) as store:
+        assert (await store.take(drawn, count=200)).granted == 100
+        # Another server takes over, and its clock is a day behind.
+        clock -= 24 * HOUR
+        refused = await store.take(drawn)
+        assert refused.granted == 0
+        assert refused.now >= NOON
+        assert refused.opens_at - refused.now <= HOUR
+        clock += refused.opens_at - refused.now
+        assert (await store.take(drawn)).granted == 1
+        clock += 2 * HOUR
+        assert (await store.snapshot(drawn)).available == 100
+
+
+async def test_limit_time_is_the_servers(store: RedisBuckets, server: redis.Redis) -> None:
+    seconds, micros = server.time()
+    taken = await store.take(bucket(RateLimit("5/h").rule))
+    assert 0 <= taken.now - (seconds * SECOND + micros) < 5 * SECOND
+
+
+@pytest.mark.parametrize("burst", [1, 2, 3, 7, 49, 100, 199])
+async def test_a_frozen_clock_grants_a_burst_to_the_last_one(redis_url: str, burst: int) -> None:
+    drawn = bucket(RateLimit(burst, per=1, burst=burst).rule)
+    async with opened(redis_url, limit_time=lambda: NOON + 123_457) as store:
+        answers = [(await store.take(drawn)).granted for _ in range(burst + 1)]
+    assert answers == [1] * burst + [0]
+
+
+# -------------------------------------------------------------------------------------------------------- other writers
+
+
+async def test_a_text_that_nobody_can_read_counts_as_used_up(store: RedisBuckets, server: redis.Redis) -> None:
+    for text in (b"", b"nonsense", b"1:rate:x", b"1:strict:5:0:abc", b"2:rate:1:0:9:9:9:9", b"\xff\x00"):
+        drawn = bucket(StrictRate("3/h").rule)
+        server.set(store.key_of(drawn), text)
+        refused = await store.take(drawn)
+        assert refused.granted == 0, text
+        assert refused.opens_at - refused.now <= drawn.rule.period
+        assert server.pttl(store.key_of(drawn)) > 0
+
+
+async def test_a_key_of_another_type_fails_alone(store: RedisBuckets, server: redis.Redis) -> None:
+    bad, good = bucket(RateLimit("5/h").rule), bucket(RateLimit("5/h").rule)
+    server.lpush(store.key_of(bad), "somebody else's")
+    failed, taken = await asyncio.gather(store.take(bad), store.take(good), return_exceptions=True)
+    assert isinstance(failed, StorageUnavailable)
+    assert "WRONGTYPE" in str(failed)
+    assert not isinstance(taken, BaseException)
+    assert taken.granted == 1
+    # Nor has it cost the connection.
+    assert (await store.take(good)).granted == 1
+
+
+# ------------------------------------------------------------------------------------------------------------ gathering
+
+
+def calls(server: redis.Redis) -> int:
+    stats = server.info("commandstats")
+    return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+
+async def test_takers_of_one_bucket_in_one_turn_share_a_question_and_are_served_in_order(
+    store: RedisBuckets, server: redis.Redis
+) -> None:
+    drawn = bucket(StrictRate("5/h").rule)
+    await store.snapshot(drawn)
+    before = calls(server)
+    answers = await asyncio.gather(*(store.take(drawn) for _ in range(100)))
+    assert calls(server) - before <= 2
+    assert [answer.granted for answer in answers] == [1] * 5 + [0] * 95
+
+
+async def test_takers_of_several_costs_and_counts_are_each_given_their_own(store: RedisBuckets) -> None:
+    drawn = bucket(RateLimit("10/h").rule)
+    small, large, many = await asyncio.gather(store.take(drawn), store.take(drawn, 4), store.take(drawn, count=9))
+    assert (small.granted, large.granted, many.granted) == (1, 1, 5)
+
+
+async def test_what_could_never_go_fails_alone(store: RedisBuckets) -> None:
+    drawn = bucket(RateLimit("10/h").rule)
+    failed, taken = await asyncio.gather(store.take(drawn, 11), store.take(drawn), return_exceptions=True)
+    assert isinstance(failed, CostExceedsLimit)
+    assert not isinstance(taken, BaseException)
+    assert taken.granted == 1
+
+
+async def test_a_taker_who_goes_away_before_the_question_leaves_consumes_nothing(store: RedisBuckets) -> None:
+    drawn = bucket(RateLimit("10/h").rule)
+    gone = asyncio.ensure_future(store.take(drawn))
+    stays = asyncio.ensure_future(store.take(drawn))
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert (await stays).granted == 1
+    assert (await store.snapshot(drawn)).used == 1
+
+
+async def test_closing_fails_what_waits_for_an_answer(store: RedisBuckets) -> None:
+    taking = asyncio.ensure_future(store.take(bucket(RateLimit("10/h").rule)))
+    await asyncio.sleep(0)
+    await store.close()
+    with pytest.raises(StorageUnavailable):
+        await taking
+
+
+# -------------------------------------------------------------------------------------------------------------- cluster
+
+
+def until_ready(cluster: redis.Redis) -> None:
+    while b"cluster_state:ok" not in cast(Any, cluster).execute_command("CLUSTER", "INFO"):
+        time.sleep(0.01)
+
+
+async def test_every_verb_of_every_rule_works_in_a_cluster(tmp_path: Path) -> None:
+    with server_in(tmp_path, "--cluster-enabled", "yes") as own, own.client() as client:
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+        await asyncio.to_thread(until_ready, client)
+        async with opened(own.url, timeout=5) as store:
+            for rule in ALL_RULES:
+                for key in ("acme", "{a}b", "}{", "a b", "ключ", "x" * 5000):
+                    drawn = bucket(rule, key)
+                    taken = await store.take(drawn, id="a")
+                    assert taken.granted == 1
+                    await store.take(drawn, 99)
+                    assert (await store.reserve(drawn, id="b")).granted == 0
+                    assert await store.cancel(drawn, id="b")
+                    await store.amend(drawn, taken.now, 1, taken.now, 0)
+                    assert (await store.snapshot(drawn)).used == 99
+                    await store.reset(drawn)
+                    assert (await store.snapshot(drawn)).used == 0
+
+
+async def test_what_belongs_to_a_bucket_lies_in_one_slot_and_buckets_are_spread(tmp_path: Path) -> None:
+    with server_in(tmp_path, "--cluster-enabled", "yes") as own, own.client() as client:
+        store = RedisBuckets.from_url(own.url)
+
+        def slot(name: str) -> int:
+            return int(client.execute_command("CLUSTER", "KEYSLOT", name))
+
+        slots = set()
+        for key in ("", "acme", "{a}b", "{}", "}", "{a}", "{b}", *map(str, range(50))):
+            name = store.key_of(Bucket("limit{x}", key, ALL_RULES[0]))
+            assert slot(name) == slot(f"{name}:answers")
+            slots.add(slot(name))
+        # A tag that was not the bucket's own would pin many of them to one slot.
+        assert len(slots) > 50
