@@ -171,19 +171,24 @@ class SharedCounter(msgspec.Struct, frozen=True, tag="dynamic", tag_field="kind"
         A start may lie at any instant of its slice until now, so it counts at the last one. Of what was before that
         window nothing is known: nobody starts until it can no longer matter.
         """
+
+        def lies(number: int) -> int:
+            # What is booked ahead goes as its slice begins, or a microsecond later.
+            return moved_slice(number, length, self.slice, max(now, number * length + 1))
+
         first, newest = state.slices[0].number, state.slices[-1].number
-        keep = moved_slice(newest, length, self.slice, now) - self.slices
+        keep = lies(newest) - self.slices
         sums: dict[int, list[int]] = {}
         keys: dict[str, Held] = {}
         for part in state.slices:
-            sums.setdefault(moved_slice(part.number, length, self.slice, now), [0, 0])[0] += part.used
+            sums.setdefault(lies(part.number), [0, 0])[0] += part.used
         unknown = ((newest - slices + 1) * length - 1) // self.slice
         if unknown >= keep:
             sums[unknown] = [sums.get(unknown, [0, 0])[0] + UNKNOWN, UNKNOWN]
         for name, held in state.keys.items():
             moved: dict[int, int] = {}
             for number, used in _pairs(held):
-                at = moved_slice(number, length, self.slice, now)
+                at = lies(number)
                 if number >= first and at >= keep:
                     moved[at] = moved.get(at, 0) + used
             if moved:
@@ -250,7 +255,7 @@ class _View:
         share, rest = divmod(rule.capacity, active)
         if share >= rule.max_count:
             share = rule.max_count
-        elif own and own <= share and share - own < min(cost, left) and self._is_among_first(rest):
+        elif own and share - own < min(cost, left) and self._is_among_first(rest):
             share += 1
         return min(share - own, left)
 

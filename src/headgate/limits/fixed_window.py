@@ -93,9 +93,8 @@ class WindowCounter(msgspec.Struct, frozen=True, tag="fixed", tag_field="kind"):
         # Written under another period. What was used may have started at any instant of its window until now, so it
         # counts in the latest new window; of older windows nothing is known, so those that reach into it were full.
         latest = self._window(max(now, begin))
-        reach = latest - self.margin
-        older = -(-(begin - reach) // period)
-        return latest, (used if begin + period > reach else 0) + count * max(0, older)
+        older = -(-(begin - latest) // period)
+        return latest, (used if begin + period > latest else 0) + count * max(0, older)
 
     def describe(self) -> str:
         return f"{described(self.count, self.period + self.margin, self.margin)} in fixed windows"

@@ -1,0 +1,85 @@
+"""Rules as text: every rule comes back as it was, and what is no rule is told so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+
+from headgate.errors import DeclarationError
+from headgate.limits.concurrency import Concurrency, Mutex
+from headgate.limits.dynamic_window import DynamicWindow
+from headgate.limits.fixed_window import FixedWindow
+from headgate.limits.limit import Limit
+from headgate.limits.rate_limit import RateLimit
+from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.stored_rule import StoredRule, dump_rule, load_rule
+from headgate.limits.strict_rate import StrictRate
+
+LIMITS: list[Limit] = [
+    RateLimit("15/m"),
+    RateLimit("7/s", burst=3, start_empty=True, margin=0.5),
+    StrictRate("15/m"),
+    FixedWindow("15/m"),
+    FixedWindow("1000/d", margin=1),
+    SlidingWindow("15/m"),
+    SlidingWindow("4/h", slices=3, margin=1),
+    DynamicWindow(per=3600, count=4),
+    DynamicWindow(per=3600, capacity=20, min_count=2, max_count=10, slices=60, max_keys=100),
+    Concurrency(20),
+    Mutex("orders:{order_id}"),
+]
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: f"{type(limit).__name__} {limit.rule.describe()}")
+def test_a_rule_comes_back_from_its_text_as_it_was(limit: Limit) -> None:
+    text = dump_rule(limit.rule)
+    loaded: Any = load_rule(text)
+    assert loaded == limit.rule
+    assert type(loaded) is type(limit.rule)
+    assert dump_rule(loaded) == text
+
+
+def test_every_rule_that_there_is_can_be_stored() -> None:
+    assert {type(limit.rule) for limit in LIMITS} == set(get_args(StoredRule))
+
+
+def test_the_text_is_json_with_the_kind_as_its_tag() -> None:
+    assert json.loads(dump_rule(RateLimit("15/m").rule)) == {
+        "kind": "rate",
+        "count": 15,
+        "period": 60_000_000,
+        "burst": 15,
+        "start_empty": False,
+        "margin": 0,
+    }
+    assert [json.loads(dump_rule(limit.rule))["kind"] for limit in LIMITS] == [limit.rule.kind for limit in LIMITS]
+
+
+def test_numbers_that_a_later_version_has_given_a_default_may_be_missing() -> None:
+    assert load_rule('{"kind": "strict", "count": 15, "period": 60000000}') == StrictRate(
+        "15/m", margin=0
+    ).rule.__class__(15, 60_000_000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"kind": "leaky", "count": 15}',
+        '{"count": 15, "period": 60000000}',
+        '{"kind": "strict", "count": 15}',
+        '{"kind": "strict", "count": "15", "period": 60000000}',
+        "[]",
+        "",
+        "15/m",
+    ],
+)
+def test_a_text_that_is_no_known_rule_is_told_the_kinds_there_are(text: str) -> None:
+    with pytest.raises(DeclarationError, match="'concurrency', 'dynamic', 'fixed', 'rate', 'sliding', 'strict'"):
+        load_rule(text)
+
+
+def test_an_unknown_kind_is_named() -> None:
+    with pytest.raises(DeclarationError, match="is no rule that this version knows: Invalid value 'leaky'"):
+        load_rule('{"kind": "leaky", "count": 15}')

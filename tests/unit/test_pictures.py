@@ -1,0 +1,38 @@
+"""The pictures of the docs are what the rules draw today."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+# By name: a type checker takes the folder of the same name for it.
+drawing: Any = importlib.import_module("docs.pictures")
+
+PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+
+
+def test_every_picture_in_the_docs_is_drawn_again_as_it_is() -> None:
+    committed = {file.name: file.read_text(encoding="utf-8") for file in drawing.FOLDER.iterdir()}
+    assert committed == drawing.pictures(), "the rules behave differently now: run `python docs/pictures.py` and look"
+
+
+def test_every_picture_is_shown_on_the_page_and_nothing_else() -> None:
+    shown = re.findall(r"!\[[^\]]+\]\(pictures/([^)]+)\)", PAGE.read_text(encoding="utf-8"))
+    assert sorted(shown) == sorted(drawing.pictures())
+
+
+def test_every_picture_is_well_formed_and_has_a_title_and_a_description() -> None:
+    for picture in drawing.pictures().values():
+        root = ElementTree.fromstring(picture)
+        title, description = (root.findtext(f"{{http://www.w3.org/2000/svg}}{tag}") for tag in ("title", "desc"))
+        assert title
+        assert description
+        assert "prefers-color-scheme: dark" in picture
+
+
+def test_the_pictures_begin_on_a_full_hour_so_that_windows_lie_where_the_axis_says() -> None:
+    assert drawing.NOON % (3600 * 1_000_000) == 0
+    assert all(scene.seconds % scene.tick == 0 for scene in drawing.scenes())
