@@ -5,19 +5,37 @@ The model does not choose which jobs a claim takes; it judges what a store chose
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
+from headgate.errors import CostExceedsLimit
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished, Returned, is_poisonous
+from headgate.jobs.terms import GateTerms, Holding
+from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import Gcra
+from headgate.limits.rule import NEVER
+from headgate.limits.stored_rule import load_rule
 from headgate.limits.strict_rate import SlidingLog
 from headgate.storage.admission import gated_share
-from headgate.storage.endings import EXPIRED_ERROR, poison_error
-from headgate.storage.protocol import Claim, Claimed
+from headgate.storage.endings import EXPIRED_ERROR, REJECTED, poison_error
+from headgate.storage.live_rules import LimitSetting
+from headgate.storage.protocol import Amendment, Claim, Claimed, Dropped
 
-Lane = tuple[str, tuple[Draw, ...]]
+Lane = tuple[str, tuple[Draw, ...], bool, tuple[str, ...]]
+"""Queue, draws, whether its jobs do not wait, and whose permits they share."""
+
+NO_TERMS = GateTerms()
+
+
+@dataclass
+class ModelStart:
+    """A start as it is charged: which draws, for what, and when; None when it counts as nothing any more."""
+
+    at: int | None
+    costs: dict[Draw, int]
 
 
 @dataclass
@@ -27,6 +45,7 @@ class ModelJob:
     run_at: int
     delayed: bool
     expires_at: int | None
+    give_up_at: int | None
     state: JobState = JobState.WAITING
     node: str | None = None
     fence: int = 0
@@ -38,14 +57,34 @@ class ModelJob:
     result: str | None = None
     error: JobError | None = None
     attempts: list[tuple[int, str]] = field(default_factory=list)
+    held: set[Draw] = field(default_factory=set)
+    passed: set[Draw] = field(default_factory=set)
+    starts: list[ModelStart] = field(default_factory=list)
+
+    @property
+    def terms(self) -> GateTerms:
+        return self.new.terms or NO_TERMS
+
+    @property
+    def asked(self) -> tuple[Draw, ...]:
+        return tuple(draw for draw in self.new.draws if draw not in self.held and draw not in self.passed)
 
     @property
     def lane(self) -> Lane:
-        return self.new.queue, self.new.draws
+        owners = [holding.owner for draw in self.asked if (holding := self.holding(draw)) is not None]
+        shared = tuple(owner for owner in owners if owner is not None)
+        return self.new.queue, self.asked, bool(self.asked) and self.terms.patience == 0, shared
 
     @property
     def order(self) -> tuple[int, int, int]:
         return -self.new.priority, self.run_at, self.arrival
+
+    def holding(self, draw: Draw) -> Holding | None:
+        return self.terms.holds[self.new.draws.index(draw)] if self.terms.holds else None
+
+    def holder(self, draw: Draw) -> str:
+        holding = self.holding(draw)
+        return self.new.id if holding is None or holding.owner is None else f"owner:{holding.owner}"
 
     def cost(self, draw: Draw) -> int:
         return 1 if self.new.costs is None else self.new.costs[self.new.draws.index(draw)]
@@ -53,23 +92,41 @@ class ModelJob:
     def is_ready(self, wall: int) -> bool:
         return self.state is JobState.WAITING and (not self.delayed or self.run_at <= wall)
 
-    def is_expired(self, wall: int) -> bool:
-        return self.expires_at is not None and self.expires_at <= wall
+    def is_late(self, wall: int) -> bool:
+        return any(at is not None and at <= wall for at in (self.expires_at, self.give_up_at))
 
-    def end(self, state: JobState, wall: int, error: JobError | None) -> None:
-        self.state, self.finished_at, self.error = state, wall, error
+    def late_ending(self, wall: int) -> tuple[JobState, str]:
+        """The state it ends in and the type of its error."""
+        gives_up = self.give_up_at is not None and self.give_up_at <= wall
+        if not gives_up or (self.expires_at is not None and self.expires_at <= (self.give_up_at or 0)):
+            return JobState.FAILED, EXPIRED_ERROR.type
+        return self.rejected_as, REJECTED
+
+    @property
+    def rejected_as(self) -> JobState:
+        return JobState.CANCELLED if self.terms.cancels else JobState.FAILED
+
+    def keeps(self, draw: Draw, state: JobState) -> bool:
+        """Whether it keeps a permit of that bucket when it becomes `state`."""
+        holding = self.holding(draw)
+        assert holding is not None
+        kept_by = {"running": {JobState.RUNNING}, "until_final": {JobState.RUNNING, JobState.WAITING}}
+        return state in kept_by.get(holding.until, {JobState.RUNNING, JobState.WAITING, JobState.FAILED})
 
 
 @dataclass
 class ModelBucket:
-    rule: AnyRule
     state: object = None
+    holders: dict[str, list[int]] = field(default_factory=dict)
+    """The cost and the uses of each permit."""
     closed_until: int = 0
     starts: list[tuple[int, int]] = field(default_factory=list)
+    is_steered: bool = False
+    """Whether somebody has changed its rule or its state."""
 
-    def opens_at(self, now: int, cost: int) -> int:
-        opens_at: int = self.rule.take(self.state, now, cost)[0]
-        return max(opens_at, self.closed_until)
+    @property
+    def held(self) -> int:
+        return sum(cost for cost, _ in self.holders.values())
 
 
 class StorageModel:
@@ -81,6 +138,7 @@ class StorageModel:
         self.jobs: dict[str, ModelJob] = {}
         self.buckets: dict[Draw, ModelBucket] = {}
         self.nodes: set[str] = set()
+        self.settings: dict[tuple[str, str, str], LimitSetting] = {}
         self.arrivals = 0
 
     # ------------------------------------------------------------------------------------------ verbs
@@ -89,32 +147,41 @@ class StorageModel:
         for new in jobs:
             if new.id not in self.jobs:
                 self.arrivals += 1
-                self.jobs[new.id] = ModelJob(new, self.arrivals, new.run_at, new.delayed, new.expires_at)
-                for draw in new.draws:
-                    self.buckets.setdefault(draw, ModelBucket(self.rules[draw.limit]))
+                job = ModelJob(new, self.arrivals, new.run_at, new.delayed, new.expires_at, new.give_up_at)
+                self.jobs[new.id] = job
+                if new.rejection is not None:
+                    job.state, job.finished_at, job.error = job.rejected_as, new.enqueued_at, new.rejection
 
     def finish(self, node: str, ending: Ending, wall: int, now: int) -> bool:
         job = self.jobs.get(ending.id)
         if job is None or (job.state, job.node, job.fence) != (JobState.RUNNING, node, ending.fence):
             return False
+        if ending.charge is not None:
+            start = job.starts[-1]
+            start.at = ending.charge.at
+            if ending.charge.costs is not None:
+                start.costs = dict(zip(start.costs, ending.charge.costs, strict=True))
         match ending:
             case Finished():
                 if ending.state is not JobState.SUCCEEDED:
                     job.attempts.append((job.attempt, ending.state.value))
                 job.result = ending.result
-                job.end(ending.state, wall, ending.error)
+                self._end(job, ending.state, wall, ending.error)
             case Returned():
                 job.attempts.append((job.attempt, ending.outcome))
                 job.attempt -= not ending.spent
+                if ending.spent:
+                    free = job.terms.free_retries
+                    job.passed = {draw for index, draw in enumerate(job.new.draws) if free >> index & 1}
                 if ending.run_at is not None:
                     job.run_at, job.delayed = ending.run_at, True
                 if ending.error is not None:
                     job.error = ending.error
                 if ending.closed_for is not None:
                     for draw in job.new.draws:
-                        bucket = self.buckets[draw]
-                        bucket.closed_until = max(bucket.closed_until, now + ending.closed_for)
-                self._wait_or_cancel(job, wall)
+                        if job.holding(draw) is None:
+                            self.penalize(draw, now + ending.closed_for)
+                self._wait_or_cancel(job, wall, ending.run_at)
         return True
 
     def cancel(self, job_id: str, wall: int) -> JobState | None:
@@ -123,7 +190,7 @@ class StorageModel:
             return None
         before = job.state
         if before is JobState.WAITING:
-            job.end(JobState.CANCELLED, wall, job.error)
+            self._end(job, JobState.CANCELLED, wall, job.error)
         elif before is JobState.RUNNING:
             job.cancel_requested = True
         return before
@@ -134,15 +201,16 @@ class StorageModel:
         job.run_at, job.delayed = wall, False
         job.finished_at = job.result = job.expires_at = None
         job.cancel_requested = False
+        job.passed = set()
+        job.give_up_at = wall + job.terms.patience if job.terms.patience else None
         job.state = JobState.WAITING
 
-    def leave(self, node: str, wall: int) -> list[str]:
+    def leave(self, node: str, wall: int) -> None:
         self.nodes.discard(node)
         for job in self.owned(node):
             job.attempts.append((job.attempt, "interrupted"))
             job.attempt -= 1
             self._wait_or_cancel(job, wall)
-        return []
 
     def recover(self, node: str, wall: int) -> list[str]:
         """The ids of the poisonous ones."""
@@ -152,18 +220,19 @@ class StorageModel:
             job.attempts.append((job.attempt, "lost"))
             job.lost += 1
             if is_poisonous(job.lost) and not job.cancel_requested:
-                job.end(JobState.FAILED, wall, poison_error(job.lost))
+                self._end(job, JobState.FAILED, wall, poison_error(job.lost))
                 poisonous.append(job.new.id)
             else:
                 self._wait_or_cancel(job, wall)
         return poisonous
 
-    def expire(self, ids: Sequence[str], count: int, wall: int) -> None:
-        due = {job.new.id for job in self.jobs.values() if job.state is JobState.WAITING and job.is_expired(wall)}
+    def expire(self, dropped: Sequence[Dropped], count: int, wall: int) -> None:
+        due = {job.new.id for job in self.jobs.values() if job.state is JobState.WAITING and job.is_late(wall)}
+        ids = [gone.id for gone in dropped]
         assert set(ids) <= due
         assert len(ids) == len(set(ids)) == min(count, len(due))
-        for id in ids:
-            self.jobs[id].end(JobState.FAILED, wall, EXPIRED_ERROR)
+        for gone in dropped:
+            self._drop_late(gone, wall)
 
     def prune(self, finished_before: int, kept: set[str]) -> int:
         """Forget what a store pruned, given what it kept; how many it had to be allowed to forget."""
@@ -171,6 +240,7 @@ class StorageModel:
         for job in gone:
             assert job.finished_at is not None
             assert job.finished_at < finished_before
+            self._give(job, list(job.held))
             del self.jobs[job.new.id]
         return len(gone)
 
@@ -180,65 +250,216 @@ class StorageModel:
     def count(self, queue: str, state: JobState) -> int:
         return sum(1 for job in self.jobs.values() if job.new.queue == queue and job.state is state)
 
+    def count_waiting(self) -> int:
+        return sum(1 for job in self.jobs.values() if job.state is JobState.WAITING)
+
     def lane_waiting(self, job: ModelJob) -> int:
         return sum(1 for other in self.jobs.values() if other.lane == job.lane and other.state is JobState.WAITING)
 
-    def _wait_or_cancel(self, job: ModelJob, wall: int) -> None:
+    def place(self, job: ModelJob) -> int:
+        return sum(
+            1
+            for other in self.jobs.values()
+            if other.lane == job.lane and other.state is JobState.WAITING and other.order <= job.order
+        )
+
+    def starts(self, limit: str) -> list[tuple[str, int, int]]:
+        """Key, instant and cost of each start that was charged to a limit."""
+        return sorted(
+            (draw.key, start.at, cost)
+            for job in self.jobs.values()
+            for start in job.starts
+            for draw, cost in start.costs.items()
+            if draw.limit == limit and start.at is not None
+        )
+
+    def _end(self, job: ModelJob, state: JobState, wall: int, error: JobError | None) -> None:
+        job.state, job.finished_at, job.error = state, wall, error
+        self._give(job, [draw for draw in job.held if not job.keeps(draw, state)])
+
+    def _wait_or_cancel(self, job: ModelJob, wall: int, ready_at: int | None = None) -> None:
         if job.cancel_requested:
-            job.end(JobState.CANCELLED, wall, job.error)
-        else:
-            job.state = JobState.WAITING
+            self._end(job, JobState.CANCELLED, wall, job.error)
+            return
+        job.state = JobState.WAITING
+        patience = job.terms.patience
+        job.give_up_at = (wall if ready_at is None else ready_at) + patience if patience else None
+        self._give(job, [draw for draw in job.held if not job.keeps(draw, JobState.WAITING)])
+
+    def _drop_late(self, gone: Dropped, wall: int) -> None:
+        job = self.jobs[gone.id]
+        assert (gone.state, gone.error.type) == job.late_ending(wall)
+        self._end(job, gone.state, wall, gone.error)
+
+    # ------------------------------------------------------------------------------------------ limits
+
+    def bucket(self, draw: Draw) -> ModelBucket:
+        return self.buckets.setdefault(draw, ModelBucket())
+
+    def rule(self, draw: Draw) -> AnyRule:
+        for setting in self._settings_of(draw):
+            if setting.rule is not None:
+                return load_rule(setting.rule)
+        return self.rules[draw.limit]
+
+    def opens_at(self, draw: Draw, now: int, cost: int, holder: str) -> int:
+        """When that much may go. Raises CostExceedsLimit."""
+        bucket, rule = self.bucket(draw), self.rule(draw)
+        closed_until = bucket.closed_until
+        if any(setting.is_paused for setting in self._settings_of(draw)):
+            closed_until = NEVER
+        if isinstance(rule, Semaphore):
+            rule.check_cost(cost)
+            fits = holder in bucket.holders or bucket.held + cost <= rule.count
+            return max(closed_until, now if fits else NEVER)
+        opens_at: int = rule.take(bucket.state, now, cost)[0]
+        return max(opens_at, closed_until)
+
+    def change(self, setting: LimitSetting, *, remove: bool) -> None:
+        place = (setting.limit, setting.scope, setting.target)
+        self.settings.pop(place, None)
+        if not remove:
+            self.settings[place] = setting
+        for draw, bucket in self.buckets.items():
+            bucket.is_steered |= draw.limit == setting.limit
+
+    def penalize(self, draw: Draw, until: int) -> None:
+        self.bucket(draw).closed_until = max(self.bucket(draw).closed_until, until)
+
+    def reset(self, draw: Draw) -> int:
+        bucket = self.bucket(draw)
+        for job in self.jobs.values():
+            if draw in job.held and job.state is not JobState.RUNNING:
+                self._give(job, [draw])
+        bucket.state, bucket.closed_until, bucket.is_steered = None, 0, True
+        return bucket.held
+
+    def is_in_use(self, limit: str) -> bool:
+        is_asked = any(
+            draw.limit == limit for job in self.jobs.values() if job.state is JobState.WAITING for draw in job.asked
+        )
+        return is_asked or any(bucket.held for draw, bucket in self.buckets.items() if draw.limit == limit)
+
+    def forget(self, limit: str) -> None:
+        self.settings = {place: setting for place, setting in self.settings.items() if setting.limit != limit}
+        for draw, bucket in self.buckets.items():
+            if draw.limit == limit:
+                bucket.state, bucket.closed_until, bucket.is_steered = None, 0, True
+
+    def amend(self, amendment: Amendment) -> None:
+        bucket, rule = self.bucket(amendment.draw), self.rule(amendment.draw)
+        bucket.is_steered = True
+        if bucket.state is not None:
+            bucket.state = rule.amend(
+                bucket.state, amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual
+            )
+
+    def _settings_of(self, draw: Draw) -> Iterable[LimitSetting]:
+        """Most specific first."""
+        own = [setting for setting in self.settings.values() if setting.limit == draw.limit]
+        yield from (setting for setting in own if setting.scope == "key" and setting.target == draw.key)
+        patterns = [setting for setting in own if setting.scope == "pattern" and fnmatchcase(draw.key, setting.target)]
+        yield from sorted(patterns, key=lambda setting: -len(setting.target))
+        yield from (setting for setting in own if setting.scope == "all")
+
+    def _give(self, job: ModelJob, draws: Sequence[Draw]) -> None:
+        for draw in draws:
+            holders, holder = self.bucket(draw).holders, job.holder(draw)
+            holders[holder][1] -= 1
+            if not holders[holder][1]:
+                del holders[holder]
+            job.held.remove(draw)
+
+    def _charge(self, job: ModelJob, now: int) -> None:
+        start = ModelStart(now, {})
+        for draw in job.asked:
+            bucket, rule, cost, holder = self.bucket(draw), self.rule(draw), job.cost(draw), job.holder(draw)
+            assert self.opens_at(draw, now, cost, holder) <= now, f"{draw} was closed"
+            start.costs[draw] = cost
+            bucket.starts.append((now, cost))
+            if isinstance(rule, Semaphore):
+                bucket.holders.setdefault(holder, [cost, 0])[1] += 1
+                job.held.add(draw)
+            else:
+                bucket.state = rule.take(bucket.state, now, cost)[1]
+        job.starts.append(start)
 
     # ------------------------------------------------------------------------------------------ claims
 
-    def judge(self, claim: Claim, claimed: Claimed, impossible: Sequence[str], wall: int, now: int) -> None:
-        """Check what a claim gave, and do the same; `impossible` are the jobs it failed for their cost."""
+    def judge(self, claim: Claim, claimed: Claimed, wall: int, now: int) -> None:
+        """Check what a claim gave, and do the same."""
         line = self._lines(claim, wall)
         ungated_ready = {
             queue: sum(len(jobs) for lane, jobs in line.items() if lane[0] == queue and not lane[1])
             for queue in claim.rooms
         }
+        given = any(self.jobs[gone.id].held for gone in claimed.dropped)
+        impossible: set[str] = set()
+        rejected: set[str] = set()
         for gone in claimed.dropped:
             job = self.jobs[gone.id]
             assert job.is_ready(wall)
-            assert job.is_expired(wall)
             assert self._is_known(claim, job)
-            job.end(JobState.FAILED, wall, EXPIRED_ERROR)
+            if job.is_late(wall):
+                self._drop_late(gone, wall)
+            elif gone.error.type == REJECTED:
+                assert job.lane[2], "a job that waits was rejected"
+                assert gone.state is job.rejected_as
+                rejected.add(gone.id)
+            else:
+                assert gone.error.type.endswith("CostExceedsLimit")
+                assert gone.state is JobState.FAILED
+                assert self._is_impossible(job, now)
+                impossible.add(gone.id)
+        self._judge_order(line, claimed, impossible, rejected)
+        lanes = {id: self.jobs[id].lane for id in rejected}
+        for gone in claimed.dropped:
+            if gone.id in impossible or gone.id in rejected:
+                self._end(self.jobs[gone.id], gone.state, wall, gone.error)
+        for taken in claimed.jobs:
+            job = self.jobs[taken.id]
+            asked = job.asked
+            assert taken.draws == asked
+            assert taken.costs == (None if job.new.costs is None else tuple(job.cost(draw) for draw in asked))
+            assert taken.gated == bool(asked)
+            assert taken.charged_at == now
+            self._charge(job, now)
+            job.state, job.node, job.started_at = JobState.RUNNING, claim.node, wall
+            job.fence += 1
+            job.attempt += 1
+            assert (taken.fence, taken.attempt, taken.lost) == (job.fence, job.attempt, job.lost)
+        for id, (_, draws, _, _) in lanes.items():
+            if not given and not self._is_mixed(draws):
+                assert self._opens_at(self.jobs[id], draws, now) > now, f"{id} was rejected, and could have started"
+        self._judge_room(claim, claimed, ungated_ready)
+        if not claimed.more:
+            self._judge_idleness(claim, claimed, wall, now)
+
+    def _judge_order(
+        self, line: dict[Lane, list[ModelJob]], claimed: Claimed, impossible: set[str], rejected: set[str]
+    ) -> None:
         left: dict[Lane, list[str]] = {}
         for taken in claimed.jobs:
             left.setdefault(self.jobs[taken.id].lane, []).append(taken.id)
-        lost = set(impossible)
+        gone = impossible | rejected
         for lane, jobs in line.items():
             wanted = left.pop(lane, [])
             for job in jobs:
-                if job.new.id in lost:
-                    lost.remove(job.new.id)
+                if job.new.id in gone:
+                    gone.remove(job.new.id)
                 elif wanted:
                     assert wanted.pop(0) == job.new.id, "a lane was not served in its order"
                 else:
                     break
             assert not wanted, "a job was claimed that was not ready, or not this node's to claim"
         assert not left
-        assert not lost, "an impossible job failed before its turn"
-        for id in impossible:
-            self.jobs[id].end(JobState.FAILED, wall, self.jobs[id].error)
-        for taken in claimed.jobs:
-            job = self.jobs[taken.id]
-            self._charge(job, now)
-            job.state, job.node, job.started_at = JobState.RUNNING, claim.node, wall
-            job.fence += 1
-            job.attempt += 1
-            assert (taken.fence, taken.attempt, taken.lost) == (job.fence, job.attempt, job.lost)
-            assert taken.gated == bool(job.new.draws)
-        self._judge_room(claim, claimed, ungated_ready)
-        if not claimed.more:
-            self._judge_idleness(claim, claimed, wall, now)
+        assert not gone, "a job was dropped before its turn"
 
     def _lines(self, claim: Claim, wall: int) -> dict[Lane, list[ModelJob]]:
         """By lane, the jobs that this node may start as far as their lanes go, in order."""
         lines: dict[Lane, list[ModelJob]] = {}
         for job in sorted(self.jobs.values(), key=lambda job: job.order):
-            if job.is_ready(wall) and not job.is_expired(wall) and self._is_known(claim, job):
+            if job.is_ready(wall) and not job.is_late(wall) and self._is_known(claim, job):
                 lines.setdefault(job.lane, []).append(job)
         return lines
 
@@ -246,15 +467,25 @@ class StorageModel:
         return (
             job.new.queue in claim.rooms
             and job.new.task in claim.tasks
-            and all(draw.limit in claim.rules for draw in job.new.draws)
+            and all(draw.limit in claim.rules for draw in job.asked)
         )
 
-    def _charge(self, job: ModelJob, now: int) -> None:
-        for draw in job.new.draws:
-            bucket = self.buckets[draw]
-            assert bucket.opens_at(now, job.cost(draw)) <= now, f"{draw} was closed"
-            bucket.state = bucket.rule.take(bucket.state, now, job.cost(draw))[1]
-            bucket.starts.append((now, job.cost(draw)))
+    def _is_impossible(self, job: ModelJob, now: int) -> bool:
+        try:
+            self._opens_at(job, job.asked, now)
+        except CostExceedsLimit:
+            return True
+        return False
+
+    def _opens_at(self, job: ModelJob, draws: Sequence[Draw], now: int) -> int:
+        return max(self.opens_at(draw, now, job.cost(draw), job.holder(draw)) for draw in draws)
+
+    def _is_mixed(self, draws: Sequence[Draw]) -> bool:
+        return any(draw.limit in self.mixed for draw in draws)
+
+    def _is_shared(self, job: ModelJob) -> bool:
+        """Whether its owner has a permit already: a lane that waits behind it is not told of that."""
+        return any(job.holder(draw) in self.bucket(draw).holders for draw in job.asked)
 
     def _judge_room(self, claim: Claim, claimed: Claimed, ungated_ready: dict[str, int]) -> None:
         for queue, room in claim.rooms.items():
@@ -266,45 +497,49 @@ class StorageModel:
     def _judge_idleness(self, claim: Claim, claimed: Claimed, wall: int, now: int) -> None:
         """Nobody who could start now may be left while there is room, nor be forgotten until something else happens."""
         waits: list[int] = []
-        for (queue, draws), jobs in self._lines(claim, wall).items():
+        for (queue, draws, discards, _), jobs in self._lines(claim, wall).items():
             started = sum(1 for job in claimed.jobs if job.queue == queue)
             if started >= claim.rooms[queue].slots:
                 continue
             head = jobs[0]
             assert draws, f"{head.new.id} could have started"
-            if not any(draw.limit in self.mixed for draw in draws):
-                opens_at = max(self.buckets[draw].opens_at(now, head.cost(draw)) for draw in draws)
+            assert not discards, f"{head.new.id} waits, and is not to"
+            if not self._is_mixed(draws) and not self._is_shared(head):
+                opens_at = self._opens_at(head, draws, now)
                 assert opens_at > now, f"{head.new.id} could have started"
                 waits.append(opens_at - now)
         for job in self.jobs.values():
             if job.state is JobState.WAITING and self._is_known(claim, job) and job.delayed and job.run_at > wall:
                 ready = any(
-                    other.lane == job.lane and other.is_ready(wall) and not other.is_expired(wall)
+                    other.lane == job.lane and other.is_ready(wall) and not other.is_late(wall)
                     for other in self.jobs.values()
                 )
                 if not ready:
-                    waits.append(self._startable_at(job, wall, now))
-        assert claimed.next_in is None or claimed.next_in >= 0
+                    waits.append(self._startable_in(job, wall, now))
+        assert claimed.next_in is None or 0 <= claimed.next_in < NEVER // 2
+        waits = [wait for wait in waits if wait < NEVER // 2]
         if waits:
             assert claimed.next_in is not None
             assert claimed.next_in <= min(waits), "the next claim would come too late"
 
-    def _startable_at(self, job: ModelJob, wall: int, now: int) -> int:
-        waits = [job.run_at - wall]
-        for draw in job.new.draws:
-            if draw.limit not in self.mixed:
-                waits.append(self.buckets[draw].opens_at(now, job.cost(draw)) - now)
-            else:
-                # Kept closed for a costlier job, for as long as its rule can take at most.
-                waits.append(10**12)
-        return max(waits)
+    def _startable_in(self, job: ModelJob, wall: int, now: int) -> int:
+        if self._is_mixed(job.asked):
+            # Kept closed for a costlier job, for as long as its rule can take at most.
+            return NEVER
+        waits = [self.opens_at(draw, now, job.cost(draw), job.holder(draw)) - now for draw in job.asked]
+        return max(job.run_at - wall, *waits, 0)
 
     # ------------------------------------------------------------------------------------------- rules
 
     def judge_budgets(self) -> None:
         """No bucket has started more than its rule may in any stretch of time, by looking at all of them."""
         for draw, bucket in self.buckets.items():
-            rule = bucket.rule
+            rule = self.rules[draw.limit]
+            if bucket.is_steered:
+                continue
+            if isinstance(rule, Semaphore):
+                assert bucket.held <= rule.count, f"{draw} is held by {bucket.holders}"
+                continue
             for first, (begin, _) in enumerate(bucket.starts):
                 total = 0
                 for at, cost in bucket.starts[first:]:

@@ -15,33 +15,41 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headgate.clock import SECOND, Clock
-from headgate.errors import IllegalTransition
+from headgate.errors import IllegalTransition, LimitInUse
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
-from headgate.jobs.lifecycle import Ending, Finished, Returned
-from headgate.limits.limit import AnyRule
+from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned
+from headgate.jobs.terms import GateTerms, Holding
+from headgate.limits.concurrency import Concurrency, HoldUntil, load_permits
 from headgate.limits.rate_limit import RateLimit
+from headgate.limits.stored_rule import dump_rule
 from headgate.limits.strict_rate import StrictRate
+from headgate.storage.live_rules import LimitSetting, Scope
 from headgate.storage.memory import MemoryStorage
-from headgate.storage.protocol import Claim, JobFilter, Room, Storage
+from headgate.storage.protocol import Amendment, Claim, Claimed, JobFilter, Room, Storage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.properties.storage_model import ModelJob, StorageModel
 
 T = TypeVar("T")
 
-RULES: dict[str, AnyRule] = {
+RULES: dict[str, Any] = {
     "strict": StrictRate(2, per=10, margin=0).rule,
     "paced": RateLimit(3, per=9, burst=2).rule,
     "shared": StrictRate(3, per=5, margin=0).rule,
     "tokens": StrictRate(5, per=10, margin=0).rule,
+    "mutex": Concurrency(1).rule,
+    "slots": Concurrency(3).rule,
 }
-MIXED = frozenset({"tokens"})
-STRICT, PACED, SHARED, TOKENS = (
+MIXED = frozenset({"tokens", "slots"})
+PERMITS = frozenset({"mutex", "slots"})
+STRICT, PACED, SHARED, TOKENS, MUTEX, SLOTS = (
     Draw("strict", "acme"),
     Draw("paced", "acme"),
     Draw("shared", ""),
     Draw("tokens", "acme"),
+    Draw("mutex", "orders"),
+    Draw("slots", ""),
 )
 LANES: list[tuple[Draw, ...]] = [
     (),
@@ -53,11 +61,57 @@ LANES: list[tuple[Draw, ...]] = [
     (SHARED, Draw("strict", "globex")),
     (TOKENS,),
     (TOKENS, SHARED),
+    (MUTEX,),
+    (MUTEX,),
+    (MUTEX, STRICT),
+    (SHARED, MUTEX),
+    (SLOTS,),
+    (SLOTS, PACED),
+    (TOKENS, SLOTS),
+    (MUTEX, SLOTS),
+]
+BUCKETS = sorted({draw for lane in LANES for draw in lane}, key=str)
+LIVE_RULES: dict[str, list[Any]] = {
+    "strict": [StrictRate(count, per=10, margin=0).rule for count in (1, 2, 4)],
+    "mutex": [Concurrency(count).rule for count in (1, 2)],
+    "slots": [Concurrency(count).rule for count in (2, 3, 5)],
+}
+TARGETS: list[tuple[Scope, str]] = [
+    ("all", ""),
+    ("key", "acme"),
+    ("key", "orders"),
+    ("pattern", "*o*"),
+    ("pattern", "ac*"),
 ]
 QUEUES = ("left", "right")
 NODES = ("one", "two")
 ERROR = JobError(type="ValueError", message="boom")
 OUTCOMES = ("failed", "snoozed", "refused", "interrupted", "unreadable")
+
+HOLDS: list[HoldUntil] = ["running", "running", "until_final", "until_success"]
+
+RARE = [
+    "a_job_stands_where_it_should",
+    "amend",
+    "amend",
+    "attempts_are_kept",
+    "cancel",
+    "cancel_waiting",
+    "evict",
+    "expire",
+    "finish_late",
+    "forget",
+    "lose_a_node",
+    "penalize",
+    "prune",
+    "reset",
+    "retry",
+    "set_limit",
+    "set_limit",
+    "starts_are_recorded",
+    "step_wall",
+    "unset_limit",
+]
 
 queues = st.sets(st.sampled_from(QUEUES), min_size=1)
 waits = st.sampled_from([0, 1, SECOND, 3 * SECOND, 10 * SECOND, 60 * SECOND])
@@ -67,6 +121,20 @@ waits = st.sampled_from([0, 1, SECOND, 3 * SECOND, 10 * SECOND, 60 * SECOND])
 def jobs_to_add(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Mostly a handful of the same kind, so that lanes fill up."""
     draws = draw(st.sampled_from(LANES))
+    hold: HoldUntil = draw(st.sampled_from(HOLDS))
+    owner = draw(st.sampled_from([None, None, "one", "two"]))
+    rates = sum(1 << index for index, drawn in enumerate(draws) if drawn.limit not in PERMITS)
+    holds = tuple(
+        # What an owner's permit costs is what its first job says, so only where all cost the same.
+        Holding(hold, owner if drawn.limit == "mutex" else None) if drawn.limit in PERMITS else None
+        for drawn in draws
+    )
+    terms = GateTerms(
+        holds=holds if any(holds) else (),
+        free_retries=rates if draw(st.sampled_from([False, False, True])) else 0,
+        patience=draw(st.sampled_from([None, None, None, 0, 5 * SECOND, 30 * SECOND])) if draws else None,
+        cancels=draw(st.booleans()),
+    )
     return [
         {
             "draws": draws,
@@ -76,9 +144,16 @@ def jobs_to_add(draw: st.DrawFn) -> list[dict[str, Any]]:
             "delay": draw(st.sampled_from([None, None, None, 0, SECOND, 10 * SECOND])),
             "lifetime": draw(st.sampled_from([None, None, None, 2 * SECOND, 20 * SECOND])),
             "cost": draw(st.sampled_from([1, 2, 4, 5, 6])),
+            "places": draw(st.sampled_from([1, 1, 2, 3, 4])),
+            "terms": terms,
+            "is_rejected": draw(st.sampled_from([False] * 9 + [True])),
         }
         for _ in range(draw(st.integers(1, 6)))
     ]
+
+
+def costs_of(option: dict[str, Any]) -> dict[str, int]:
+    return {**dict.fromkeys(RULES, 1), "tokens": option["cost"], "slots": option["places"]}
 
 
 class StorageMachine(RuleBasedStateMachine):
@@ -96,6 +171,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.model = StorageModel(RULES, MIXED)
         self.ids = IdSource()
         self.late: list[tuple[str, Ending]] = []
+        self.charges: dict[tuple[str, int], Charge] = {}
         for node in NODES:
             self.join(node)
 
@@ -133,9 +209,15 @@ class StorageMachine(RuleBasedStateMachine):
                 enqueued_at=now,
                 expires_at=None if option["lifetime"] is None else now + option["lifetime"],
                 draws=option["draws"],
-                costs=tuple(option["cost"] if draw.limit in MIXED else 1 for draw in option["draws"])
+                costs=tuple(costs_of(option)[draw.limit] for draw in option["draws"])
                 if any(draw.limit in MIXED for draw in option["draws"])
                 else None,
+                terms=option["terms"],
+                variant=option["terms"].variant(),
+                give_up_at=now + (option["delay"] or 0) + option["terms"].patience
+                if option["terms"].patience
+                else None,
+                rejection=ERROR if option["is_rejected"] else None,
             )
             for option in options
         ]
@@ -164,25 +246,33 @@ class StorageMachine(RuleBasedStateMachine):
     ) -> None:
         if node not in self.model.nodes:
             return
-        claim = Claim(
-            node,
-            {queue: Room(slots, ahead, gated_first) for queue in sorted(asked)},
-            {name: known for name, known in RULES.items() if name != unknown_limit},
-            frozenset({"work", "rare"} if knows_rare else {"work"}),
+        self.claim_and_judge(
+            Claim(
+                node,
+                {queue: Room(slots, ahead, gated_first) for queue in sorted(asked)},
+                {name: known for name, known in RULES.items() if name != unknown_limit},
+                frozenset({"work", "rare"} if knows_rare else {"work"}),
+            )
         )
-        claimed = self.run(self.store.claim(claim))
-        self.model.judge(claim, claimed, self.found_impossible(), self.clock.now(), self.store.limit_now())
 
-    def found_impossible(self) -> list[str]:
-        failed = self.run(self.store.jobs(JobFilter(state=JobState.FAILED, count=1000)))
-        found = []
-        for record in failed:
-            job = self.model.jobs[record.id]
-            if job.state is JobState.WAITING and record.error is not None and "CostExceedsLimit" in record.error.type:
-                assert any(job.cost(draw) > 5 for draw in job.new.draws)
-                job.error = record.error
-                found.append(record.id)
-        return found
+    def claim_and_judge(self, claim: Claim) -> Claimed:
+        claimed = self.run(self.store.claim(claim))
+        self.model.judge(claim, claimed, self.clock.now(), self.store.limit_now())
+        return claimed
+
+    @rule(slots=st.sampled_from([1, 3, 8]))
+    def claim_all(self, slots: int) -> None:
+        """Claim as an engine that knows everything, as long as there is more."""
+        node = next((node for node in NODES if node in self.model.nodes), None)
+        for _ in range(20):
+            if node is None:
+                return
+            claimed = self.claim_and_judge(
+                Claim(node, dict.fromkeys(QUEUES, Room(slots)), RULES, frozenset({"work", "rare"}))
+            )
+            if not claimed.more:
+                return
+        raise AssertionError("a claim said `more` 20 times over")
 
     @rule(data=st.data(), wait=waits)
     def finish(self, data: st.DataObject, wait: int) -> None:
@@ -202,9 +292,11 @@ class StorageMachine(RuleBasedStateMachine):
 
     def draw_ending(self, data: st.DataObject, job: ModelJob, wait: int) -> Ending:
         final = data.draw(st.sampled_from([JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, None, None]))
+        charge = self.charges.get((job.new.id, job.fence))
         if final is not None:
             error = ERROR if final is JobState.FAILED else None
-            return Finished(job.new.id, job.fence, final, result="1" if error is None else None, error=error)
+            result = "1" if error is None else None
+            return Finished(job.new.id, job.fence, final, result=result, error=error, charge=charge)
         outcome = data.draw(st.sampled_from(OUTCOMES))
         return Returned(
             job.new.id,
@@ -214,32 +306,31 @@ class StorageMachine(RuleBasedStateMachine):
             run_at=self.clock.now() + wait if outcome in ("failed", "snoozed", "unreadable") else None,
             error=ERROR if outcome == "failed" else None,
             closed_for=wait if outcome == "refused" else None,
+            charge=charge,
         )
 
-    @precondition(lambda self: self.late)
-    @rule(data=st.data(), foreign=st.booleans())
-    def finish_late(self, data: st.DataObject, foreign: bool) -> None:
+    def finish_late(self, data: st.DataObject) -> None:
+        if not self.late:
+            return
+        foreign = data.draw(st.booleans())
         node, ending = data.draw(st.sampled_from(self.late))
         if foreign:
             node = NODES[1 - NODES.index(node)]
         written = self.run(self.store.finish(node, [ending]))
         assert list(written) == [self.model.finish(node, ending, self.clock.now(), self.store.limit_now())] == [False]
 
-    @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         job = self.pick(data, *JobState)
         if job is not None:
             before = self.run(self.store.cancel(job.new.id))
             assert before is self.model.cancel(job.new.id, self.clock.now())
 
-    @rule(data=st.data())
     def cancel_waiting(self, data: st.DataObject) -> None:
         job = self.pick(data, JobState.WAITING)
         if job is not None:
             assert self.run(self.store.cancel(job.new.id)) is JobState.WAITING
             self.model.cancel(job.new.id, self.clock.now())
 
-    @rule(data=st.data())
     def retry(self, data: st.DataObject) -> None:
         job = self.pick(data, *JobState)
         if job is None:
@@ -257,12 +348,11 @@ class StorageMachine(RuleBasedStateMachine):
     def advance(self, duration: int) -> None:
         self.clock.advance(duration / SECOND)
 
-    @rule(step=st.sampled_from([-3600, -5, 5, 86400]))
-    def step_wall(self, step: int) -> None:
-        self.clock.step_wall(step)
+    def step_wall(self, data: st.DataObject) -> None:
+        self.clock.step_wall(data.draw(st.sampled_from([-3600, -5, 5, 86400])))
 
-    @rule(node=st.sampled_from(NODES), dies=st.booleans(), beats=st.booleans())
-    def lose_a_node(self, node: str, dies: bool, beats: bool) -> None:
+    def lose_a_node(self, data: st.DataObject) -> None:
+        node, dies, beats = data.draw(st.tuples(st.sampled_from(NODES), st.booleans(), st.booleans()))
         if node not in self.model.nodes:
             assert not self.run(self.store.beat(node)).known
             self.join(node)
@@ -282,22 +372,114 @@ class StorageMachine(RuleBasedStateMachine):
         assert sorted(recovered.poisonous) == sorted(self.model.recover(node, self.clock.now()))
         assert set(recovered.returned) == {id for id in owned if self.model.jobs[id].state is JobState.WAITING}
 
-    @rule(count=st.sampled_from([1, 100]))
-    def expire(self, count: int) -> None:
-        expired = self.run(self.store.expire(count))
-        self.model.expire([job.id for job in expired], count, self.clock.now())
+    def expire(self, data: st.DataObject) -> None:
+        count = data.draw(st.sampled_from([1, 100]))
+        dropped = self.run(self.store.expire(count))
+        self.model.expire(dropped, count, self.clock.now())
 
-    @rule(count=st.sampled_from([1, 1000]))
-    def evict(self, count: int) -> None:
-        self.run(self.store.evict(count))
+    def evict(self, data: st.DataObject) -> None:
+        self.run(self.store.evict(data.draw(st.sampled_from([1, 1000]))))
 
-    @rule(age=waits, count=st.sampled_from([1, 1000]))
-    def prune(self, age: int, count: int) -> None:
-        before = self.clock.now() - age
+    def prune(self, data: st.DataObject) -> None:
+        count = data.draw(st.sampled_from([1, 1000]))
+        before = self.clock.now() - data.draw(waits)
         allowed = sum(1 for job in self.model.jobs.values() if job.finished_at is not None and job.finished_at < before)
         deleted = self.run(self.store.prune(before, count))
         kept = {record.id for record in self.run(self.store.jobs(JobFilter(count=1000)))}
         assert self.model.prune(before, kept) == deleted == min(count, allowed)
+
+    @rule(data=st.data(), verb=st.sampled_from(RARE))
+    def something_else(self, data: st.DataObject, verb: str) -> None:
+        """What is done now and then; as rules of their own these would leave no time for claims."""
+        getattr(self, verb)(data)
+
+    # ----------------------------------------------------------------------------------------- limits
+
+    def amend(self, data: st.DataObject) -> None:
+        """A running attempt is refunded, or one of its costs is settled."""
+        actual, refund = data.draw(st.tuples(st.sampled_from([0, 0, 1, 3]), st.booleans()))
+        job = self.pick(data, JobState.RUNNING)
+        if job is None or (start := job.starts[-1]).at is None:
+            return
+        known = self.charges.get((job.new.id, job.fence), Charge(start.at))
+        if known.at is None:
+            return
+        costs = dict(start.costs) if known.costs is None else dict(zip(start.costs, known.costs, strict=True))
+        rates = [draw for draw in costs if draw.limit not in PERMITS]
+        settled = rates if refund or not rates else [data.draw(st.sampled_from(rates))]
+        amendments = [Amendment(draw, known.at, costs[draw], known.at, 0 if refund else actual) for draw in settled]
+        self.run(self.store.amend(amendments, RULES))
+        for amendment in amendments:
+            self.model.amend(amendment)
+            costs[amendment.draw] = amendment.actual
+        self.charges[job.new.id, job.fence] = Charge(None) if refund else Charge(known.at, tuple(costs.values()))
+
+    def set_limit(self, data: st.DataObject) -> None:
+        limit, keys = data.draw(st.tuples(st.sampled_from(sorted(RULES)), st.sampled_from(TARGETS)))
+        is_paused = data.draw(st.sampled_from([False, False, True]))
+        known = LIVE_RULES.get(limit, [])
+        new = data.draw(st.sampled_from([None, *known]))
+        setting = LimitSetting(limit, *keys, None if new is None else dump_rule(new), is_paused)
+        self.run(self.store.change(setting))
+        self.model.change(setting, remove=False)
+
+    def unset_limit(self, data: st.DataObject) -> None:
+        if not self.model.settings:
+            return
+        setting = data.draw(st.sampled_from(list(self.model.settings.values())))
+        self.run(self.store.change(setting, remove=True))
+        self.model.change(setting, remove=True)
+
+    def penalize(self, data: st.DataObject) -> None:
+        draw = data.draw(st.sampled_from(BUCKETS))
+        until = self.store.limit_now() + data.draw(waits)
+        self.run(self.store.penalize(draw, until))
+        self.model.penalize(draw, until)
+
+    def reset(self, data: st.DataObject) -> None:
+        draw = data.draw(st.sampled_from(BUCKETS))
+        assert self.run(self.store.reset(draw)) == self.model.reset(draw)
+
+    def forget(self, data: st.DataObject) -> None:
+        limit = data.draw(st.sampled_from(sorted(RULES)))
+        try:
+            self.run(self.store.forget(limit))
+        except LimitInUse:
+            assert self.model.is_in_use(limit)
+        else:
+            assert not self.model.is_in_use(limit)
+            self.model.forget(limit)
+
+    @precondition(lambda self: self.model.count_waiting() > 7)
+    @rule()
+    def nothing_waits_for_ever(self) -> None:
+        """Nobody steers any more, whoever holds a permit may go on, and in the end nobody waits."""
+        for setting in list(self.model.settings.values()):
+            self.run(self.store.change(setting, remove=True))
+            self.model.change(setting, remove=True)
+        for node in NODES:
+            if node not in self.model.nodes:
+                self.join(node)
+        claim = Claim(NODES[0], dict.fromkeys(QUEUES, Room(6)), RULES, frozenset({"work", "rare"}))
+        for _ in range(400):
+            for job in list(self.model.jobs.values()):
+                if job.state is JobState.FAILED and job.held:
+                    self.run(self.store.retry(job.new.id))
+                    self.model.retry(job.new.id, self.clock.now())
+            claimed = self.claim_and_judge(claim)
+            wall, now = self.clock.now(), self.store.limit_now()
+            running = [job for job in self.model.jobs.values() if job.state is JobState.RUNNING]
+            for job in running:
+                ending = Finished(job.new.id, job.fence, JobState.SUCCEEDED)
+                assert job.node is not None
+                assert list(self.run(self.store.finish(job.node, [ending]))) == [True]
+                assert self.model.finish(job.node, ending, wall, now)
+            if not any(job.state is JobState.WAITING for job in self.model.jobs.values()):
+                return
+            if not running and not claimed.more and not claimed.dropped:
+                assert claimed.next_in is not None, "jobs wait, and nothing is going to happen"
+                self.clock.advance(claimed.next_in / SECOND)
+        raise AssertionError("jobs wait for ever")
 
     # ------------------------------------------------------------------------------------- invariants
 
@@ -323,10 +505,22 @@ class StorageMachine(RuleBasedStateMachine):
             assert (record.run_at, record.delayed, record.expires_at) == (job.run_at, job.delayed, job.expires_at)
             assert (record.finished_at, record.result, record.error) == (job.finished_at, job.result, job.error)
             assert record.started_at == job.started_at
+            assert {draw for index, draw in enumerate(job.new.draws) if record.held >> index & 1} == job.held
             if job.state is JobState.WAITING:
                 assert record.lane_waiting == self.model.lane_waiting(job)
             if job.state is JobState.RUNNING:
                 assert (record.node, record.cancel_requested) == (job.node, job.cancel_requested)
+
+    @invariant()
+    def permits_are_held_by_those_who_took_them(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for limit in PERMITS:
+            for bucket in self.run(self.store.buckets(limit=limit, count=1000)):
+                permits = load_permits(bucket.state)
+                holders = {holder: [hold.cost, hold.uses] for holder, hold in permits.holders.items()}
+                assert holders == self.model.bucket(bucket.draw).holders
+                assert permits.held == self.model.bucket(bucket.draw).held
 
     @invariant()
     def the_counts_agree(self) -> None:
@@ -343,12 +537,32 @@ class StorageMachine(RuleBasedStateMachine):
         if hasattr(self, "store"):
             self.model.judge_budgets()
 
-    @rule(data=st.data())
     def attempts_are_kept(self, data: st.DataObject) -> None:
         job = self.pick(data, *JobState)
         if job is not None:
             kept = self.run(self.store.attempts(job.new.id))
             assert [(attempt.number, attempt.outcome) for attempt in kept] == job.attempts
+
+    def starts_are_recorded(self, data: st.DataObject) -> None:
+        limit = data.draw(st.sampled_from(sorted(RULES)))
+        starts = self.run(self.store.starts(limit, None, 0))
+        found = [(start.key, start.started_at, start.cost) for start in starts]
+        assert sorted(found) == self.model.starts(limit)
+        assert [start.started_at for start in starts] == sorted(start.started_at for start in starts)
+
+    def a_job_stands_where_it_should(self, data: st.DataObject) -> None:
+        job = self.pick(data, *JobState)
+        if job is not None:
+            standing = self.run(self.store.standing(job.new.id))
+            assert (standing is None) == (job.state is not JobState.WAITING)
+            if standing is not None:
+                assert (standing.place, standing.waiting) == (self.model.place(job), self.model.lane_waiting(job))
+                assert tuple(bucket.draw for bucket in standing.buckets) == job.asked
+
+    @invariant()
+    def settings_are_as_they_were_stored(self) -> None:
+        if hasattr(self, "store"):
+            assert sorted(self.run(self.store.settings()), key=str) == sorted(self.model.settings.values(), key=str)
 
 
 @contextmanager
@@ -361,7 +575,9 @@ class MemoryMachine(StorageMachine):
 
 
 TestMemoryStorage = MemoryMachine.TestCase
-TestMemoryStorage.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestMemoryStorage.settings = settings(
+    max_examples=int(os.environ.get("HEADGATE_MODEL_EXAMPLES", "300")), stateful_step_count=40, deadline=None
+)
 
 
 @contextmanager

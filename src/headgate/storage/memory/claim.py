@@ -43,6 +43,9 @@ class Claiming:
         self._spent: list[Lane] = []
         self._homes: set[Bucket[Lane]] = set()
         self._starved: dict[Draw, Starved] = {}
+        # The lanes that are being decided on, and how many of them have given their first jobs for that.
+        self._round: list[Lane] = []
+        self._looked = 0
 
     def run(self) -> Claimed:
         self._take_up_known()
@@ -57,23 +60,11 @@ class Claiming:
         started = dict.fromkeys(ungated, 0)
         if groups:
             left = {queue.name: self._gated_share(queue, ungated[queue.name]) for queue in queues}
-            visits = dict(left)
-            is_done = False
-            while not is_done:
-                lanes = self._next_lanes(groups, left, visits)
-                self._admit(lanes, left)
-                for lane in lanes:
-                    started[lane.queue] += lane.taken
-                    left[lane.queue] -= lane.taken
-                    self._settle(lane)
-                for bucket in self._touched:
-                    self._lanes.set_timer(bucket, self._now)
-                self._touched.clear()
-                is_done = not lanes
-            for home in self._homes:
-                home.rivals.clear()
-            for lane in self._spent:
-                self._lanes.make_due(lane, lane.since)
+            try:
+                self._start_gated(groups, left, started)
+            except BaseException:
+                self._undo(ungated)
+                raise
         waits: list[int] = []
         more = False
         for queue in queues:
@@ -110,29 +101,60 @@ class Claiming:
         queue.open.pull(ungated, room.slots - gated_share(room, room.slots), self._visit)
         return gated_share(room, len(ungated))
 
-    def _admit(self, lanes: Sequence[Lane], left: Mapping[str, int]) -> None:
-        """Decide, and leave everything as it was if a rule breaks."""
-        before = [(bucket, bucket.home.state, bucket.opens_at) for lane in lanes for bucket in lane.own_buckets]
-        try:
+    def _start_gated(self, groups: Sequence[Group[Lane]], left: dict[str, int], started: dict[str, int]) -> None:
+        visits = dict(left)
+        while lanes := self._next_lanes(groups, left, visits):
             admit(lanes, left, self._now)
-        except BaseException:
-            for bucket, state, opens_at in before:
-                bucket.home.state, bucket.opens_at = state, opens_at
             for lane in lanes:
-                lane.put_back(lane.jobs)
+                started[lane.queue] += lane.taken
+                left[lane.queue] -= lane.taken
+                self._settle(lane)
+            self._set_timers()
+        self._set_timers()
+        for home in self._homes:
+            home.rivals.clear()
+        for lane in self._spent:
+            self._lanes.make_due(lane, lane.since)
+
+    def _set_timers(self) -> None:
+        for bucket in self._touched:
+            self._lanes.set_timer(bucket, self._now)
+        self._touched.clear()
+
+    def _undo(self, ungated: Mapping[str, list[Job[Lane]]]) -> None:
+        """A rule has broken: who was looked at is in line again, and nothing is charged to anybody."""
+        for lane in self._round[: self._looked]:
+            lane.uncharge(self._now)
+            lane.put_back(lane.jobs)
+        for lane in self._round:
+            if isinstance(lane.behind, Bucket):
+                self._touched[lane.behind] = None
+                lane.behind = None
+            if lane.waiting:
                 self._lanes.make_due(lane, lane.since)
-            self._drop_late()
-            raise
+            else:
+                self._lanes.empty(lane)
+        for bucket in self._touched:
+            bucket.opens_at = None
+            if bucket.waiters:
+                self._lanes.open_at(bucket, self._now)
+        for queue, jobs in ungated.items():
+            self._lanes.queues[queue].open.put_back(jobs)
+        self._drop_late()
 
     def _next_lanes(self, groups: Sequence[Group[Lane]], left: Mapping[str, int], visits: dict[str, int]) -> list[Lane]:
         """As many lanes as can be expected to use up the room that is left; `visits` is how many may be looked at."""
         room = {queue: min(count, visits[queue]) for queue, count in left.items()}
+        lanes: list[Lane] = []
+        self._round = lanes
+        self._looked = 0
         self._note_rivals(groups)
-        lanes = self._released(groups, room)
+        self._release(groups, room, lanes)
         lanes += self._due(groups, room)
         for lane in lanes:
             visits[lane.queue] -= 1
             lane.look(self._visit)
+            self._looked += 1
             for bucket in lane.own_buckets:
                 self._judge(bucket)
         return lanes
@@ -154,9 +176,8 @@ class Claiming:
                         bucket.home.rivals.add(bucket.draw.key)
                         self._homes.add(bucket.home)
 
-    def _released(self, groups: Sequence[Group[Lane]], room: dict[str, int]) -> list[Lane]:
-        """Lanes from behind opened buckets: as many as each grants, longest waiting first."""
-        lanes: list[Lane] = []
+    def _release(self, groups: Sequence[Group[Lane]], room: dict[str, int], lanes: list[Lane]) -> None:
+        """Add the lanes from behind opened buckets: as many as each grants, longest waiting first."""
         for _ in range(sum(room.values())):
             first: tuple[int, int, Waiters[Lane]] | None = None
             for group in groups:
@@ -166,8 +187,7 @@ class Claiming:
                         first = head
             if first is None:
                 break
-            lanes += self._released_by(first[2].bucket, groups, room)
-        return lanes
+            lanes.extend(self._released_by(first[2].bucket, groups, room))
 
     def _released_by(self, bucket: Bucket[Lane], groups: Sequence[Group[Lane]], room: dict[str, int]) -> Iterator[Lane]:
         self._touched[bucket] = None

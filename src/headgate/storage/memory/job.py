@@ -36,6 +36,7 @@ class Job(Generic[L]):
     """
 
     __slots__ = (
+        "asks_more",
         "attempt",
         "attempts",
         "cancel_requested",
@@ -66,6 +67,8 @@ class Job(Generic[L]):
 
     def __init__(self, new: NewJob, seq: int, lane: L) -> None:
         self.new = new
+        # Most jobs ask for a start of cost 1 in each bucket, and this is looked at for each of them.
+        self.asks_more = new.terms is not None or new.costs is not None
         self.seq = seq
         self.lane = lane
         self.version = 0
@@ -104,10 +107,7 @@ class Job(Generic[L]):
     @property
     def ask(self) -> Ask | None:
         """What it asks of the buckets of its lane."""
-        new = self.new
-        if new.terms is None and new.costs is None:
-            return None
-        return ask_of(new.id, new.costs, new.terms, self.held | self.passed)
+        return ask_of(self.new.id, self.new.costs, self.new.terms, self.held | self.passed)
 
     @property
     def start(self) -> Start | None:

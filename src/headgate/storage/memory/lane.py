@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import variant_discards
+from headgate.limits.concurrency import Semaphore
 from headgate.storage.admission import TURN, Ask, LaneView
 from headgate.storage.memory.band import Band
 from headgate.storage.memory.bucket import Bucket
@@ -102,7 +103,7 @@ class Lane(LaneView):
             self.asks = _Asks(self, visit)
         else:
             self.pull(self.jobs, TURN, visit)
-            self.asks = [job.ask for job in self.jobs]
+            self.asks = [job.ask if job.asks_more else None for job in self.jobs]
 
     def pull(self, jobs: list[Job[Lane]], count: int, visit: Visit[Lane]) -> None:
         """Move ready jobs of known tasks to `jobs`, until there are `count`; late ones go to the visit."""
@@ -142,6 +143,18 @@ class Lane(LaneView):
         """Undo the end of a pull."""
         for job in reversed(jobs):
             self._band(job.new.priority).put_back(job)
+
+    def uncharge(self, now: int) -> None:
+        """Undo what admission has taken for jobs that do not start after all."""
+        for ask in self.asks[: self.taken]:
+            costs, holders = (None, None) if ask is None else ask
+            for index, bucket in enumerate(self.own_buckets):
+                holder = None if holders is None else holders[index]
+                if holder is not None and bucket.permits.holders:
+                    bucket.state = Semaphore.give(bucket.permits, holder)
+                else:
+                    bucket.amend(now, 1 if costs is None else costs[index], now, 0)
+        self.taken = 0
 
     def earliest(self) -> int | None:
         """The first `run_at` of its delayed jobs."""
@@ -220,5 +233,5 @@ class _Asks(list[Ask | None]):
         if known < wanted:
             lane.pull(jobs, wanted, self._visit)
             for job in jobs[known:]:
-                self.append(job.ask)
+                self.append(job.ask if job.asks_more else None)
         return len(jobs)

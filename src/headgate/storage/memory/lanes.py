@@ -184,9 +184,7 @@ class Lanes:
             bucket.renew(keep_state=False)
 
     def open_at(self, bucket: Bucket[Lane], opens_at: int) -> None:
-        """Settle when a bucket opens for whoever waits behind it."""
-        if not bucket.waiters:
-            return
+        """Set the timer of a bucket that lanes wait behind."""
         bucket.opens_at = opens_at
         for opening, waiters in bucket.waiters.items():
             if waiters.opens_at != opens_at:

@@ -255,7 +255,8 @@ class MemoryStorage:
         for deposit in deposits:
             bucket = self._lanes.bucket(deposit.draw)
             bucket.state = deposit.balance
-            self._lanes.open_at(bucket, now if deposit.balance.left else deposit.balance.opens_at)
+            if bucket.waiters:
+                self._lanes.open_at(bucket, now if deposit.balance.left else deposit.balance.opens_at)
         self._wake()
 
     async def withdraw(self, deposits: Sequence[Deposit]) -> Sequence[int]:

@@ -62,11 +62,13 @@ class BucketViews:
 
     def _make(self, draw: Draw, row: BucketRow | None) -> BucketView:
         rule = self._live.rule(draw, self._rules[draw.limit])
-        view = BucketView(
-            draw, rule, None if row is None or row.state is None else rule.load(row.state, self._limit_now)
-        )
+        view = BucketView(draw, rule, None)
         if row is not None:
             view.id, view.opens_at, view.closed_until = row.id, row.opens_at, row.closed_until
+            if row.state is not None:
+                view.state = rule.load(row.state, self._limit_now)
+                # Carried over from other numbers as of now, it has to be kept as of now.
+                view.charged = rule.dump(view.state) != row.state
         if self._live.is_paused(draw):
             view.closed_until = NEVER
         if isinstance(rule, SharedCounter) and draw.key != FOR_ALL_KEYS:

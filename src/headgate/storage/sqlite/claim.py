@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 import msgspec
 
@@ -160,6 +160,7 @@ class ClaimTransaction:
         self._opened: list[BucketView] = []
         self._unknown: set[str] = set()
         self._page_was_full = False
+        self._given: list[Given] = []
         self._next_timer: int | None = None
         self._next_wake: int | None = None
 
@@ -355,15 +356,17 @@ class ClaimTransaction:
 
         taken = [head for visit in visits for head in visit.heads[: visit.taken]]
         self._take(taken)
-        self._hold(gated)
+        self._hold(visits)
         dropped = self._drop(visits)
         if self._buckets.charge():
             execute(self._connection, "use_limit_time", limit_now=self._limit_now)
+        # After the charges, which know nothing of what comes back.
+        reopened = give_permits(self._connection, self._given, self._limit_now)
         moves = [move for visit in visits if (move := self._move(visit)) is not None]
         if moves:
             self._ensure_rows(gated)
             execute(self._connection, "move_lanes", lanes=as_json(moves))
-        still_open = self._set_timers(gated)
+        still_open = self._set_timers(gated, reopened)
 
         progressed = bool(taken or moves)
         cut_short = still_open or self._page_was_full or any(visit.cut_short for visit in visits)
@@ -371,7 +374,8 @@ class ClaimTransaction:
             jobs=[self._claimed(head, visit) for visit in visits for head in visit.heads[: visit.taken]],
             next_in=self._next_in(next_bucket),
             # Without progress the next look would see the same, so it waits for something to change.
-            more=progressed and cut_short,
+            # Whoever waits for what came back is to be looked at again.
+            more=(progressed and cut_short) or bool(reopened),
             throttled=[throttled for visit in gated if (throttled := self._throttled(visit)) is not None],
             starved=self._starved(gated),
             dropped=dropped,
@@ -393,15 +397,14 @@ class ClaimTransaction:
                 limit_now=self._limit_now,
             )
 
-    def _hold(self, gated: Sequence[_Visit]) -> None:
+    def _hold(self, visits: Sequence[_Visit]) -> None:
         """Write down who holds which permits now, and what was not charged."""
         rows: list[tuple[int, int, int]] = []
-        for visit in gated:
-            assert visit.view is not None
-            held = [isinstance(bucket.rule, Semaphore) for bucket in visit.view.buckets]
+        for visit in visits:
+            held = [isinstance(self._buckets[draw].rule, Semaphore) for draw in visit.row.draws if visit.taken]
             for head in visit.heads[: visit.taken]:
                 if head.terms is not None:
-                    drawn = without(range(len(visit.view.buckets) + head.passes.bit_count()), head.passes)
+                    drawn = without(range(len(held) + head.passes.bit_count()), head.passes)
                     now_held = sum(1 << draw for draw, is_held in zip(drawn, held, strict=True) if is_held)
                     rows.append((head.seq, head.held | now_held, head.passes))
         if rows:
@@ -421,7 +424,7 @@ class ClaimTransaction:
                     given.append(Given(head.seq, head.id, head.draws, head.terms, head.held & ~kept, kept))
         if rows:
             execute(self._connection, "drop_waiting", jobs=as_json(rows), now=self._now)
-            give_permits(self._connection, given, self._limit_now)
+        self._given = given
         return dropped
 
     def _endings(self, visit: _Visit) -> Iterator[tuple[Head, JobState, JobError]]:
@@ -496,7 +499,7 @@ class ClaimTransaction:
         """An instant of limit time as wall time; None for never."""
         return None if instant is None or instant >= NEVER else self._now + (instant - self._limit_now)
 
-    def _set_timers(self, gated: Sequence[_Visit]) -> bool:
+    def _set_timers(self, gated: Sequence[_Visit], reopened: Set[Draw]) -> bool:
         """Write when each bucket opens that lanes wait behind; True if one of them is open still."""
         touched = {id(view): view for view in self._opened}
         for visit in gated:
@@ -504,7 +507,10 @@ class ClaimTransaction:
                 touched[id(visit.behind)] = visit.behind
         if not touched:
             return False
-        timers = [(view.draw.limit, view.draw.key, self._reopens_at(view)) for view in touched.values()]
+        timers = [
+            (view.draw.limit, view.draw.key, self._limit_now if view.draw in reopened else self._reopens_at(view))
+            for view in touched.values()
+        ]
         execute(self._connection, "set_timers", buckets=as_json(timers))
         for _, _, opens_at in timers:
             if opens_at > self._limit_now:

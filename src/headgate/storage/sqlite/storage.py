@@ -41,6 +41,7 @@ from headgate.storage.protocol import (
 )
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.neighbours import Neighbours
+from headgate.storage.sqlite.permits import contradictions
 from headgate.storage.sqlite.reader import Reader
 from headgate.storage.sqlite.settings import CachedRules, decode_settings
 from headgate.storage.sqlite.statements import STATEMENTS, as_json, fetch
@@ -228,7 +229,11 @@ class SqliteStorage:
         await self._write(_Write(lambda transaction: transaction.add(jobs), jobs=jobs, wakes=True))
 
     async def claim(self, claim: Claim) -> Claimed:
-        return await self._write(_Write(lambda transaction: transaction.claim(claim)))  # type: ignore[no-any-return]
+        claimed: Claimed = await self._write(_Write(lambda transaction: transaction.claim(claim)))
+        if claimed.dropped:
+            # Somebody may wait for their results.
+            self._wake()
+        return claimed
 
     async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool]:
         return await self._write(  # type: ignore[no-any-return]
@@ -431,8 +436,11 @@ class SqliteStorage:
         return _decode_ids(await self._value(self._lookups, "cancels", node=node))
 
     async def check(self) -> Sequence[str]:
-        rows = await self._read(self._lists, lambda connection: connection.execute(STATEMENTS["check"]).fetchall())
-        return [row[0] for row in rows]
+        def look(connection: sqlite3.Connection) -> list[str]:
+            rows = connection.execute(STATEMENTS["check"]).fetchall()
+            return [row[0] for row in rows] + list(contradictions(connection))
+
+        return await self._read(self._lists, look)
 
     async def _value(self, reader: Reader | None, statement: str, **values: Any) -> Any:
         return await self._read(reader, lambda connection: fetch(connection, statement, **values))

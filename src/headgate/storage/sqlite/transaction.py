@@ -57,6 +57,7 @@ class Found(msgspec.Struct, array_like=True):
     draws: tuple[Draw, ...]
     terms: GateTerms | None
     held: int
+    passed: int
 
 
 class Prunable(msgspec.Struct, array_like=True):
@@ -388,8 +389,8 @@ class Transaction:
                 if job.state is JobState.WAITING:
                     # It asks for that permit again, so it waits elsewhere.
                     self._leave_lane(job.lane, 1)
-                    lane = self._lane(job.queue, job.draws, job.terms, kept)
-                    execute(self._connection, "set_held", seq=job.seq, held=kept, passed=0, lane=lane)
+                    lane = self._lane(job.queue, job.draws, job.terms, kept | job.passed)
+                    execute(self._connection, "set_held", seq=job.seq, held=kept, passed=job.passed, lane=lane)
                     self._arm([job.seq])
         (row,) = decode_buckets(fetch(self._connection, "buckets_of", draws=as_json([draw])))
         return load_permits(row.state).held

@@ -1,0 +1,35 @@
+"""The tests that every store has to pass; each attacks one promise of the Storage protocol.
+
+    class TestMyStorage(StorageConformance):
+        @pytest_asyncio.fixture
+        async def storage(self, clock: ManualClock) -> AsyncIterator[Storage]:
+            storage = MyStorage(clock)
+            await storage.open()
+            yield storage
+            await storage.close()
+
+Time stands still unless a test moves it. After each test the store's own `check()` has to find nothing.
+"""
+
+from headgate.testing.conformance.budgets import BudgetsConformance
+from headgate.testing.conformance.endings import EndingsConformance
+from headgate.testing.conformance.hands import Hands, at_once, most_in_a_window, rate, recover, strict
+from headgate.testing.conformance.jobs import JobsConformance
+from headgate.testing.conformance.live_limits import LiveLimitsConformance
+from headgate.testing.conformance.nodes import NodesConformance
+from headgate.testing.conformance.permits import PermitsConformance
+from headgate.testing.conformance.terms import TermsConformance
+
+__all__ = ["Hands", "StorageConformance", "at_once", "most_in_a_window", "rate", "recover", "strict"]
+
+
+class StorageConformance(
+    JobsConformance,
+    BudgetsConformance,
+    EndingsConformance,
+    NodesConformance,
+    PermitsConformance,
+    TermsConformance,
+    LiveLimitsConformance,
+):
+    """Subclass it with a fixture `storage` that gives an open, empty store on the fixture `clock`."""

@@ -1,0 +1,581 @@
+"""What is promised of how jobs end: finished, cancelled, expired; retried; and forgotten in the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.clock import SECOND
+from headgate.errors import IllegalTransition
+from headgate.jobs.job import JobState
+from headgate.jobs.lifecycle import Ending, Finished, Returned
+from headgate.limits.rate_limit import RateLimit
+from headgate.storage.endings import EXPIRED_ERROR
+from headgate.storage.protocol import (
+    JobFilter,
+    QueueCounts,
+)
+from headgate.testing.conformance.hands import (
+    BOOM,
+    Conformance,
+    Hands,
+    most_in_a_window,
+    strict,
+)
+from headgate.testing.manual_clock import ManualClock
+
+
+class EndingsConformance(Conformance):
+    # -------------------------------------------------------------------------------------- finishing
+
+    async def test_a_success_is_kept_with_its_result(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add()
+        job = await hands.take_one()
+        clock.advance(2)
+        ending = Finished(job.id, job.fence, JobState.SUCCEEDED, result='{"rows":3}')
+        assert list(await hands.storage.finish(hands.node, [ending])) == [True]
+        record = await hands.record(job.id)
+        assert (record.state, record.result, record.error) == (JobState.SUCCEEDED, '{"rows":3}', None)
+        assert record.finished_at == clock.now()
+        assert list(await hands.storage.attempts(job.id)) == []
+
+    async def test_a_failure_is_kept_with_its_error(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add()
+        job = await hands.take_one()
+        clock.advance(2)
+        await hands.fail(job)
+        record = await hands.record(job.id)
+        assert (record.state, record.error, record.result) == (JobState.FAILED, BOOM, None)
+        (attempt,) = await hands.storage.attempts(job.id)
+        assert (attempt.number, attempt.node, attempt.outcome, attempt.error) == (1, hands.node, "failed", BOOM)
+        assert (attempt.started_at, attempt.ended_at) == (job.started_at, clock.now())
+
+    async def test_a_cancelled_attempt_ends_as_cancelled(self, hands: Hands) -> None:
+        await hands.add()
+        job = await hands.take_one()
+        ending = Finished(job.id, job.fence, JobState.CANCELLED)
+        assert list(await hands.storage.finish(hands.node, [ending])) == [True]
+        assert (await hands.record(job.id)).state is JobState.CANCELLED
+        assert [attempt.outcome for attempt in await hands.storage.attempts(job.id)] == ["cancelled"]
+
+    async def test_a_success_after_a_failure_leaves_no_error(self, hands: Hands) -> None:
+        await hands.add()
+        await hands.give_back(await hands.take_one(), "failed", spent=True, error=BOOM)
+        await hands.succeed(await hands.take_one())
+        (record,) = await hands.storage.jobs(JobFilter())
+        assert (record.state, record.error) == (JobState.SUCCEEDED, None)
+
+    async def test_a_finish_is_refused_unless_node_and_fence_still_match(self, hands: Hands) -> None:
+        await hands.storage.join("node-b", "b")
+        await hands.add(3)
+        stale, foreign, mine = await hands.take()
+        await hands.give_back(stale)
+        again = await hands.take_one()
+        assert (again.id, again.fence) == (stale.id, 2)
+        endings: list[Ending] = [
+            Finished(stale.id, stale.fence, JobState.SUCCEEDED, result="1"),
+            Finished("nobody", 1, JobState.SUCCEEDED),
+            Finished(mine.id, mine.fence, JobState.SUCCEEDED, result="2"),
+            Returned(stale.id, stale.fence, "failed", spent=True, error=BOOM),
+        ]
+        assert list(await hands.storage.finish(hands.node, endings)) == [False, False, True, False]
+        assert list(await hands.storage.finish("node-b", [Finished(foreign.id, 1, JobState.FAILED)])) == [False]
+        states = await hands.states([stale.id, foreign.id, mine.id])
+        assert states == [JobState.RUNNING, JobState.RUNNING, JobState.SUCCEEDED]
+        assert (await hands.record(stale.id)).error is None
+
+    async def test_a_finish_counts_once(self, hands: Hands) -> None:
+        await hands.add()
+        job = await hands.take_one()
+        ending = Finished(job.id, job.fence, JobState.SUCCEEDED, result="1")
+        assert list(await hands.storage.finish(hands.node, [ending])) == [True]
+        assert list(await hands.storage.finish(hands.node, [ending])) == [False]
+        other = Returned(job.id, job.fence, "failed", spent=True)
+        assert list(await hands.storage.finish(hands.node, [other])) == [False]
+        assert (await hands.counts()) == QueueCounts("default", 0, 0, 1, 0, 0)
+
+    async def test_a_retry_is_delayed_and_its_attempt_is_spent(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(100)}
+        for draws in ((), (("api", "acme"),)):
+            await hands.add(draws=draws)
+            job = await hands.take_one()
+            await hands.give_back(job, "failed", spent=True, run_at=clock.now() + 10 * SECOND, error=BOOM)
+            record = await hands.record(job.id)
+            assert (record.state, record.attempt, record.error) == (JobState.WAITING, 1, BOOM)
+            assert (record.delayed, record.run_at, record.finished_at) == (True, clock.now() + 10 * SECOND, None)
+            claimed = await hands.claim()
+            assert (list(claimed.jobs), claimed.next_in) == ([], 10 * SECOND)
+            clock.advance(10)
+            again = await hands.take_one()
+            assert (again.id, again.attempt, again.fence) == (job.id, 2, 2)
+            await hands.succeed(again)
+
+    async def test_an_unspent_attempt_keeps_its_number_and_the_fence_grows(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        await hands.add()
+        for fence in range(1, 4):
+            job = await hands.take_one()
+            assert (job.attempt, job.fence) == (1, fence)
+            await hands.give_back(job, "snoozed", run_at=clock.now())
+            assert (await hands.record(job.id)).attempt == 0
+
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_a_job_that_is_handed_back_keeps_its_place(
+        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        hands.rules = {"api": strict(100)}
+        ids = await hands.add(4, draws=draws)
+        jobs = await hands.take(3)
+        clock.advance(1)
+        await hands.give_back(jobs[1])
+        await hands.give_back(jobs[0])
+        record = await hands.record(ids[0])
+        assert (record.delayed, record.run_at, record.attempt) == (False, jobs[0].run_at, 0)
+        assert await hands.take_ids() == [ids[0], ids[1], ids[3]]
+
+    async def test_a_delayed_job_that_is_handed_back_stays_delayed(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add(delay=5)
+        clock.advance(5)
+        job = await hands.take_one()
+        await hands.give_back(job)
+        record = await hands.record(job.id)
+        assert (record.delayed, record.run_at) == (True, job.run_at)
+        assert await hands.take_ids() == [job.id]
+
+    async def test_a_batch_of_endings_is_written_in_one_go(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(100)}
+        await hands.add(2)
+        await hands.add(2, draws=[("api", "acme")])
+        first, second, third, fourth = await hands.take()
+        endings: list[Ending] = [
+            Finished(first.id, first.fence, JobState.SUCCEEDED, result="1"),
+            Returned(second.id, second.fence, "failed", spent=True, run_at=clock.now() + SECOND, error=BOOM),
+            Finished(third.id, third.fence, JobState.FAILED, error=BOOM),
+            Returned(fourth.id, fourth.fence, "interrupted", spent=False),
+        ]
+        assert list(await hands.storage.finish(hands.node, endings)) == [True] * 4
+        assert await hands.counts() == QueueCounts("default", 2, 0, 1, 1, 0)
+
+    async def test_every_attempt_that_did_not_succeed_is_kept_in_order(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add()
+        for outcome, spent in (("failed", True), ("snoozed", False), ("unreadable", True), ("interrupted", False)):
+            await hands.give_back(await hands.take_one(), outcome, spent=spent, error=BOOM if spent else None)
+            clock.advance(1)
+        job = await hands.take_one()
+        await hands.succeed(job)
+        attempts = await hands.storage.attempts(job.id)
+        kept = [(attempt.number, attempt.outcome, attempt.error) for attempt in attempts]
+        assert kept == [(1, "failed", BOOM), (2, "snoozed", None), (2, "unreadable", BOOM), (3, "interrupted", None)]
+
+    async def test_an_attempt_without_an_error_keeps_the_last_error(self, hands: Hands) -> None:
+        await hands.add()
+        job = await hands.take_one()
+        await hands.give_back(job, "failed", spent=True, error=BOOM)
+        await hands.give_back(await hands.take_one(), "snoozed")
+        assert (await hands.record(job.id)).error == BOOM
+
+    async def test_a_refusal_closes_the_buckets_for_everyone(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(100), "own": strict(100)}
+        await hands.add(draws=[("api", "acme"), ("own", "one")])
+        job = await hands.take_one()
+        await hands.give_back(job, "refused", closed_for=30 * SECOND)
+        assert (await hands.record(job.id)).attempt == 0
+        neighbour = await hands.add(draws=[("api", "acme"), ("own", "two")])
+        other_key = await hands.add(draws=[("api", "other"), ("own", "three")])
+        assert await hands.take_ids() == other_key
+        assert (await hands.claim()).next_in == 30 * SECOND
+        clock.advance(29.999999)
+        assert await hands.take() == []
+        clock.advance(0.000001)
+        assert sorted(await hands.take_ids()) == sorted([job.id, *neighbour])
+
+    async def test_the_longest_refusal_counts(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(100)}
+        await hands.add(2, draws=[("api", "acme")])
+        first, second = await hands.take()
+        await hands.give_back(first, "refused", closed_for=30 * SECOND)
+        await hands.give_back(second, "refused", closed_for=10 * SECOND)
+        clock.advance(20)
+        assert await hands.take() == []
+        clock.advance(10)
+        assert len(await hands.take()) == 2
+
+    async def test_a_refusal_also_holds_for_lanes_that_wait_already(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(2, per=10), "own": strict(100)}
+        await hands.add(2, draws=[("api", ""), ("own", "one")])
+        await hands.add(2, draws=[("api", ""), ("own", "two")])
+        jobs = await hands.take()
+        assert len(jobs) == 2
+        await hands.give_back(jobs[0], "refused", closed_for=30 * SECOND)
+        clock.advance(29)
+        assert await hands.take() == []
+        clock.advance(1)
+        assert len(await hands.take()) == 2
+
+    # ------------------------------------------------------------------------------------- cancelling
+
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_a_cancelled_waiting_job_never_runs_and_leaves_no_hole(
+        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        hands.rules = {"api": strict(100)}
+        ids = await hands.add(5, draws=draws)
+        clock.advance(1)
+        assert await hands.storage.cancel(ids[0]) is JobState.WAITING
+        assert await hands.storage.cancel(ids[2]) is JobState.WAITING
+        record = await hands.record(ids[0])
+        assert (record.state, record.finished_at) == (JobState.CANCELLED, clock.now())
+        assert (await hands.record(ids[1])).lane_waiting == 3
+        assert await hands.counts() == QueueCounts("default", 3, 0, 0, 0, 2)
+        assert await hands.take_ids() == [ids[1], ids[3], ids[4]]
+
+    async def test_cancelling_the_last_job_behind_a_bucket_leaves_nothing_to_wait_for(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        ids = await hands.add(3, draws=[("api", "acme")])
+        await hands.take()
+        for id in ids[1:]:
+            await hands.storage.cancel(id)
+        (bucket,) = await hands.storage.buckets()
+        assert (bucket.waiting, bucket.opens_at) == (0, None)
+        assert (await hands.claim()).next_in is None
+
+    async def test_cancelling_the_last_delayed_job_leaves_nothing_to_wait_for(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        for draws in ((), (("api", "acme"),)):
+            (id,) = await hands.add(delay=60, draws=draws)
+            await hands.take()
+            await hands.storage.cancel(id)
+            assert (await hands.claim()).next_in is None
+
+    async def test_a_running_job_is_asked_to_stop(self, hands: Hands) -> None:
+        await hands.add(2)
+        job, other = await hands.take()
+        assert await hands.storage.cancel(job.id) is JobState.RUNNING
+        record = await hands.record(job.id)
+        assert (record.state, record.cancel_requested) == (JobState.RUNNING, True)
+        assert (await hands.storage.beat(hands.node)).cancels == {job.id}
+        assert await hands.storage.cancels(hands.node) == {job.id}
+        assert await hands.storage.cancels("stranger") == frozenset()
+        assert not (await hands.record(other.id)).cancel_requested
+
+    async def test_a_job_that_succeeds_before_it_notices_has_succeeded(self, hands: Hands) -> None:
+        await hands.add()
+        job = await hands.take_one()
+        await hands.storage.cancel(job.id)
+        await hands.succeed(job)
+        assert (await hands.record(job.id)).state is JobState.SUCCEEDED
+
+    async def test_a_job_that_was_asked_to_stop_does_not_wait_again(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(100)}
+        await hands.add(draws=[("api", "acme")])
+        job = await hands.take_one()
+        await hands.storage.cancel(job.id)
+        await hands.give_back(job, "failed", spent=True, run_at=clock.now() + SECOND, error=BOOM)
+        record = await hands.record(job.id)
+        assert (record.state, record.finished_at) == (JobState.CANCELLED, clock.now())
+        assert await hands.counts() == QueueCounts("default", 0, 0, 0, 0, 1)
+        assert (await hands.claim()).next_in is None
+
+    async def test_a_final_job_is_left_as_it_is(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add(2)
+        first, second = await hands.take()
+        await hands.succeed(first)
+        await hands.fail(second)
+        before = [await hands.record(first.id), await hands.record(second.id)]
+        clock.advance(1)
+        assert await hands.storage.cancel(first.id) is JobState.SUCCEEDED
+        assert await hands.storage.cancel(second.id) is JobState.FAILED
+        assert [await hands.record(first.id), await hands.record(second.id)] == before
+
+    async def test_cancelling_an_unknown_job_is_none(self, hands: Hands) -> None:
+        assert await hands.storage.cancel("nobody") is None
+
+    # --------------------------------------------------------------------------------------- retrying
+
+    async def test_a_failed_job_can_be_retried_with_all_its_tries(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add(expires_in=60, priority=2)
+        job = await hands.take_one()
+        await hands.fail(job)
+        clock.advance(100)
+        assert await hands.storage.retry(job.id) is JobState.FAILED
+        record = await hands.record(job.id)
+        assert (record.state, record.attempt, record.lost) == (JobState.WAITING, 0, 0)
+        assert (record.run_at, record.delayed, record.expires_at) == (clock.now(), False, None)
+        assert (record.finished_at, record.result, record.error) == (None, None, BOOM)
+        assert await hands.counts() == QueueCounts("default", 1, 0, 0, 0, 0)
+        again = await hands.take_one()
+        assert (again.id, again.attempt, again.fence) == (job.id, 1, 2)
+
+    async def test_a_cancelled_job_can_be_retried(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(100)}
+        for draws in ((), (("api", "acme"),)):
+            (id,) = await hands.add(draws=draws)
+            await hands.storage.cancel(id)
+            assert await hands.storage.retry(id) is JobState.CANCELLED
+            assert await hands.take_ids() == [id]
+            assert not (await hands.record(id)).cancel_requested
+
+    async def test_a_job_cancelled_while_running_is_not_cancelled_again_after_a_retry(self, hands: Hands) -> None:
+        await hands.add()
+        job = await hands.take_one()
+        await hands.storage.cancel(job.id)
+        await hands.storage.finish(hands.node, [Finished(job.id, job.fence, JobState.CANCELLED)])
+        await hands.storage.retry(job.id)
+        again = await hands.take_one()
+        assert (await hands.storage.beat(hands.node)).cancels == frozenset()
+        await hands.give_back(again)
+        assert (await hands.record(job.id)).state is JobState.WAITING
+
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_a_retried_job_is_claimed_once_however_often_it_was_cancelled(
+        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        hands.rules = {"api": strict(100)}
+        ids = await hands.add(3, draws=draws)
+        for _ in range(3):
+            clock.advance(1)
+            await hands.storage.cancel(ids[1])
+            await hands.storage.retry(ids[1])
+        assert await hands.take_ids() == [ids[0], ids[2], ids[1]]
+        assert await hands.take_ids() == []
+
+    async def test_a_retried_job_waits_for_its_limits_like_any_other(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.add(draws=[("api", "acme")])
+        job = await hands.take_one()
+        await hands.fail(job)
+        await hands.storage.retry(job.id)
+        assert await hands.take() == []
+        clock.advance(60)
+        assert await hands.take_ids() == [job.id]
+
+    async def test_only_failed_and_cancelled_jobs_can_be_retried(self, hands: Hands) -> None:
+        (waiting,) = await hands.add(queue="other")
+        await hands.add(2)
+        running, done = await hands.take()
+        await hands.succeed(done)
+        for id in (waiting, running.id, done.id):
+            before = await hands.record(id)
+            with pytest.raises(IllegalTransition):
+                await hands.storage.retry(id)
+            assert await hands.record(id) == before
+
+    async def test_retrying_an_unknown_job_is_none(self, hands: Hands) -> None:
+        assert await hands.storage.retry("nobody") is None
+
+    # -------------------------------------------------------------------------------------- expiring
+
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_a_claim_fails_what_has_expired_and_takes_the_rest(
+        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        hands.rules = {"api": strict(2)}
+        expired = await hands.add(3, expires_in=5, draws=draws)
+        alive = await hands.add(2, expires_in=6, draws=draws)
+        clock.advance(5)
+        claimed = await hands.claim()
+        assert [job.id for job in claimed.jobs] == alive
+        assert [(job.id, job.task, job.queue) for job in claimed.dropped] == [(id, "work", "default") for id in expired]
+        record = await hands.record(expired[0])
+        assert (record.state, record.error, record.finished_at) == (JobState.FAILED, EXPIRED_ERROR, clock.now())
+        assert await hands.counts() == QueueCounts("default", 0, 2, 0, 3, 0)
+
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_a_claim_fails_at_most_a_hundred_expired_jobs_of_a_lane(
+        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        hands.rules = {"api": strict(2)}
+        await hands.add(250, expires_in=5, draws=draws)
+        alive = await hands.add(1, draws=draws)
+        clock.advance(5)
+        expired: list[str] = []
+        taken: list[str] = []
+        for _ in range(4):
+            claimed = await hands.claim(500)
+            assert len(claimed.dropped) <= 100
+            expired += [job.id for job in claimed.dropped]
+            taken += [job.id for job in claimed.jobs]
+            if not claimed.more:
+                break
+        assert len(set(expired)) == len(expired) == 250
+        assert taken == alive
+
+    async def test_expired_jobs_are_failed_in_bulk_without_a_claim(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        (running,) = await hands.add(expires_in=5)
+        await hands.take()
+        ids = [*await hands.add(3, expires_in=5), *await hands.add(3, expires_in=5, draws=[("api", "acme")])]
+        (alive,) = await hands.add(expires_in=6)
+        assert list(await hands.storage.expire()) == []
+        clock.advance(5)
+        first = await hands.storage.expire(count=4)
+        rest = await hands.storage.expire()
+        assert (len(first), len(rest)) == (4, 2)
+        assert sorted(job.id for job in (*first, *rest)) == sorted(ids)
+        assert await hands.states([running, alive]) == [JobState.RUNNING, JobState.WAITING]
+        assert list(await hands.storage.expire()) == []
+        assert await hands.take_ids() == [alive]
+
+    async def test_a_lane_whose_jobs_expired_leaves_its_bucket(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.add(2, expires_in=5, draws=[("api", "acme")])
+        await hands.take()
+        clock.advance(5)
+        assert len(await hands.storage.expire()) == 1
+        (bucket,) = await hands.storage.buckets()
+        assert (bucket.waiting, bucket.opens_at) == (0, None)
+        assert (await hands.claim()).next_in is None
+
+    async def test_a_job_that_waits_again_can_still_expire(self, hands: Hands, clock: ManualClock) -> None:
+        (id,) = await hands.add(expires_in=5)
+        job = await hands.take_one()
+        clock.advance(5)
+        assert list(await hands.storage.expire()) == []
+        await hands.give_back(job)
+        assert [expired.id for expired in await hands.storage.expire()] == [id]
+
+    async def test_a_final_job_does_not_expire(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add(2, expires_in=5)
+        done, cancelled = await hands.take()
+        await hands.succeed(done)
+        await hands.give_back(cancelled)
+        await hands.storage.cancel(cancelled.id)
+        clock.advance(5)
+        assert list(await hands.storage.expire()) == []
+        assert await hands.states([done.id, cancelled.id]) == [JobState.SUCCEEDED, JobState.CANCELLED]
+
+    # ---------------------------------------------------------------------------- pruning and evicting
+
+    async def test_only_old_final_jobs_are_pruned(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add(5)
+        jobs = await hands.take(4)
+        await hands.succeed(jobs[0])
+        await hands.fail(jobs[1])
+        clock.advance(10)
+        await hands.succeed(jobs[2])
+        assert await hands.storage.prune(clock.now()) == 2
+        assert await hands.storage.job(jobs[0].id) is None
+        assert list(await hands.storage.attempts(jobs[1].id)) == []
+        assert await hands.counts() == QueueCounts("default", 1, 1, 1, 0, 0)
+        assert await hands.storage.prune(clock.now()) == 0
+        assert await hands.storage.prune(clock.now() + 1) == 1
+
+    async def test_pruning_goes_in_small_steps(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add(10)
+        await hands.succeed(*await hands.take())
+        clock.advance(1)
+        assert [await hands.storage.prune(clock.now(), count=4) for _ in range(4)] == [4, 4, 2, 0]
+        assert list(await hands.storage.jobs(JobFilter())) == []
+        assert list(await hands.storage.counts()) == []
+
+    async def test_a_retried_job_is_not_pruned(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add()
+        job = await hands.take_one()
+        await hands.fail(job)
+        await hands.storage.retry(job.id)
+        clock.advance(10)
+        assert await hands.storage.prune(clock.now()) == 0
+        await hands.fail(await hands.take_one())
+        assert await hands.storage.prune(clock.now()) == 0
+        assert await hands.storage.prune(clock.now() + 1) == 1
+
+    async def test_a_pruned_job_leaves_its_neighbours_pages_whole(self, hands: Hands, clock: ManualClock) -> None:
+        ids = await hands.add(6)
+        for job in (await hands.take())[:3]:
+            await hands.succeed(job)
+        clock.advance(1)
+        await hands.storage.prune(clock.now())
+        assert [record.id for record in await hands.storage.jobs(JobFilter())] == ids[:2:-1]
+
+    async def test_idle_buckets_and_empty_lanes_are_forgotten(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.storage.add([hands.new(draws=[("api", str(number))]) for number in range(20)])
+        await hands.succeed(*await hands.take())
+        await hands.storage.evict()
+        assert len(await hands.storage.buckets()) == 20
+        clock.advance(60)
+        for _ in range(10):
+            await hands.storage.evict()
+        assert list(await hands.storage.buckets()) == []
+        assert await hands.storage.evict() == 0
+
+    async def test_evicting_goes_in_small_steps(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.storage.add([hands.new(draws=[("api", str(number))]) for number in range(20)])
+        await hands.succeed(*await hands.take())
+        clock.advance(60)
+        while forgotten := await hands.storage.evict(count=3):
+            # At most that many lanes, and that many buckets.
+            assert forgotten <= 6
+        assert list(await hands.storage.buckets()) == []
+
+    async def test_a_bucket_in_use_is_not_forgotten(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1), "refused": strict(100)}
+        await hands.add(3, draws=[("api", "waiting")])
+        await hands.add(draws=[("refused", "closed")])
+        jobs = await hands.take()
+        for job in jobs:
+            if (await hands.record(job.id)).draws[0].limit == "refused":
+                await hands.give_back(job, "refused", closed_for=3600 * SECOND)
+                await hands.storage.cancel(job.id)
+            else:
+                await hands.succeed(job)
+        clock.advance(600)
+        for _ in range(5):
+            await hands.storage.evict()
+        await hands.add(draws=[("refused", "closed")])
+        assert len(await hands.take()) == 1
+        assert {bucket.draw.limit for bucket in await hands.storage.buckets()} == {"api", "refused"}
+
+    async def test_a_bucket_that_is_drawn_on_again_is_not_forgotten(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1), "own": strict(100)}
+        await hands.add(draws=[("api", "acme")])
+        await hands.succeed(*await hands.take())
+        # The empty lane goes, the bucket stays: it is not idle yet. Then both are needed again.
+        await hands.storage.evict()
+        ids = await hands.add(1, draws=[("api", "acme")])
+        clock.advance(60)
+        for _ in range(3):
+            await hands.storage.evict()
+        ids += await hands.add(1, draws=[("api", "acme"), ("own", "")])
+        assert len(await hands.take()) == 1
+        clock.advance(60)
+        assert len(await hands.take()) == 1
+        assert (await hands.counts()).running == len(ids)
+
+    async def test_forgetting_changes_nothing_for_a_strict_rate(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(3, per=10)}
+        starts: list[int] = []
+        for second in range(100):
+            if second % 7 < 5:
+                await hands.add(draws=[("api", "acme")])
+            jobs = await hands.take()
+            starts += [hands.storage.limit_now()] * len(jobs)
+            await hands.succeed(*jobs)
+            await hands.storage.evict()
+            clock.advance(1)
+        assert most_in_a_window(starts, 10 * SECOND) == 3
+        assert len(starts) >= 29
+
+    async def test_forgetting_changes_nothing_for_a_rate_that_starts_empty(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"api": RateLimit(5, per=10, start_empty=True).rule}
+        await hands.add(draws=[("api", "acme")])
+        await hands.succeed(*await hands.take())
+        # It has saved up its burst by now, which a forgotten bucket would not have.
+        clock.advance(3600)
+        for _ in range(5):
+            await hands.storage.evict()
+        await hands.add(10, draws=[("api", "acme")])
+        assert len(await hands.take()) == 5
+
+    async def test_a_lane_of_running_jobs_survives_evicting(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.add(draws=[("api", "acme")])
+        job = await hands.take_one()
+        clock.advance(3600)
+        for _ in range(5):
+            await hands.storage.evict()
+        await hands.give_back(job)
+        assert await hands.take_ids() == [job.id]

@@ -1,0 +1,291 @@
+"""What the tests of the storage protocol do with a store, in few words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from headgate.clock import SECOND, microseconds
+from headgate.jobs.identity import IdSource
+from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobRecord, JobState, NewJob
+from headgate.jobs.lifecycle import Finished, Returned
+from headgate.jobs.terms import GateTerms, Holding
+from headgate.limits.concurrency import Concurrency, HoldUntil, Semaphore, load_permits
+from headgate.limits.limit import AnyRule
+from headgate.limits.rate_limit import RateLimit
+from headgate.limits.stored_rule import dump_rule
+from headgate.limits.strict_rate import StrictRate
+from headgate.storage.live_rules import LimitSetting, Scope
+from headgate.storage.protocol import (
+    BucketRecord,
+    Claim,
+    Claimed,
+    QueueCounts,
+    Recovered,
+    Room,
+    Storage,
+)
+from headgate.testing.manual_clock import ManualClock
+
+MINUTE = 60 * SECOND
+BOOM = JobError(type="ValueError", message="boom", traceback="Traceback …")
+
+
+def strict(count: int, per: float = 60) -> AnyRule:
+    return StrictRate(count, per=per, margin=0).rule
+
+
+def rate(count: int, per: float = 60, burst: int | None = None) -> AnyRule:
+    return RateLimit(count, per=per, burst=burst).rule
+
+
+def at_once(count: int = 1) -> Any:
+    return Concurrency(count).rule
+
+
+class Hands:
+    """What the tests do with a store, in few words. `node` is the node they claim for unless they say otherwise."""
+
+    def __init__(self, storage: Storage, clock: ManualClock) -> None:
+        self.storage = storage
+        self.clock = clock
+        self.rules: dict[str, AnyRule] = {}
+        self.tasks = {"work"}
+        self.node = "node-a"
+        self._ids = IdSource()
+
+    def new(
+        self,
+        *,
+        draws: Iterable[tuple[str, str]] = (),
+        costs: tuple[int, ...] | None = None,
+        delay: float | None = None,
+        expires_in: float | None = None,
+        task: str = "work",
+        queue: str = "default",
+        priority: int = 0,
+        payload: str = "{}",
+        headers: dict[str, str] | None = None,
+        options: JobOptions | None = None,
+        hold: HoldUntil = "running",
+        owner: str | None = None,
+        free_retries: int = 0,
+        patience: float | None = None,
+        cancels: bool = False,
+        rejection: JobError | None = None,
+    ) -> NewJob:
+        """A job; `hold` and `owner` are said of those of its draws that are on permits by the rules of these hands."""
+        now = self.clock.now()
+        drawn = tuple(Draw(limit, key) for limit, key in draws)
+        on_permits = [isinstance(self.rules.get(draw.limit), Semaphore) for draw in drawn]
+        terms = GateTerms(
+            holds=tuple(Holding(hold, owner) if held else None for held in on_permits) if any(on_permits) else (),
+            free_retries=free_retries,
+            patience=None if patience is None else microseconds(patience),
+            cancels=cancels,
+        )
+        run_at = now + microseconds(delay or 0)
+        return NewJob(
+            id=self._ids.next(now),
+            task=task,
+            queue=queue,
+            payload=payload,
+            priority=priority,
+            delayed=delay is not None,
+            run_at=run_at,
+            enqueued_at=now,
+            expires_at=None if expires_in is None else now + microseconds(expires_in),
+            draws=drawn,
+            costs=costs,
+            headers=headers,
+            options=options,
+            terms=None if terms == GateTerms() else terms,
+            variant=terms.variant(),
+            give_up_at=run_at + terms.patience if terms.patience else None,
+            rejection=rejection,
+        )
+
+    async def add(self, count: int = 1, **options: Any) -> list[str]:
+        jobs = [self.new(**options) for _ in range(count)]
+        await self.storage.add(jobs)
+        return [job.id for job in jobs]
+
+    async def add_one(self, **options: Any) -> str:
+        return (await self.add(**options))[0]
+
+    async def claim(
+        self,
+        slots: int = 100,
+        *,
+        ahead: int = 0,
+        gated_first: bool = True,
+        queues: Sequence[str] = ("default",),
+        node: str | None = None,
+        rules: Mapping[str, AnyRule] | None = None,
+        tasks: Iterable[str] | None = None,
+    ) -> Claimed:
+        """One claim, with the same room for each queue."""
+        room = Room(slots, ahead, gated_first)
+        return await self.storage.claim(
+            Claim(
+                node or self.node,
+                dict.fromkeys(queues, room),
+                self.rules if rules is None else rules,
+                frozenset(self.tasks if tasks is None else tasks),
+            )
+        )
+
+    async def take(self, slots: int = 100, **options: Any) -> list[ClaimedJob]:
+        """Claim as an engine does: again, with the room that is left, as long as there may be more."""
+        taken: list[ClaimedJob] = []
+        for _ in range(1000):
+            claimed = await self.claim(slots - len(taken), **options)
+            taken += claimed.jobs
+            if not claimed.more or len(taken) >= slots:
+                return taken
+        raise AssertionError("a claim said `more` 1000 times over and nothing came of it")
+
+    async def take_ids(self, slots: int = 100, **options: Any) -> list[str]:
+        return [job.id for job in await self.take(slots, **options)]
+
+    async def take_one(self, **options: Any) -> ClaimedJob:
+        (job,) = await self.take(1, **options)
+        return job
+
+    async def succeed(self, *jobs: ClaimedJob) -> None:
+        endings = [Finished(job.id, job.fence, JobState.SUCCEEDED, result="null") for job in jobs]
+        assert list(await self.storage.finish(self.node, endings)) == [True] * len(jobs)
+
+    async def fail(self, *jobs: ClaimedJob) -> None:
+        endings = [Finished(job.id, job.fence, JobState.FAILED, error=BOOM) for job in jobs]
+        assert list(await self.storage.finish(self.node, endings)) == [True] * len(jobs)
+
+    async def retry_later(self, job: ClaimedJob, seconds: float = 10) -> None:
+        """The attempt has failed, and the job is tried again after so long."""
+        run_at = self.clock.now() + microseconds(seconds)
+        await self.give_back(job, "failed", spent=True, run_at=run_at, error=BOOM)
+
+    async def give_back(self, job: ClaimedJob, outcome: str = "interrupted", **options: Any) -> None:
+        options = {"spent": False, **options}
+        assert list(await self.storage.finish(self.node, [Returned(job.id, job.fence, outcome, **options)])) == [True]
+
+    async def set(
+        self,
+        limit: str,
+        rule: AnyRule | None = None,
+        *,
+        scope: Scope = "all",
+        target: str = "",
+        is_paused: bool = False,
+        tier: str | None = None,
+    ) -> LimitSetting:
+        text = None if rule is None else dump_rule(rule)
+        setting = LimitSetting(limit, scope, target, text, is_paused, tier)
+        await self.storage.change(setting)
+        return setting
+
+    async def pause(self, limit: str, scope: Scope = "all", target: str = "") -> LimitSetting:
+        return await self.set(limit, scope=scope, target=target, is_paused=True)
+
+    async def unset(self, setting: LimitSetting) -> None:
+        await self.storage.change(setting, remove=True)
+
+    async def bucket(self, limit: str, key: str = "") -> BucketRecord:
+        (bucket,) = await self.storage.buckets(limit=limit, key=key)
+        return bucket
+
+    async def permits(self, limit: str, key: str = "") -> Mapping[str, int]:
+        """Who holds a bucket, and by how many starts."""
+        buckets = await self.storage.buckets(limit=limit, key=key)
+        return {holder: hold.uses for bucket in buckets for holder, hold in load_permits(bucket.state).holders.items()}
+
+    async def record(self, job_id: str) -> JobRecord:
+        record = await self.storage.job(job_id)
+        assert record is not None
+        return record
+
+    async def states(self, job_ids: Iterable[str]) -> list[JobState]:
+        return [(await self.record(id)).state for id in job_ids]
+
+    async def counts(self, queue: str = "default") -> QueueCounts:
+        for counts in await self.storage.counts():
+            if counts.queue == queue:
+                return counts
+        return QueueCounts(queue, 0, 0, 0, 0, 0)
+
+    async def starts(self, seconds: int, step: float = 1, slots: int = 100) -> list[int]:
+        """Claim for that long, finishing all at once; the limit times of all starts."""
+        starts: list[int] = []
+        for _ in range(round(seconds / step)):
+            jobs = await self.take(slots)
+            starts += [self.storage.limit_now()] * len(jobs)
+            await self.succeed(*jobs)
+            self.clock.advance(step)
+        return starts
+
+
+class Conformance:
+    """The fixtures of the tests that every store has to pass."""
+
+    pytestmark = pytest.mark.asyncio
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @pytest_asyncio.fixture
+    async def storage(self, clock: ManualClock) -> AsyncIterator[Storage]:
+        raise NotImplementedError("give the class a fixture `storage`")
+        yield
+
+    @pytest_asyncio.fixture
+    async def hands(self, storage: Storage, clock: ManualClock) -> Hands:
+        hands = Hands(storage, clock)
+        await storage.join(hands.node, "a")
+        return hands
+
+    @pytest_asyncio.fixture(autouse=True)
+    async def nothing_contradicts(self, storage: Storage) -> AsyncIterator[None]:
+        yield
+        assert list(await storage.check()) == []
+
+    def writes(self, storage: Storage) -> int | None:
+        """How many rows the store has written so far; None for a store that does not count them."""
+        return None
+
+
+def most_in_a_window(starts: Sequence[int], window: int) -> int:
+    """The highest number of starts in any half-open window of that length."""
+    return max((sum(1 for other in starts if start <= other < start + window) for start in starts), default=0)
+
+
+async def recover(hands: Hands) -> Recovered:
+    """Another node finds that the hands' node has died."""
+    if "node-b" not in {node.id for node in await hands.storage.nodes()}:
+        await hands.storage.join("node-b", "b")
+    seen = beat_of(await hands.storage.beat("node-b"), hands.node)
+    recovered = await hands.storage.recover(hands.node, seen)
+    assert recovered is not None
+    return recovered
+
+
+def beat_of(beat: Any, node: str) -> int:
+    (found,) = (record.beat for record in beat.nodes if record.id == node)
+    assert isinstance(found, int)
+    return found
+
+
+def with_id(job: NewJob, id: str) -> NewJob:
+    return NewJob(
+        id=id,
+        task=job.task,
+        queue=job.queue,
+        payload=job.payload,
+        priority=job.priority,
+        delayed=job.delayed,
+        run_at=job.run_at,
+        enqueued_at=job.enqueued_at,
+    )

@@ -1,0 +1,532 @@
+"""What is promised of jobs: how they are added, claimed, ordered, delayed and looked at."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headgate.clock import SECOND
+from headgate.jobs.job import Draw, JobOptions, JobState
+from headgate.storage.protocol import (
+    Claim,
+    JobFilter,
+    QueueCounts,
+    Room,
+    Storage,
+)
+from headgate.testing.conformance.hands import (
+    MINUTE,
+    Conformance,
+    Hands,
+    recover,
+    strict,
+    with_id,
+)
+from headgate.testing.manual_clock import ManualClock
+
+
+class JobsConformance(Conformance):
+    # ----------------------------------------------------------------------------------------- adding
+
+    async def test_an_added_job_is_read_back_as_it_was_added(self, hands: Hands) -> None:
+        new = hands.new(
+            draws=[("api", "acme"), ("day", "")],
+            costs=(2, 1),
+            priority=3,
+            delay=5,
+            expires_in=60,
+            payload='{"page":2}',
+            headers={"tenant": "acme"},
+            options=JobOptions(timeout=1.5, retries=7),
+        )
+        await hands.storage.add([new])
+        record = await hands.record(new.id)
+        assert record.state is JobState.WAITING
+        for name in ("id", "task", "queue", "payload", "priority", "delayed", "run_at", "enqueued_at", "expires_at"):
+            assert getattr(record, name) == getattr(new, name), name
+        assert (record.draws, record.headers, record.options) == (new.draws, new.headers, new.options)
+        assert (record.attempt, record.fence, record.lost, record.node) == (0, 0, 0, None)
+        assert (record.started_at, record.finished_at, record.result, record.error) == (None, None, None, None)
+        assert not record.cancel_requested
+        assert record.lane_waiting == 1
+
+    async def test_a_job_that_was_never_added_is_none(self, hands: Hands) -> None:
+        assert await hands.storage.job("nobody") is None
+        assert list(await hands.storage.attempts("nobody")) == []
+        assert list(await hands.storage.final(["nobody"])) == []
+
+    async def test_an_id_that_is_stored_already_is_ignored_and_the_others_are_added(self, hands: Hands) -> None:
+        first = hands.new(payload="1")
+        await hands.storage.add([first])
+        again = hands.new(payload="2")
+        second = hands.new()
+        await hands.storage.add([with_id(again, first.id), second])
+        assert (await hands.record(first.id)).payload == "1"
+        assert (await hands.counts()).waiting == 2
+        assert await hands.take_ids() == [first.id, second.id]
+
+    async def test_an_id_that_comes_twice_in_one_add_is_stored_once(self, hands: Hands) -> None:
+        new = hands.new(draws=[("api", "acme")])
+        await hands.storage.add([new, new])
+        assert (await hands.counts()).waiting == 1
+        assert (await hands.record(new.id)).lane_waiting == 1
+
+    async def test_repeating_an_add_after_the_job_has_run_does_not_run_it_again(self, hands: Hands) -> None:
+        new = hands.new()
+        await hands.storage.add([new])
+        await hands.succeed(*await hands.take())
+        await hands.storage.add([new])
+        assert (await hands.record(new.id)).state is JobState.SUCCEEDED
+        assert await hands.take_ids() == []
+
+    async def test_any_text_is_kept_exactly(self, hands: Hands) -> None:
+        strange = ["", "'; DROP TABLE job; --", 'a|b:c/d\\e"f', "ünïcödé 🚦", "line\nbreak\ttab", "x" * 256]
+        hands.rules = {text or "one": strict(1) for text in strange}
+        for text in strange:
+            await hands.add(
+                draws=[(text or "one", text)], payload=f'"{text.encode().hex()}"', headers={"h": text}, queue="q" + text
+            )
+        queues = ["q" + text for text in strange]
+        jobs = {job.queue: job for job in await hands.take(queues=queues)}
+        for text in strange:
+            job = jobs["q" + text]
+            assert job.headers == {"h": text}
+            assert job.payload == f'"{text.encode().hex()}"'
+            assert (await hands.record(job.id)).draws == (Draw(text or "one", text),)
+            (bucket,) = await hands.storage.buckets(limit=text or "one")
+            assert bucket.draw == Draw(text or "one", text)
+
+    async def test_doing_nothing_is_allowed(self, hands: Hands) -> None:
+        await hands.storage.add([])
+        assert list(await hands.storage.finish(hands.node, [])) == []
+        assert list(await hands.storage.final([])) == []
+        claimed = await hands.claim(queues=[])
+        assert (list(claimed.jobs), claimed.next_in, claimed.more) == ([], None, False)
+        claimed = await hands.claim(queues=["never-used"])
+        assert (list(claimed.jobs), claimed.next_in, claimed.more) == ([], None, False)
+
+    # --------------------------------------------------------------------------------------- claiming
+
+    async def test_a_claimed_job_is_running_and_belongs_to_its_node(self, hands: Hands, clock: ManualClock) -> None:
+        new = hands.new(payload="[1]", headers={"a": "b"}, options=JobOptions(retries=2))
+        await hands.storage.add([new])
+        clock.advance(3)
+        job = await hands.take_one()
+        assert (job.id, job.task, job.queue, job.payload) == (new.id, "work", "default", "[1]")
+        assert (job.attempt, job.fence, job.lost, job.gated) == (1, 1, 0, False)
+        assert (job.enqueued_at, job.run_at, job.started_at) == (new.enqueued_at, new.run_at, clock.now())
+        assert (job.headers, job.options) == (new.headers, new.options)
+        record = await hands.record(new.id)
+        assert (record.state, record.node, record.started_at) == (JobState.RUNNING, hands.node, clock.now())
+        assert (record.attempt, record.fence) == (1, 1)
+
+    async def test_a_job_that_draws_on_a_limit_is_claimed_as_gated(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.add(draws=[("api", "acme")])
+        assert (await hands.take_one()).gated
+
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_no_more_is_claimed_than_there_is_room(
+        self, hands: Hands, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        hands.rules = {"api": strict(100)}
+        ids = await hands.add(20, draws=draws)
+        first = await hands.claim(7)
+        assert len(first.jobs) <= 7
+        assert first.more or len(first.jobs) == 7
+        rest = await hands.take_ids(100)
+        assert [job.id for job in first.jobs] + rest == ids
+
+    async def test_more_is_said_while_the_room_was_too_small(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(100)}
+        await hands.add(3)
+        assert (await hands.claim(2)).more
+        assert not (await hands.claim(2)).more
+        await hands.add(3, draws=[("api", "acme")])
+        assert (await hands.claim(2)).more
+        assert not (await hands.claim(2)).more
+
+    async def test_more_is_said_while_opened_buckets_are_left(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        for key in "abc":
+            await hands.add(2, draws=[("api", key)])
+        assert len(await hands.take()) == 3
+        clock.advance(60)
+        assert (await hands.claim(1)).more
+        assert (await hands.claim(1)).more
+        assert len(await hands.take()) == 1
+
+    async def test_a_job_is_claimed_once(self, hands: Hands) -> None:
+        await hands.storage.join("node-b", "b")
+        ids = await hands.add(10)
+        both = await asyncio.gather(hands.claim(6), hands.claim(6, node="node-b"))
+        taken = [job.id for claimed in both for job in claimed.jobs]
+        assert sorted(taken) == sorted(ids)
+
+    async def test_each_queue_has_its_own_room(self, hands: Hands) -> None:
+        left = await hands.add(5, queue="left")
+        await hands.add(5, queue="right")
+        rooms = {"left": Room(5), "right": Room(2)}
+        claimed = await hands.storage.claim(Claim(hands.node, rooms, {}, frozenset({"work"})))
+        assert [job.id for job in claimed.jobs if job.queue == "left"] == left
+        assert sum(1 for job in claimed.jobs if job.queue == "right") == 2
+
+    async def test_a_queue_that_was_not_asked_for_is_left_alone(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.add(2, queue="other")
+        await hands.add(2, queue="other", draws=[("api", "acme")])
+        claimed = await hands.claim()
+        assert (list(claimed.jobs), claimed.more) == ([], False)
+        assert (await hands.counts("other")).waiting == 4
+
+    async def test_only_ungated_jobs_are_claimed_ahead(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(100)}
+        await hands.add(10, draws=[("api", "acme")])
+        assert len(await hands.take(2, ahead=5)) == 2
+        ungated = await hands.add(10)
+        claimed = await hands.claim(0, ahead=5)
+        assert [job.id for job in claimed.jobs] == ungated[:5]
+
+    async def test_a_job_of_an_unknown_task_is_passed_over(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(100)}
+        for draws in ((), (("api", "acme"),)):
+            strangers = await hands.add(3, task="unknown", priority=9, draws=draws)
+            known = await hands.add(2, draws=draws)
+            claimed = await hands.claim()
+            assert [job.id for job in claimed.jobs] == known
+            assert list(claimed.unknown) == ["unknown"]
+            assert not (await hands.claim()).more
+            assert await hands.states(strangers) == [JobState.WAITING] * 3
+
+    async def test_many_jobs_of_an_unknown_task_block_nobody(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(100)}
+        for draws in ((), (("api", "acme"),)):
+            await hands.add(700, task="unknown", draws=draws)
+            known = await hands.add(2, draws=draws)
+            assert await hands.take_ids(10) == known
+
+    async def test_a_node_that_knows_the_task_takes_what_another_passed_over(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(100)}
+        for draws in ((), (("api", "acme"),)):
+            strangers = await hands.add(3, task="unknown", draws=draws)
+            known = await hands.add(2, draws=draws)
+            assert await hands.take_ids() == known
+            # The order is the order of arrival, whoever came by in between.
+            late = await hands.add(1, draws=draws)
+            assert await hands.take_ids(tasks={"work", "unknown"}) == [*strangers, *late]
+
+    async def test_a_lane_that_was_passed_over_as_a_whole_is_found_by_a_node_that_knows_it(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(100)}
+        strangers = await hands.add(3, task="unknown", draws=[("api", "acme")])
+        assert await hands.take_ids() == []
+        assert await hands.take_ids(tasks={"work", "unknown"}) == strangers
+
+    async def test_a_due_job_of_an_unknown_task_keeps_nobody_awake(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(100)}
+        await hands.add(task="unknown", delay=5, draws=[("api", "acme")])
+        clock.advance(10)
+        await hands.take()
+        claimed = await hands.claim()
+        assert (list(claimed.jobs), claimed.more) == ([], False)
+        assert claimed.next_in is None or claimed.next_in > 0
+
+    async def test_a_lane_with_an_unknown_limit_is_passed_over(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(10)}
+        strangers = await hands.add(3, draws=[("elsewhere", "acme")])
+        half_known = await hands.add(3, draws=[("api", "acme"), ("elsewhere", "acme")])
+        known = await hands.add(2, draws=[("api", "acme")])
+        claimed = await hands.claim()
+        assert [job.id for job in claimed.jobs] == known
+        assert not (await hands.claim()).more
+        # Nothing was charged for those that were passed over.
+        hands.rules = {"api": strict(10), "elsewhere": strict(10)}
+        assert sorted(await hands.take_ids()) == sorted(strangers + half_known)
+
+    async def test_a_node_that_has_not_joined_is_given_nothing(self, hands: Hands) -> None:
+        await hands.add(2)
+        claimed = await hands.claim(node="stranger")
+        assert list(claimed.jobs) == []
+        assert (await hands.counts()).waiting == 2
+
+    # ------------------------------------------------------------------------------------------ order
+
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_a_lane_is_ordered_by_priority_then_time_then_arrival(
+        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        hands.rules = {"api": strict(100)}
+        low = await hands.add(2, draws=draws)
+        high = await hands.add(2, draws=draws, priority=9)
+        clock.advance(1)
+        later_low = await hands.add(2, draws=draws)
+        later_high = await hands.add(1, draws=draws, priority=9)
+        middle = await hands.add(1, draws=draws, priority=4)
+        taken = [await hands.take_ids(1) for _ in range(8)]
+        assert [id for (id,) in taken] == [*high, *later_high, *middle, *low, *later_low]
+
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_a_delayed_job_that_is_due_stands_where_its_time_says(
+        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        hands.rules = {"api": strict(100)}
+        delayed = await hands.add(2, draws=draws, delay=5)
+        before = await hands.add(1, draws=draws)
+        clock.advance(10)
+        after = await hands.add(1, draws=draws)
+        urgent = await hands.add(1, draws=draws, delay=0, priority=1)
+        assert await hands.take_ids() == [*urgent, *before, *delayed, *after]
+
+    async def test_priority_does_not_cross_lanes(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(100)}
+        (patient,) = await hands.add(draws=[("api", "patient")])
+        clock.advance(1)
+        await hands.add(draws=[("api", "pushy")], priority=9)
+        assert await hands.take_ids(1) == [patient]
+
+    async def test_jobs_added_after_the_wall_clock_stepped_back_are_in_order_of_their_time(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        before = await hands.add(2)
+        clock.step_wall(-3600)
+        after = await hands.add(2)
+        assert await hands.take_ids() == [*after, *before]
+
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_whatever_the_wall_clock_did_the_order_of_a_lane_is_one(
+        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        hands.rules = {"api": strict(100)}
+        last = await hands.add(1, draws=draws)
+        clock.step_wall(-20)
+        first = await hands.add(1, draws=draws, delay=0)
+        clock.step_wall(10)
+        second = await hands.add(1, draws=draws)
+        third = await hands.add(1, draws=draws, delay=5)
+        clock.advance(5)
+        assert await hands.take_ids() == [*first, *second, *third, *last]
+
+    # ---------------------------------------------------------------------------------------- delayed
+
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_a_delayed_job_starts_at_its_time_and_not_before(
+        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        hands.rules = {"api": strict(100)}
+        ids = await hands.add(1, draws=draws, delay=5)
+        claimed = await hands.claim()
+        assert (list(claimed.jobs), claimed.next_in, claimed.more) == ([], 5 * SECOND, False)
+        clock.advance(4.999999)
+        claimed = await hands.claim()
+        assert (list(claimed.jobs), claimed.next_in) == ([], 1)
+        clock.advance(0.000001)
+        assert await hands.take_ids() == ids
+
+    async def test_the_next_claim_is_for_the_earliest_of_all(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.add(delay=50)
+        await hands.add(delay=40, draws=[("api", "sleeper")])
+        await hands.take()
+        assert (await hands.claim()).next_in == 40 * SECOND
+        await hands.add(2, draws=[("api", "busy")])
+        clock.advance(1)
+        await hands.take()
+        assert (await hands.claim()).next_in == 39 * SECOND
+        await hands.add(delay=10, draws=[("api", "sleeper")])
+        assert (await hands.claim()).next_in == 10 * SECOND
+
+    async def test_nothing_to_wait_for_is_none(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.add(draws=[("api", "acme")])
+        await hands.take()
+        assert (await hands.claim()).next_in is None
+
+    async def test_the_next_instant_is_never_negative(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.add(3, delay=1)
+        await hands.add(3, delay=1, draws=[("api", "acme")])
+        await hands.take()
+        clock.advance(500)
+        claimed = await hands.claim(1)
+        assert claimed.next_in is None or claimed.next_in >= 0
+
+    async def test_an_immediate_job_wakes_a_sleeping_lane(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(100)}
+        (delayed,) = await hands.add(delay=3600, draws=[("api", "acme")], priority=9)
+        await hands.take()
+        (immediate,) = await hands.add(draws=[("api", "acme")])
+        assert await hands.take_ids() == [immediate]
+        assert (await hands.claim()).next_in == 3600 * SECOND
+        clock.advance(3600)
+        assert await hands.take_ids() == [delayed]
+
+    async def test_a_delayed_job_at_the_head_does_not_hold_up_ready_ones(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(100)}
+        for draws in ((), (("api", "acme"),)):
+            await hands.add(50, delay=60, priority=9, draws=draws)
+            ready = await hands.add(3, draws=draws)
+            assert await hands.take_ids() == ready
+
+    async def test_sleeping_lanes_that_come_due_together_all_start(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        ids = [(await hands.add(delay=5, draws=[("api", str(number))]))[0] for number in range(30)]
+        clock.advance(5)
+        taken = [id for _ in range(3) for id in await hands.take_ids(10)]
+        assert sorted(taken) == sorted(ids)
+
+    async def test_who_came_due_first_starts_first(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        (second,) = await hands.add(delay=6, draws=[("api", "second")])
+        (first,) = await hands.add(delay=3, draws=[("api", "first")])
+        clock.advance(4)
+        (between,) = await hands.add(draws=[("api", "between")])
+        clock.advance(4)
+        assert [(await hands.take_ids(1))[0] for _ in range(3)] == [first, between, second]
+
+    # ---------------------------------------------------------------------------------------- looking
+
+    async def test_pages_of_jobs_cover_each_once_while_others_arrive(self, hands: Hands, clock: ManualClock) -> None:
+        ids = await hands.add(23)
+        seen: list[str] = []
+        before: str | None = None
+        while page := await hands.storage.jobs(JobFilter(before=before, count=5)):
+            assert len(page) <= 5
+            seen += [record.id for record in page]
+            before = seen[-1]
+            await hands.add(2)
+        assert seen == ids[::-1]
+
+    async def test_jobs_are_found_by_what_they_are(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1), "day": strict(100)}
+        hands.tasks = {"work", "mail"}
+        acme = await hands.add(2, draws=[("api", "acme"), ("day", "all")])
+        globex = await hands.add(1, draws=[("api", "globex"), ("day", "acme")])
+        mail = await hands.add(2, task="mail", queue="emails")
+        await hands.take()
+
+        async def found(**options: Any) -> list[str]:
+            return [record.id for record in await hands.storage.jobs(JobFilter(**options))]
+
+        assert await found(queue="emails") == mail[::-1]
+        assert await found(task="work") == [*globex, *acme[::-1]]
+        assert await found(state=JobState.RUNNING) == [*globex, acme[0]]
+        assert await found(state=JobState.WAITING, task="work") == [acme[1]]
+        assert await found(limit="api") == [*globex, *acme[::-1]]
+        assert await found(limit="api", key="acme") == acme[::-1]
+        assert await found(limit="day", key="acme") == globex
+        assert await found(key="acme") == [*globex, *acme[::-1]]
+        assert await found(limit="api", key="nobody") == []
+
+    async def test_jobs_are_counted_by_queue_and_state(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(100)}
+        await hands.add(4)
+        await hands.add(4, draws=[("api", "acme")])
+        await hands.add(2, queue="other", delay=60)
+        jobs = await hands.take()
+        await hands.succeed(*jobs[:2])
+        await hands.fail(jobs[2])
+        await hands.storage.cancel(jobs[3].id)
+        await hands.give_back(jobs[3])
+        await hands.give_back(jobs[4])
+        counts = await hands.storage.counts()
+        assert list(counts) == [QueueCounts("default", 1, 3, 2, 1, 1), QueueCounts("other", 2, 0, 0, 0, 0)]
+
+    async def test_a_throttled_job_tells_what_it_waits_for_and_until_when(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"api": strict(1)}
+        ids = await hands.add(4, draws=[("api", "acme")])
+        before = await hands.record(ids[3])
+        assert (before.throttled_until, before.waits_for, before.lane_waiting) == (None, None, 4)
+        await hands.take()
+        clock.step_wall(3600)
+        clock.advance(10)
+        record = await hands.record(ids[3])
+        assert record.throttled_until == clock.now() + 50 * SECOND
+        assert (record.waits_for, record.lane_waiting) == (Draw("api", "acme"), 3)
+        running = await hands.record(ids[0])
+        assert (running.throttled_until, running.waits_for) == (None, None)
+        clock.advance(50)
+        record = await hands.record(ids[3])
+        assert (record.throttled_until, record.waits_for) == (None, None)
+
+    async def test_buckets_are_listed_with_the_most_waiting_first(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1), "day": strict(1)}
+        for key, count in (("few", 2), ("many", 9), ("some", 5)):
+            await hands.add(count, draws=[("api", key)])
+        await hands.add(draws=[("day", "many")])
+        await hands.take()
+        buckets = await hands.storage.buckets(limit="api")
+        assert [(bucket.draw.key, bucket.waiting) for bucket in buckets] == [("many", 8), ("some", 4), ("few", 1)]
+        assert {bucket.opens_at for bucket in buckets} == {hands.storage.limit_now() + MINUTE}
+        (only,) = await hands.storage.buckets(limit="day")
+        assert (only.draw, only.waiting, only.opens_at) == (Draw("day", "many"), 0, None)
+        assert len(await hands.storage.buckets(key="many")) == 2
+        assert len(await hands.storage.buckets(count=3)) == 3
+        assert list(await hands.storage.buckets(limit="nobody")) == []
+
+    async def test_a_buckets_state_can_be_read_by_its_rule(self, hands: Hands) -> None:
+        rule = strict(5)
+        hands.rules = {"api": rule}
+        await hands.add(3, draws=[("api", "acme")])
+        await hands.take()
+        (bucket,) = await hands.storage.buckets()
+        assert bucket.state is not None
+        now = hands.storage.limit_now()
+        snapshot = rule.snapshot(rule.load(bucket.state, now), now)
+        assert (snapshot.used, snapshot.available) == (3, 2)
+
+    async def test_only_final_jobs_are_given_as_final(self, hands: Hands) -> None:
+        (waiting,) = await hands.add(queue="other")
+        await hands.add(3)
+        running, done, failed = await hands.take()
+        await hands.succeed(done)
+        await hands.fail(failed)
+        asked = [waiting, running.id, done.id, failed.id, "nobody"]
+        found = {record.id: record.state for record in await hands.storage.final(asked)}
+        assert found == {done.id: JobState.SUCCEEDED, failed.id: JobState.FAILED}
+
+    # --------------------------------------------------------------------------------------- watching
+
+    async def test_whoever_watches_is_woken_by_each_change(self, hands: Hands, clock: ManualClock) -> None:
+        woken = asyncio.Event()
+        unwatch = hands.storage.watch(woken.set)
+
+        async def wakes() -> None:
+            await woken.wait()
+            woken.clear()
+
+        (id,) = await hands.add()
+        await wakes()
+        await hands.give_back(await hands.take_one())
+        await wakes()
+        await hands.storage.cancel(id)
+        await wakes()
+        await hands.storage.retry(id)
+        await wakes()
+        await hands.take_one()
+        await hands.storage.leave(hands.node)
+        await wakes()
+        await hands.storage.join(hands.node, "a")
+        await hands.take_one()
+        woken.clear()
+        await recover(hands)
+        await wakes()
+        unwatch()
+
+    async def test_a_watch_that_ended_is_silent(self, hands: Hands) -> None:
+        ended, still = asyncio.Event(), asyncio.Event()
+        unwatch = hands.storage.watch(ended.set)
+        hands.storage.watch(still.set)
+        unwatch()
+        await hands.add()
+        await still.wait()
+        assert not ended.is_set()
+
+    async def test_opening_and_closing_twice_is_fine(self, hands: Hands, storage: Storage) -> None:
+        await hands.add()
+        await storage.close()
+        await storage.close()
+        await storage.open()
+        assert await hands.counts() == QueueCounts("default", 1, 0, 0, 0, 0)

@@ -1,0 +1,566 @@
+"""What is promised of limits that are steered while jobs wait: set, paused, penalised, reset, forgotten, looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate.clock import SECOND
+from headgate.errors import LimitInUse
+from headgate.jobs.job import Draw, JobState
+from headgate.limits.dynamic_window import DynamicWindow
+from headgate.limits.rule import NEVER
+from headgate.storage.live_rules import LimitSetting, Scope
+from headgate.storage.protocol import Amendment
+from headgate.testing.conformance.hands import MINUTE, Conformance, Hands, at_once, rate, strict
+from headgate.testing.manual_clock import ManualClock
+
+API = [("api", "acme")]
+ACME = Draw("api", "acme")
+
+SCOPES: list[tuple[Scope, str]] = [("all", ""), ("key", "acme"), ("pattern", "ac*"), ("tier", "gold")]
+
+
+def shared(capacity: int, min_count: int = 1) -> Any:
+    return DynamicWindow(per=60, capacity=capacity, min_count=min_count).rule
+
+
+class LiveLimitsConformance(Conformance):
+    # ----------------------------------------------------------------------------------------- setting
+
+    async def test_a_raised_limit_lets_the_backlog_go_at_once(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(2)}
+        ids = await hands.add(10, draws=API)
+        assert await hands.take_ids() == ids[:2]
+        assert await hands.take() == []
+        await hands.set("api", strict(7))
+        assert await hands.take_ids() == ids[2:7]
+        assert await hands.take() == []
+
+    async def test_all_lines_of_the_limit_are_looked_at_again(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1, per=3600), "other": strict(1, per=3600)}
+        for key in "abcde":
+            await hands.add(3, draws=[("api", key)], queue="left" if key < "c" else "right")
+            await hands.add(3, draws=[("other", key)])
+        queues = ["left", "right", "default"]
+        assert len(await hands.take(queues=queues)) == 10
+        await hands.set("api", strict(2, per=3600))
+        taken = await hands.take(queues=queues)
+        assert sorted(draw.key for job in taken for draw in job.draws if draw.limit == "api") == list("abcde")
+        assert len(taken) == 5
+
+    async def test_a_lowered_limit_holds_at_once(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(5)}
+        await hands.add(20, draws=API)
+        assert len(await hands.take(4)) == 4
+        await hands.set("api", strict(2))
+        assert await hands.take() == []
+        clock.advance(60)
+        assert len(await hands.take()) == 2
+
+    async def test_more_permits_let_more_go_at_once(self, hands: Hands) -> None:
+        hands.rules = {"slots": at_once(1)}
+        ids = await hands.add(5, draws=[("slots", "")])
+        assert await hands.take_ids() == ids[:1]
+        await hands.set("slots", at_once(3))
+        assert await hands.take_ids() == ids[1:3]
+
+    async def test_fewer_permits_than_are_held_let_nobody_new_go_until_it_fits(self, hands: Hands) -> None:
+        hands.rules = {"slots": at_once(3)}
+        ids = await hands.add(5, draws=[("slots", "")])
+        jobs = await hands.take()
+        await hands.set("slots", at_once(1))
+        for job in jobs:
+            assert await hands.take() == []
+            await hands.succeed(job)
+        assert await hands.take_ids() == ids[3:4]
+
+    async def test_what_is_unset_is_as_declared_again(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(2)}
+        await hands.add(20, draws=API)
+        setting = await hands.set("api", strict(1))
+        assert len(await hands.take()) == 1
+        await hands.unset(setting)
+        assert len(await hands.take()) == 1
+        clock.advance(60)
+        assert len(await hands.take()) == 2
+        assert list(await hands.storage.settings()) == []
+
+    async def test_a_declaration_does_not_beat_what_was_set(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(2)}
+        await hands.add(20, draws=API)
+        await hands.set("api", strict(3))
+        hands.rules = {"api": strict(9)}
+        assert len(await hands.take()) == 3
+
+    async def test_the_most_specific_setting_wins(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.set("api", strict(2))
+        await hands.set("api", strict(3), scope="pattern", target="a*")
+        await hands.set("api", strict(4), scope="pattern", target="acm*")
+        await hands.set("api", strict(5), scope="tier", target="gold")
+        await hands.set("api", scope="member", target="acme-gold", tier="gold")
+        await hands.set("api", scope="member", target="*:gold", tier="gold")
+        await hands.set("api", strict(6), scope="key", target="acme")
+        keys = {"globex": 2, "alpha": 3, "acm": 4, "acme-gold": 5, "any:gold": 5, "acme": 6}
+        for key in keys:
+            await hands.add(20, draws=[("api", key)])
+        started = [job.draws[0].key for job in await hands.take(200)]
+        assert {key: started.count(key) for key in keys} == keys
+
+    async def test_a_setting_is_replaced_by_another_one_for_the_same_keys(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.set("api", strict(5), scope="key", target="acme")
+        await hands.set("api", strict(2), scope="key", target="acme")
+        both = [await hands.set("api", strict(3)), LimitSetting("api", "key", "acme")]
+        kept = await hands.storage.settings()
+        assert len(kept) == 2
+        assert {(setting.scope, setting.target) for setting in kept} == {("all", ""), ("key", "acme")}
+        await hands.add(9, draws=API)
+        assert len(await hands.take()) == 2
+        for setting in both:
+            await hands.unset(setting)
+        assert list(await hands.storage.settings()) == []
+
+    async def test_settings_are_read_back_as_they_were_stored(self, hands: Hands) -> None:
+        stored = [
+            await hands.set("api", strict(5), scope="key", target="ünïcödé 🚦"),
+            await hands.set("api", scope="member", target="acme", tier="gold"),
+            await hands.pause("other", "pattern", "a*"),
+        ]
+        assert sorted(await hands.storage.settings(), key=str) == sorted(stored, key=str)
+        await hands.unset(LimitSetting("nobody", "all"))
+        assert len(await hands.storage.settings()) == 3
+
+    async def test_a_setting_for_one_limit_leaves_the_others_alone(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1), "other": strict(1)}
+        await hands.add(5, draws=[("other", "acme")])
+        await hands.set("api", strict(5))
+        assert len(await hands.take()) == 1
+
+    async def test_a_waiting_job_that_a_setting_makes_impossible_fails(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"tokens": strict(10)}
+        await hands.add(draws=[("tokens", "")], costs=(8,))
+        await hands.take()
+        (impossible,) = await hands.add(draws=[("tokens", "")], costs=(8,))
+        assert await hands.take() == []
+        await hands.set("tokens", strict(5))
+        assert await hands.take() == []
+        clock.advance(60)
+        claimed = await hands.claim()
+        assert [(dropped.id, dropped.state) for dropped in claimed.dropped] == [(impossible, JobState.FAILED)]
+        assert claimed.dropped[0].error.type == "headgate.errors.CostExceedsLimit"
+
+    async def test_another_kind_of_rule_starts_with_nothing_left(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(3)}
+        await hands.add(20, draws=API)
+        assert len(await hands.take()) == 3
+        await hands.set("api", rate(60, per=60, burst=5))
+        assert await hands.take() == []
+        clock.advance(10)
+        assert len(await hands.take()) >= 1
+
+    # ----------------------------------------------------------------------------------------- pausing
+
+    @pytest.mark.parametrize(("scope", "target"), SCOPES)
+    async def test_nothing_starts_while_it_is_paused(
+        self, hands: Hands, clock: ManualClock, scope: Scope, target: str
+    ) -> None:
+        hands.rules = {"api": strict(2), "day": strict(100)}
+        await hands.set("api", scope="member", target="acme", tier="gold")
+        setting = await hands.pause("api", scope, target)
+        ids = await hands.add(5, draws=[*API, ("day", "")])
+        others = await hands.add(1, draws=[("api", "globex"), ("day", "")])
+        claimed = await hands.claim()
+        assert [job.id for job in claimed.jobs] == ([] if scope == "all" else others)
+        assert ACME in [throttled.draw for throttled in claimed.throttled]
+        assert {throttled.opens_at for throttled in claimed.throttled} == {None}
+        record = await hands.record(ids[0])
+        assert (record.throttled_until, record.waits_for) == (None, ACME)
+        for _ in range(5):
+            clock.advance(600)
+            claimed = await hands.claim()
+            assert (list(claimed.jobs), claimed.next_in, claimed.more) == ([], None, False)
+        assert (await hands.bucket("api", "acme")).opens_at == NEVER
+        await hands.unset(setting)
+        assert [id for id in await hands.take_ids() if id in ids] == ids[:2]
+        assert len(await hands.storage.starts("day", None, 0)) == 3
+
+    async def test_a_line_that_waits_already_is_paused_too(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        ids = await hands.add(3, draws=API)
+        await hands.take()
+        setting = await hands.pause("api")
+        clock.advance(600)
+        assert await hands.take() == []
+        assert (await hands.claim()).next_in is None
+        await hands.unset(setting)
+        assert await hands.take_ids() == ids[1:2]
+        assert await hands.take() == []
+
+    async def test_a_pause_keeps_the_rule_that_was_set(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.add(9, draws=API)
+        await hands.set("api", strict(4), is_paused=True)
+        assert await hands.take() == []
+        await hands.set("api", strict(4))
+        assert len(await hands.take()) == 4
+
+    async def test_a_paused_mutex_lets_its_holder_end_and_nobody_in(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        ids = await hands.add(3, draws=[("mutex", "")])
+        job = await hands.take_one()
+        setting = await hands.pause("mutex")
+        await hands.succeed(job)
+        for _ in range(3):
+            claimed = await hands.claim()
+            assert (list(claimed.jobs), claimed.next_in) == ([], None)
+        await hands.unset(setting)
+        assert await hands.take_ids() == ids[1:2]
+
+    async def test_a_pause_of_one_key_leaves_others_paused_by_another(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(9)}
+        await hands.pause("api")
+        key = await hands.pause("api", "key", "acme")
+        await hands.add(1, draws=API)
+        await hands.take()
+        await hands.unset(key)
+        assert await hands.take() == []
+
+    async def test_running_jobs_come_back_to_a_paused_limit(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(9)}
+        (id,) = await hands.add(1, draws=API)
+        job = await hands.take_one()
+        setting = await hands.pause("api")
+        await hands.give_back(job)
+        assert await hands.take() == []
+        await hands.unset(setting)
+        assert await hands.take_ids() == [id]
+
+    async def test_a_paused_bucket_can_be_forgotten_and_stays_paused(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(9)}
+        await hands.add(1, draws=API)
+        await hands.succeed(*await hands.take())
+        setting = await hands.pause("api")
+        clock.advance(600)
+        for _ in range(5):
+            await hands.storage.evict()
+        assert list(await hands.storage.buckets()) == []
+        (id,) = await hands.add(1, draws=API)
+        assert await hands.take() == []
+        await hands.unset(setting)
+        assert await hands.take_ids() == [id]
+
+    # -------------------------------------------------------------------------------------- penalising
+
+    async def test_a_penalised_bucket_grants_nothing_until_then(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(9)}
+        (id,) = await hands.add(1, draws=API)
+        (other,) = await hands.add(1, draws=[("api", "other")])
+        until = hands.storage.limit_now() + 30 * SECOND
+        await hands.storage.penalize(ACME, until)
+        assert (await hands.bucket("api", "acme")).closed_until == until
+        assert await hands.take_ids() == [other]
+        claimed = await hands.claim()
+        assert claimed.next_in == 30 * SECOND
+        assert (await hands.record(id)).throttled_until == clock.now() + 30 * SECOND
+        clock.advance(30)
+        assert await hands.take_ids() == [id]
+
+    async def test_a_line_that_waits_already_is_penalised_too(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        ids = await hands.add(2, draws=API)
+        await hands.take()
+        await hands.storage.penalize(ACME, hands.storage.limit_now() + 100 * SECOND)
+        clock.advance(99)
+        assert await hands.take() == []
+        clock.advance(1)
+        assert await hands.take_ids() == ids[1:]
+
+    async def test_the_longest_penalty_counts_and_a_reset_ends_it(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(9)}
+        (id,) = await hands.add(1, draws=API)
+        now = hands.storage.limit_now()
+        await hands.storage.penalize(ACME, now + 100 * SECOND)
+        await hands.storage.penalize(ACME, now + 10 * SECOND)
+        assert await hands.take() == []
+        assert (await hands.claim()).next_in == 100 * SECOND
+        assert await hands.storage.reset(ACME) == 0
+        assert await hands.take_ids() == [id]
+
+    async def test_a_penalty_without_any_job_is_remembered_and_forgotten_in_time(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"api": strict(9)}
+        await hands.storage.penalize(ACME, hands.storage.limit_now() + 30 * SECOND)
+        for _ in range(3):
+            await hands.storage.evict()
+        (id,) = await hands.add(1, draws=API)
+        assert await hands.take() == []
+        clock.advance(30)
+        assert await hands.take_ids() == [id]
+        await hands.storage.penalize(Draw("api", "nobody"), hands.storage.limit_now() + SECOND)
+        clock.advance(1)
+        await hands.storage.evict()
+        assert "nobody" not in {bucket.draw.key for bucket in await hands.storage.buckets()}
+
+    # --------------------------------------------------------------------------------------- resetting
+
+    async def test_a_reset_bucket_is_as_good_as_new_and_its_line_goes_on_at_once(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(3)}
+        ids = await hands.add(9, draws=API)
+        await hands.add(9, draws=[("api", "other")])
+        assert len(await hands.take()) == 6
+        assert await hands.storage.reset(ACME) == 0
+        assert await hands.take_ids() == ids[3:6]
+        assert await hands.take() == []
+
+    async def test_resetting_a_bucket_that_was_never_seen_is_fine(self, hands: Hands) -> None:
+        assert await hands.storage.reset(Draw("nobody", "knows")) == 0
+        assert [bucket.waiting for bucket in await hands.storage.buckets()] in ([], [0])
+
+    async def test_permits_of_running_jobs_are_not_reset(self, hands: Hands) -> None:
+        hands.rules = {"slots": at_once(3)}
+        ids = await hands.add(4, draws=[("slots", "")], hold="until_success")
+        first, second, third = await hands.take()
+        await hands.fail(first)
+        await hands.retry_later(second, 10)
+        slots = Draw("slots", "")
+        assert await hands.storage.reset(slots) == 1
+        assert await hands.permits("slots") == {third.id: 1}
+        assert [(await hands.record(id)).held for id in ids] == [0, 0, 1, 0]
+        assert await hands.take_ids() == ids[3:]
+
+    async def test_a_waiting_job_whose_permit_was_reset_asks_for_it_again(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"mutex": at_once(), "api": strict(9)}
+        await hands.add(draws=[("mutex", ""), *API], hold="until_final")
+        job = await hands.take_one()
+        (other,) = await hands.add(draws=[("mutex", "")])
+        await hands.retry_later(job, 10)
+        await hands.storage.reset(Draw("mutex", ""))
+        assert await hands.take_ids() == [other]
+        clock.advance(10)
+        assert await hands.take() == []
+        assert (await hands.record(job.id)).waits_for == Draw("mutex", "")
+        await hands.storage.cancel(other)
+        await hands.storage.leave(hands.node)
+        await hands.storage.join(hands.node, "a")
+        again = await hands.take_one()
+        assert (again.id, len(again.draws)) == (job.id, 2)
+
+    async def test_a_free_retry_whose_permit_was_reset_is_still_free(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once(), "api": strict(1)}
+        await hands.add(draws=[("mutex", ""), *API], hold="until_final", free_retries=0b10)
+        job = await hands.take_one()
+        await hands.retry_later(job, 0)
+        await hands.storage.reset(Draw("mutex", ""))
+        again = await hands.take_one()
+        assert (again.id, again.draws) == (job.id, (Draw("mutex", ""),))
+
+    async def test_a_reset_lets_only_that_key_go(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        for key in "ab":
+            await hands.add(2, draws=[("mutex", key)], hold="until_success")
+        await hands.fail(*await hands.take())
+        assert await hands.take() == []
+        assert await hands.storage.reset(Draw("mutex", "a")) == 0
+        assert [job.draws[0].key for job in await hands.take()] == ["a"]
+
+    # -------------------------------------------------------------------------------------- forgetting
+
+    async def test_a_limit_that_jobs_wait_for_is_not_forgotten(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1), "day": strict(9)}
+        await hands.add(2, draws=[*API, ("day", "")])
+        await hands.take()
+        setting = await hands.set("day", strict(9))
+        for limit in ("api", "day"):
+            with pytest.raises(LimitInUse):
+                await hands.storage.forget(limit)
+        assert list(await hands.storage.settings()) == [setting]
+        assert {bucket.draw.limit for bucket in await hands.storage.buckets()} == {"api", "day"}
+        assert await hands.take() == []
+
+    async def test_a_limit_whose_permits_are_held_is_not_forgotten(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=[("mutex", "")], hold="until_success")
+        job = await hands.take_one()
+        with pytest.raises(LimitInUse):
+            await hands.storage.forget("mutex")
+        await hands.fail(job)
+        with pytest.raises(LimitInUse):
+            await hands.storage.forget("mutex")
+        await hands.storage.reset(Draw("mutex", ""))
+        await hands.storage.forget("mutex")
+        assert list(await hands.storage.buckets()) == []
+
+    async def test_a_forgotten_limit_leaves_nothing_behind(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1), "other": strict(1)}
+        await hands.add(draws=API)
+        await hands.add(draws=[("other", "")])
+        await hands.succeed(*await hands.take())
+        await hands.set("api", strict(5))
+        kept = await hands.set("other", strict(5))
+        await hands.storage.penalize(ACME, hands.storage.limit_now() + MINUTE)
+        await hands.storage.forget("api")
+        assert list(await hands.storage.settings()) == [kept]
+        assert [bucket.draw.limit for bucket in await hands.storage.buckets()] == ["other"]
+        await hands.add(3, draws=API)
+        assert len(await hands.take()) == 1
+        await hands.storage.forget("nobody")
+
+    async def test_a_limit_may_be_forgotten_while_jobs_that_drew_on_it_run(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.add(draws=API)
+        job = await hands.take_one()
+        await hands.storage.forget("api")
+        await hands.give_back(job)
+        assert await hands.take_ids() == [job.id]
+        (other,) = await hands.add(draws=API)
+        assert await hands.take() == []
+        assert (await hands.record(other)).waits_for == ACME
+
+    # -------------------------------------------------------------------------------- where a job stands
+
+    async def test_a_job_stands_in_its_lane_by_priority_time_and_arrival(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"api": strict(1)}
+        low = await hands.add(2, draws=API)
+        clock.advance(1)
+        later = await hands.add(1, draws=API)
+        high = await hands.add(1, draws=API, priority=5)
+        delayed = await hands.add(1, draws=API, delay=60)
+        places = [await hands.storage.standing(id) for id in (*high, *low, *later, *delayed)]
+        assert [standing and standing.place for standing in places] == [1, 2, 3, 4, 5]
+        assert {standing and standing.waiting for standing in places} == {5}
+        assert {standing and standing.is_due for standing in places} == {True}
+
+    async def test_what_does_not_wait_stands_nowhere(self, hands: Hands) -> None:
+        ids = await hands.add(2)
+        running, done = await hands.take()
+        await hands.succeed(done)
+        assert [await hands.storage.standing(id) for id in (*ids, "nobody")] == [None] * 3
+        assert (await hands.record(running.id)).state is JobState.RUNNING
+
+    async def test_a_standing_tells_what_is_waited_for_and_what_is_asked(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"tokens": strict(10), "mutex": at_once()}
+        draws = [("tokens", "acme"), ("mutex", "m")]
+        await hands.add(draws=draws, costs=(8, 1))
+        await hands.succeed(await hands.take_one())
+        (id,) = await hands.add(draws=draws, costs=(4, 1))
+        before = await hands.storage.standing(id)
+        assert before is not None
+        assert (before.is_due, before.behind, before.asks) == (True, None, ((4, 1), (None, id)))
+        await hands.take()
+        standing = await hands.storage.standing(id)
+        assert standing is not None
+        assert (standing.place, standing.waiting, standing.is_due) == (1, 1, False)
+        assert standing.behind == Draw("tokens", "acme")
+        tokens, mutex = standing.buckets
+        assert (tokens.draw, tokens.waiting, tokens.lanes) == (Draw("tokens", "acme"), 1, 1)
+        assert tokens.opens_at == hands.storage.limit_now() + MINUTE
+        assert (mutex.draw, mutex.waiting, mutex.opens_at) == (Draw("mutex", "m"), 0, None)
+
+    async def test_a_holder_that_waits_stands_in_the_lane_of_its_other_limits(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once(), "tokens": strict(10)}
+        await hands.add(draws=[("mutex", ""), ("tokens", "")], costs=(1, 7), hold="until_final")
+        job = await hands.take_one()
+        await hands.give_back(job)
+        standing = await hands.storage.standing(job.id)
+        assert standing is not None
+        assert [bucket.draw for bucket in standing.buckets] == [Draw("tokens", "")]
+        assert standing.asks == ((7,), (None,))
+
+    async def test_an_outlook_tells_where_the_next_job_would_stand(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        empty = await hands.storage.outlook("default", [ACME])
+        assert (empty.place, empty.waiting, empty.behind) == (1, 1, None)
+        assert [bucket.state for bucket in empty.buckets] == [None]
+        await hands.add(4, draws=API)
+        await hands.take()
+        outlook = await hands.storage.outlook("default", [ACME])
+        assert (outlook.place, outlook.waiting, outlook.behind) == (4, 4, ACME)
+        assert (outlook.buckets[0].waiting, outlook.buckets[0].lanes) == (3, 1)
+        elsewhere = await hands.storage.outlook("elsewhere", [ACME])
+        assert (elsewhere.place, elsewhere.behind) == (1, None)
+        assert elsewhere.buckets == outlook.buckets
+        ungated = await hands.storage.outlook("default", [])
+        assert (ungated.place, list(ungated.buckets)) == (1, [])
+
+    # ---------------------------------------------------------------------------------- shared windows
+
+    async def test_keys_share_a_ceiling(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"shared": shared(20)}
+        for key in "ab":
+            await hands.add(30, draws=[("shared", key)])
+        started = [job.draws[0].key for job in await hands.take(100)]
+        assert (started.count("a"), started.count("b")) == (10, 10)
+        assert (await hands.claim()).next_in is not None
+        clock.advance(60)
+        assert len(await hands.take(100)) <= 20
+
+    async def test_a_key_without_a_share_waits_in_a_line_of_its_own(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"shared": shared(4, min_count=4)}
+        await hands.add(9, draws=[("shared", "a")])
+        assert len(await hands.take()) == 4
+        (late,) = await hands.add(1, draws=[("shared", "b")])
+        assert await hands.take() == []
+        record = await hands.record(late)
+        assert record.waits_for == Draw("shared", "b")
+        assert {bucket.draw.key for bucket in await hands.storage.buckets(limit="shared")} == {"a", "b"}
+        # The newcomer goes before the key that has had its share.
+        clock.advance(60)
+        assert late in await hands.take_ids()
+
+    async def test_the_state_of_a_shared_window_is_reset_as_one(self, hands: Hands) -> None:
+        hands.rules = {"shared": shared(4)}
+        await hands.add(9, draws=[("shared", "a")])
+        await hands.add(9, draws=[("shared", "b")])
+        assert len(await hands.take()) == 4
+        assert await hands.storage.reset(Draw("shared", "")) == 0
+        assert len(await hands.take()) == 4
+        assert await hands.take() == []
+
+    async def test_a_refund_of_a_shared_window_opens_it_for_its_key(self, hands: Hands) -> None:
+        hands.rules = {"shared": shared(2)}
+        ids = await hands.add(3, draws=[("shared", "a")])
+        first, _ = await hands.take()
+        assert await hands.take() == []
+        refund = Amendment(first.draws[0], first.charged_at, 1, first.charged_at, 0)
+        await hands.storage.amend([refund], hands.rules)
+        assert await hands.take_ids() == ids[2:]
+
+    async def test_the_state_of_a_shared_window_outlives_its_lanes(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"shared": shared(3, min_count=3)}
+        await hands.add(3, draws=[("shared", "a")])
+        await hands.succeed(*await hands.take())
+        for _ in range(5):
+            await hands.storage.evict()
+        (waiting,) = await hands.add(draws=[("shared", "b")])
+        assert await hands.take() == []
+        clock.advance(60)
+        assert await hands.take_ids() == [waiting]
+        await hands.storage.cancel(waiting)
+        await hands.storage.leave(hands.node)
+        clock.advance(3600)
+        for _ in range(5):
+            await hands.storage.evict()
+        assert list(await hands.storage.buckets()) == []
+        await hands.storage.join(hands.node, "a")
+
+    async def test_a_shared_window_is_raised_and_paused_like_any_other(self, hands: Hands) -> None:
+        hands.rules = {"shared": shared(2)}
+        await hands.add(9, draws=[("shared", "a")])
+        assert len(await hands.take()) == 2
+        await hands.set("shared", shared(5))
+        assert len(await hands.take()) == 3
+        pause = await hands.set("shared", shared(9), is_paused=True)
+        assert await hands.take() == []
+        await hands.unset(pause)
+        await hands.set("shared", shared(9))
+        assert len(await hands.take()) == 4

@@ -1,0 +1,697 @@
+"""What is promised of permits: how many are held, by whom, for how long, and who comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+from headgate.clock import SECOND
+from headgate.jobs.job import ClaimedJob, Draw, JobState
+from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
+from headgate.limits.concurrency import HoldUntil, Semaphore
+from headgate.limits.rule import NEVER
+from headgate.storage.protocol import JobFilter, Storage
+from headgate.testing.conformance.hands import BOOM, Conformance, Hands, at_once, recover, strict
+from headgate.testing.manual_clock import ManualClock
+
+MUTEX = [("mutex", "orders")]
+
+KEEPS: list[HoldUntil] = ["until_final", "until_success"]
+
+
+class BrokenRule(Semaphore, frozen=True, tag="broken", tag_field="kind"):
+    """A rule with a bug."""
+
+    kind: ClassVar[str] = "broken"
+
+    def take(self, state: Any, now: int, *_: Any) -> Any:
+        raise ZeroDivisionError
+
+
+class PermitsConformance(Conformance):
+    # ------------------------------------------------------------------------------------ taking turns
+
+    async def test_never_more_than_so_many_run_at_once(self, hands: Hands) -> None:
+        hands.rules = {"api": at_once(3)}
+        ids = await hands.add(8, draws=[("api", "acme")])
+        jobs = await hands.take()
+        assert [job.id for job in jobs] == ids[:3]
+        assert await hands.take() == []
+        for done in range(5):
+            await hands.succeed(jobs[done])
+            jobs += await hands.take()
+            assert [job.id for job in jobs] == ids[: 4 + done]
+
+    async def test_a_mutex_is_handed_over_first_come_first_served(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"mutex": at_once()}
+        ids = []
+        for _ in range(5):
+            ids += await hands.add(draws=MUTEX)
+            clock.advance(1)
+        order = []
+        while jobs := await hands.take():
+            (job,) = jobs
+            order.append(job.id)
+            await hands.succeed(job)
+        assert order == ids
+
+    async def test_it_is_handed_over_across_queues_and_limits_in_the_order_of_arrival(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"mutex": at_once(), "api": strict(100)}
+        queues = ["left", "right"]
+        ids = []
+        for number in range(6):
+            draws = [*MUTEX, ("api", str(number))] if number % 3 else MUTEX
+            ids += await hands.add(draws=draws, queue=queues[number % 2])
+            clock.advance(1)
+        order = []
+        while jobs := await hands.take(queues=queues):
+            (job,) = jobs
+            order.append(job.id)
+            await hands.succeed(job)
+            clock.advance(1)
+        assert order == ids
+
+    async def test_each_key_has_its_own_permits(self, hands: Hands) -> None:
+        hands.rules = {"api": at_once(2)}
+        for key in "abc":
+            await hands.add(5, draws=[("api", key)])
+        assert len(await hands.take()) == 6
+
+    async def test_who_waits_for_a_permit_is_told_so_and_not_until_when(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        holder, first, second = await hands.add(3, draws=MUTEX)
+        claims = [await hands.claim() for _ in range(3)]
+        (throttled,) = [throttled for claim in claims for throttled in claim.throttled]
+        assert (throttled.draw, throttled.opens_at, throttled.waiting) == (Draw("mutex", "orders"), None, 2)
+        assert (claims[-1].next_in, claims[-1].more) == (None, False)
+        record = await hands.record(second)
+        assert (record.throttled_until, record.waits_for, record.lane_waiting) == (None, Draw("mutex", "orders"), 2)
+        assert [(await hands.record(id)).held for id in (holder, first)] == [1, 0]
+        bucket = await hands.bucket("mutex", "orders")
+        assert (bucket.opens_at, bucket.waiting, bucket.lanes) == (NEVER, 2, 1)
+        assert await hands.permits("mutex", "orders") == {holder: 1}
+
+    async def test_only_what_can_start_is_looked_at_when_a_permit_comes_back(
+        self, hands: Hands, storage: Storage
+    ) -> None:
+        hands.rules = {"mutex": at_once(), "own": strict(100)}
+        jobs = [hands.new(draws=[*MUTEX, ("own", str(number))]) for number in range(300)]
+        await storage.add(jobs)
+        holder = await hands.take_one()
+        while (await hands.claim(100)).more:
+            pass
+        for _ in range(20):
+            before = self.writes(storage)
+            await hands.succeed(holder)
+            claimed = await hands.claim(100)
+            (holder,) = claimed.jobs
+            assert len(claimed.throttled) <= 1
+            after = self.writes(storage)
+            assert before is None or after is None or after - before < 20
+
+    async def test_ten_thousand_wait_for_one_mutex(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        jobs = [hands.new(draws=MUTEX) for _ in range(10_000)]
+        await hands.storage.add(jobs)
+        for job in jobs[:50]:
+            holder = await hands.take_one()
+            assert holder.id == job.id
+            await hands.succeed(holder)
+        assert (await hands.counts()).waiting == 9_950
+
+    async def test_other_keys_flow_past_a_mutex_that_is_held(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(500, draws=MUTEX)
+        await hands.take()
+        for number in range(10):
+            (other,) = await hands.add(draws=[("mutex", f"other {number}")])
+            claimed = await hands.claim(2)
+            assert [job.id for job in claimed.jobs] == [other]
+            assert list(claimed.throttled) == []
+
+    # ------------------------------------------------------------------------------------- giving back
+
+    @pytest.mark.parametrize("outcome", ["succeeded", "failed", "cancelled", "handed back", "snoozed", "retried"])
+    async def test_a_permit_comes_back_in_the_commit_that_ends_its_attempt(
+        self, hands: Hands, clock: ManualClock, outcome: str
+    ) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=MUTEX, priority=1)
+        job = await hands.take_one()
+        (waiting,) = await hands.add(draws=MUTEX)
+        assert await hands.take() == []
+        match outcome:
+            case "succeeded":
+                await hands.succeed(job)
+            case "failed":
+                await hands.fail(job)
+            case "cancelled":
+                await hands.storage.finish(hands.node, [Finished(job.id, job.fence, JobState.CANCELLED)])
+            case "handed back":
+                await hands.give_back(job)
+                await hands.storage.cancel(job.id)
+            case "snoozed":
+                await hands.give_back(job, "snoozed", run_at=clock.now() + SECOND)
+            case _:
+                await hands.retry_later(job)
+        assert (await hands.record(job.id)).held == 0
+        assert await hands.permits("mutex", "orders") == {}
+        assert await hands.take_ids() == [waiting]
+
+    async def test_a_permit_that_comes_back_wakes_who_watches(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(2, draws=MUTEX)
+        job = await hands.take_one()
+        woken: list[bool] = []
+        unwatch = hands.storage.watch(lambda: woken.append(True))
+        await hands.succeed(job)
+        assert woken
+        unwatch()
+
+    async def test_a_permit_comes_back_when_its_holders_node_dies(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        first, second = await hands.add(2, draws=MUTEX)
+        await hands.take_one()
+        await recover(hands)
+        assert await hands.permits("mutex", "orders") == {}
+        job = await hands.take_one(node="node-b")
+        assert job.id == first
+        assert await hands.permits("mutex", "orders") == {first: 1}
+        assert await hands.take(node="node-b") == []
+        await hands.storage.finish("node-b", [Finished(first, job.fence, JobState.SUCCEEDED)])
+        assert await hands.take_ids(node="node-b") == [second]
+
+    async def test_a_permit_comes_back_when_its_holders_node_leaves(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        ids = await hands.add(2, draws=MUTEX)
+        await hands.take_one()
+        await hands.storage.leave(hands.node)
+        assert await hands.permits("mutex", "orders") == {}
+        await hands.storage.join(hands.node, "a")
+        assert await hands.take_ids() == ids[:1]
+
+    async def test_a_poisonous_job_gives_its_permit_back(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        (poisonous,) = await hands.add(draws=MUTEX, priority=1, hold="until_final")
+        (next_one,) = await hands.add(draws=MUTEX)
+        for _ in range(POISONOUS_AFTER):
+            assert await hands.take_ids() == [poisonous]
+            await recover(hands)
+            await hands.storage.join(hands.node, "a")
+        assert (await hands.record(poisonous)).state is JobState.FAILED
+        assert await hands.take_ids() == [next_one]
+
+    async def test_a_job_asked_to_stop_gives_its_permit_back_instead_of_waiting_again(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=MUTEX, hold="until_success")
+        job = await hands.take_one()
+        (waiting,) = await hands.add(draws=MUTEX)
+        await hands.take()
+        await hands.storage.cancel(job.id)
+        await hands.retry_later(job)
+        assert (await hands.record(job.id)).state is JobState.CANCELLED
+        assert await hands.take_ids() == [waiting]
+
+    async def test_a_late_finish_gives_nothing_back(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(2, draws=MUTEX)
+        job = await hands.take_one()
+        await recover(hands)
+        again = await hands.take_one(node="node-b")
+        assert again.id == job.id
+        late = Finished(job.id, job.fence, JobState.SUCCEEDED)
+        assert list(await hands.storage.finish(hands.node, [late])) == [False]
+        assert await hands.permits("mutex", "orders") == {job.id: 1}
+        assert await hands.take(node="node-b") == []
+
+    async def test_cancelling_who_waits_leaves_the_holder_alone(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        holder, cancelled, next_one = await hands.add(3, draws=MUTEX)
+        job = await hands.take_one()
+        await hands.take()
+        await hands.storage.cancel(cancelled)
+        assert await hands.permits("mutex", "orders") == {holder: 1}
+        assert await hands.take() == []
+        await hands.succeed(job)
+        assert await hands.take_ids() == [next_one]
+
+    async def test_permits_held_are_not_forgotten(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=MUTEX, hold="until_final")
+        job = await hands.take_one()
+        await hands.retry_later(job)
+        clock.advance(3600)
+        for _ in range(5):
+            await hands.storage.evict()
+        (other,) = await hands.add(draws=MUTEX)
+        again = await hands.take_one()
+        assert again.id == job.id
+        assert await hands.take() == []
+        await hands.succeed(again)
+        assert await hands.take_ids() == [other]
+
+    async def test_a_bucket_that_nobody_holds_is_forgotten(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=MUTEX, hold="until_success")
+        job = await hands.take_one()
+        await hands.fail(job)
+        for _ in range(5):
+            await hands.storage.evict()
+        await hands.storage.cancel(job.id)
+        assert len(await hands.storage.buckets()) == 1
+        await hands.storage.retry(job.id)
+        await hands.succeed(await hands.take_one())
+        for _ in range(5):
+            await hands.storage.evict()
+        assert list(await hands.storage.buckets()) == []
+
+    async def test_a_claim_that_breaks_leaves_nothing_held_and_nothing_charged(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once(), "api": strict(1), "own": at_once()}
+        draws = [*MUTEX, ("api", ""), ("own", "")]
+        ids = await hands.add(3, draws=draws)
+        ungated = await hands.add(2)
+        with pytest.raises(ZeroDivisionError):
+            await hands.claim(rules={**hands.rules, "own": BrokenRule(1)})
+        assert await hands.permits("mutex", "orders") == {}
+        assert list(await hands.storage.check()) == []
+        assert (await hands.storage.beat(hands.node)).owned == {}
+        assert sorted(await hands.take_ids()) == sorted([ids[0], *ungated])
+
+    async def test_a_claim_that_breaks_leaves_those_that_wait_in_their_lines(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"mutex": at_once(), "own": strict(100)}
+        ids = []
+        for number in range(4):
+            ids += await hands.add(draws=[*MUTEX, ("own", str(number))])
+            clock.advance(1)
+        for id in ids[:3]:
+            holder = await hands.take_one()
+            assert holder.id == id
+            await hands.succeed(holder)
+            with pytest.raises(ZeroDivisionError):
+                await hands.claim(rules={**hands.rules, "own": BrokenRule(1)})
+        assert await hands.take_ids() == ids[3:]
+
+    # --------------------------------------------------------------------------- holding until the end
+
+    @pytest.mark.parametrize("hold", KEEPS)
+    async def test_it_is_kept_across_a_retry_and_its_holder_goes_first(
+        self, hands: Hands, clock: ManualClock, hold: HoldUntil
+    ) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=MUTEX, hold=hold)
+        job = await hands.take_one()
+        others = await hands.add(2, draws=MUTEX, priority=9)
+        await hands.retry_later(job, 10)
+        record = await hands.record(job.id)
+        assert (record.held, record.waits_for, record.lane_waiting) == (1, None, 1)
+        for _ in range(3):
+            assert await hands.take() == []
+        clock.advance(10)
+        again = await hands.take_one()
+        assert (again.id, again.attempt) == (job.id, 2)
+        assert await hands.permits("mutex", "orders") == {job.id: 1}
+        assert await hands.take() == []
+        await hands.succeed(again)
+        assert await hands.take_ids() == others[:1]
+
+    @pytest.mark.parametrize("hold", KEEPS)
+    async def test_it_is_kept_when_handed_back_snoozed_or_lost(
+        self, hands: Hands, clock: ManualClock, hold: HoldUntil
+    ) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=MUTEX, hold=hold)
+        job = await hands.take_one()
+        await hands.add(2, draws=MUTEX, priority=9)
+
+        async def again(give_up: Callable[[ClaimedJob], Awaitable[object]]) -> None:
+            nonlocal job
+            await give_up(job)
+            assert await hands.permits("mutex", "orders") == {job.id: 1}
+            await hands.storage.join(hands.node, "a") if hands.node not in await nodes() else None
+            (job,) = await hands.take()
+            assert job.id == holder
+            assert await hands.permits("mutex", "orders") == {job.id: 1}
+
+        async def nodes() -> set[str]:
+            return {node.id for node in await hands.storage.nodes()}
+
+        holder = job.id
+        await again(hands.give_back)
+        await again(lambda job: hands.give_back(job, "snoozed", run_at=clock.now()))
+        await again(lambda job: hands.storage.leave(hands.node))
+        await again(lambda job: recover(hands))
+        await hands.succeed(job)
+        assert await hands.permits("mutex", "orders") == {}
+
+    async def test_held_until_final_it_comes_back_with_a_failure(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=MUTEX, hold="until_final")
+        job = await hands.take_one()
+        (waiting,) = await hands.add(draws=MUTEX)
+        await hands.retry_later(job, 0)
+        await hands.fail(await hands.take_one())
+        assert (await hands.record(job.id)).held == 0
+        assert await hands.take_ids() == [waiting]
+
+    @pytest.mark.parametrize("hold", KEEPS)
+    async def test_a_holder_that_is_cancelled_while_it_waits_gives_it_back(self, hands: Hands, hold: HoldUntil) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=MUTEX, hold=hold)
+        job = await hands.take_one()
+        (waiting,) = await hands.add(draws=MUTEX)
+        await hands.retry_later(job)
+        assert await hands.take() == []
+        await hands.storage.cancel(job.id)
+        assert (await hands.record(job.id)).held == 0
+        assert await hands.take_ids() == [waiting]
+
+    async def test_a_holder_that_expires_gives_it_back(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=MUTEX, hold="until_final", expires_in=5)
+        job = await hands.take_one()
+        (waiting,) = await hands.add(draws=MUTEX)
+        await hands.retry_later(job, 60)
+        assert await hands.take() == []
+        clock.advance(5)
+        assert [dropped.id for dropped in await hands.storage.expire()] == [job.id]
+        assert await hands.take_ids() == [waiting]
+
+    @pytest.mark.parametrize("draws", [MUTEX, [*MUTEX, ("api", "")]], ids=["then ungated", "then gated"])
+    async def test_the_permit_of_a_holder_that_a_claim_finds_expired_is_there_at_once(
+        self, hands: Hands, clock: ManualClock, draws: list[tuple[str, str]]
+    ) -> None:
+        hands.rules = {"mutex": at_once(), "api": strict(100)}
+        await hands.add(draws=draws, hold="until_final", expires_in=5)
+        job = await hands.take_one()
+        (waiting,) = await hands.add(draws=MUTEX)
+        await hands.retry_later(job, 4)
+        assert await hands.take() == []
+        clock.advance(5)
+        # Nothing else is going to happen, so the claim itself has to say that there is more.
+        assert await hands.take_ids() == [waiting]
+        assert (await hands.record(job.id)).state is JobState.FAILED
+
+    async def test_held_until_success_it_is_kept_by_a_failed_job_until_that_has_succeeded(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=MUTEX, hold="until_success")
+        job = await hands.take_one()
+        (waiting,) = await hands.add(draws=MUTEX)
+        await hands.fail(job)
+        record = await hands.record(job.id)
+        assert (record.state, record.held) == (JobState.FAILED, 1)
+        assert await hands.take() == []
+        await hands.storage.retry(job.id)
+        again = await hands.take_one()
+        assert again.id == job.id
+        assert await hands.permits("mutex", "orders") == {job.id: 1}
+        await hands.succeed(again)
+        assert await hands.take_ids() == [waiting]
+
+    async def test_held_until_success_it_comes_back_when_the_failed_job_is_reset(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=MUTEX, hold="until_success")
+        job = await hands.take_one()
+        (waiting,) = await hands.add(draws=MUTEX)
+        await hands.fail(job)
+        assert await hands.take() == []
+        assert await hands.storage.reset(Draw("mutex", "orders")) == 0
+        assert (await hands.record(job.id)).held == 0
+        assert await hands.take_ids() == [waiting]
+
+    async def test_held_until_success_it_comes_back_when_the_failed_job_is_pruned(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=MUTEX, hold="until_success")
+        job = await hands.take_one()
+        (waiting,) = await hands.add(draws=MUTEX)
+        await hands.fail(job)
+        assert await hands.take() == []
+        clock.advance(1)
+        assert await hands.storage.prune(clock.now()) == 1
+        assert await hands.take_ids() == [waiting]
+
+    async def test_a_failed_holder_that_is_retried_and_cancelled_gives_it_back(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(draws=MUTEX, hold="until_success")
+        job = await hands.take_one()
+        (waiting,) = await hands.add(draws=MUTEX)
+        await hands.fail(job)
+        await hands.storage.retry(job.id)
+        await hands.storage.cancel(job.id)
+        assert await hands.take_ids() == [waiting]
+
+    async def test_a_holder_waits_for_its_other_limits(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"mutex": at_once(), "api": strict(1)}
+        await hands.add(draws=[*MUTEX, ("api", "acme")], hold="until_final")
+        job = await hands.take_one()
+        assert job.draws == (Draw("mutex", "orders"), Draw("api", "acme"))
+        await hands.give_back(job)
+        assert await hands.take() == []
+        record = await hands.record(job.id)
+        assert (record.waits_for, record.held) == (Draw("api", "acme"), 1)
+        clock.advance(60)
+        again = await hands.take_one()
+        assert (again.id, again.draws, again.gated) == (job.id, (Draw("api", "acme"),), True)
+        await hands.succeed(again)
+
+    async def test_costs_stay_with_their_limits_when_a_permit_is_kept(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"slots": at_once(5), "tokens": strict(10)}
+        await hands.add(draws=[("slots", ""), ("tokens", "")], costs=(4, 7), hold="until_final")
+        job = await hands.take_one()
+        assert job.costs == (4, 7)
+        await hands.retry_later(job, 0)
+        assert await hands.take() == []
+        clock.advance(60)
+        again = await hands.take_one()
+        assert again.costs == (7,)
+        assert len(await hands.take_ids()) == 0
+        (small,) = await hands.add(draws=[("slots", ""), ("tokens", "")], costs=(1, 3))
+        await hands.add(draws=[("slots", ""), ("tokens", "")], costs=(1, 1))
+        assert await hands.take_ids() == [small]
+        assert await hands.permits("slots") == {job.id: 1, small: 1}
+
+    # ------------------------------------------------------------------------------------------ owners
+
+    async def test_jobs_of_one_owner_share_a_permit_and_others_wait(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        batch = await hands.add(3, draws=MUTEX, owner="batch 1")
+        other = await hands.add(2, draws=MUTEX, owner="batch 2")
+        jobs = await hands.take()
+        assert [job.id for job in jobs] == batch
+        assert await hands.permits("mutex", "orders") == {"owner:batch 1": 3}
+        late = await hands.add(draws=MUTEX, owner="batch 1")
+        jobs += await hands.take()
+        assert [job.id for job in jobs] == [*batch, *late]
+        for job in jobs:
+            assert await hands.take() == []
+            await hands.succeed(job)
+        assert await hands.take_ids() == other
+
+    async def test_an_owner_is_no_job_of_that_name(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        (holder,) = await hands.add(draws=MUTEX)
+        await hands.take_one()
+        await hands.add(draws=MUTEX, owner=holder)
+        assert await hands.take() == []
+
+    async def test_an_owner_keeps_its_permit_while_one_of_its_jobs_does(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.add(2, draws=MUTEX, owner="batch", hold="until_final")
+        (outsider,) = await hands.add(draws=MUTEX)
+        first, second = await hands.take()
+        await hands.retry_later(first, 10)
+        await hands.succeed(second)
+        assert await hands.permits("mutex", "orders") == {"owner:batch": 1}
+        (late,) = await hands.add(draws=MUTEX, owner="batch", hold="until_final")
+        assert await hands.take_ids() == [late]
+        clock.advance(10)
+        again = await hands.take_one()
+        assert again.id == first.id
+        assert await hands.permits("mutex", "orders") == {"owner:batch": 2}
+        await hands.succeed(again)
+        assert await hands.take() == []
+        await hands.storage.leave(hands.node)
+        assert await hands.permits("mutex", "orders") == {"owner:batch": 1}
+        await hands.storage.cancel(late)
+        await hands.storage.join(hands.node, "a")
+        assert await hands.take_ids() == [outsider]
+
+    async def test_an_owner_shares_its_permit_across_queues(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        (left,) = await hands.add(draws=MUTEX, owner="batch", queue="left")
+        assert await hands.take_ids(queues=["left"]) == [left]
+        (right,) = await hands.add(draws=MUTEX, owner="batch", queue="right")
+        assert await hands.take_ids(queues=["right"]) == [right]
+        assert await hands.permits("mutex", "orders") == {"owner:batch": 2}
+
+    async def test_a_crashed_owner_gives_back_one_use_for_each_of_its_jobs(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once()}
+        await hands.storage.join("node-b", "b")
+        mine, theirs = await hands.add(2, draws=MUTEX, owner="batch")
+        assert await hands.take_ids(1) == [mine]
+        assert await hands.take_ids(1, node="node-b") == [theirs]
+        (outsider,) = await hands.add(draws=MUTEX)
+        await recover(hands)
+        assert await hands.permits("mutex", "orders") == {"owner:batch": 1}
+        await hands.storage.cancel(mine)
+        assert await hands.take(node="node-b") == []
+        await hands.storage.leave("node-b")
+        await hands.storage.cancel(theirs)
+        await hands.storage.join("node-b", "b")
+        assert await hands.take_ids(node="node-b") == [outsider]
+
+    # ------------------------------------------------------------------------------- together with rates
+
+    async def test_a_job_refused_by_a_rate_holds_no_permit(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"mutex": at_once(), "api": strict(1)}
+        both = [*MUTEX, ("api", "acme")]
+        for draws in (both, both[::-1]):
+            await hands.add(2, draws=draws)
+        await hands.succeed(await hands.take_one())
+        assert await hands.take() == []
+        assert await hands.permits("mutex", "orders") == {}
+        (other,) = await hands.add(draws=MUTEX)
+        assert await hands.take_ids() == [other]
+
+    async def test_a_job_refused_for_a_permit_is_charged_for_no_rate(self, hands: Hands) -> None:
+        hands.rules = {"mutex": at_once(), "api": strict(2)}
+        both = [*MUTEX, ("api", "acme")]
+        for draws in (both, both[::-1]):
+            await hands.add(2, draws=draws)
+        holder = await hands.take_one()
+        for _ in range(3):
+            assert await hands.take() == []
+        (other,) = await hands.add(draws=[("api", "acme")])
+        assert await hands.take_ids() == [other]
+        assert [start.cost for start in await hands.storage.starts("api", "acme", 0)] == [1, 1]
+        await hands.succeed(holder)
+        assert await hands.take() == []
+        assert await hands.permits("mutex", "orders") == {}
+
+    async def test_who_waits_for_a_rate_does_not_keep_others_from_the_permit(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"mutex": at_once(), "api": strict(1)}
+        holder = await hands.add_one(draws=[*MUTEX, ("api", "acme")])
+        assert await hands.take_ids() == [holder]
+        (slow,) = await hands.add(draws=[*MUTEX, ("api", "acme")])
+        await hands.take()
+        clock.advance(1)
+        quick = await hands.add(2, draws=MUTEX)
+        await hands.take()
+        for id in (holder, *quick):
+            (running,) = await hands.storage.jobs(JobFilter(state=JobState.RUNNING))
+            assert running.id == id
+            await hands.storage.finish(hands.node, [Finished(id, running.fence, JobState.SUCCEEDED)])
+            await hands.take()
+        clock.advance(60)
+        assert await hands.take_ids() == [slow]
+
+    # ------------------------------------------------------------------------------------------- costs
+
+    async def test_a_permit_may_cost_more_than_one(self, hands: Hands) -> None:
+        hands.rules = {"slots": at_once(5)}
+        ids = [await hands.add_one(draws=[("slots", "")], costs=(cost,)) for cost in (2, 2, 2, 1)]
+        jobs = await hands.take()
+        # No overtaking inside a lane: the cheap one waits behind the costly one.
+        assert [job.id for job in jobs] == ids[:2]
+        await hands.succeed(jobs[0])
+        assert await hands.take_ids() == ids[2:]
+
+    async def test_a_costly_permit_is_not_starved_by_cheap_ones(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"slots": at_once(3), "own": strict(1000)}
+        cheap = await hands.add(3, draws=[("slots", ""), ("own", "first")], costs=(1, 1))
+        running = await hands.take()
+        assert [job.id for job in running] == cheap
+        (costly,) = await hands.add(draws=[("slots", ""), ("own", "costly")], costs=(3, 1))
+        await hands.take()
+        for number in range(3):
+            await hands.add(draws=[("slots", ""), ("own", str(number))], costs=(1, 1))
+            clock.advance(1)
+            await hands.succeed(running.pop())
+            started = await hands.take_ids()
+            assert started == ([costly] if number == 2 else [])
+
+    async def test_a_job_that_needs_more_permits_than_there_are_fails(self, hands: Hands) -> None:
+        hands.rules = {"slots": at_once(5)}
+        (impossible,) = await hands.add(draws=[("slots", "")], costs=(6,))
+        (possible,) = await hands.add(draws=[("slots", "")], costs=(5,))
+        assert await hands.take_ids() == [possible]
+        record = await hands.record(impossible)
+        assert record.error is not None
+        assert (record.state, record.error.type) == (JobState.FAILED, "headgate.errors.CostExceedsLimit")
+
+    # ------------------------------------------------------------------------------------------ counts
+
+    async def test_lowered_below_what_is_held_nobody_new_goes_until_it_fits(self, hands: Hands) -> None:
+        hands.rules = {"api": at_once(4)}
+        ids = await hands.add(8, draws=[("api", "")])
+        jobs = await hands.take()
+        hands.rules = {"api": at_once(2)}
+        for number, job in enumerate(jobs[:2]):
+            assert await hands.take() == [], number
+            await hands.succeed(job)
+        assert await hands.take() == []
+        assert len(await hands.permits("api")) == 2
+        await hands.succeed(jobs[2])
+        assert await hands.take_ids() == ids[4:5]
+
+    async def test_holders_whose_count_was_lowered_keep_their_permits_across_retries(self, hands: Hands) -> None:
+        hands.rules = {"api": at_once(2)}
+        ids = await hands.add(3, draws=[("api", "")], hold="until_final")
+        first, second = await hands.take()
+        hands.rules = {"api": at_once(1)}
+        await hands.give_back(first)
+        await hands.give_back(second)
+        assert sorted(await hands.take_ids()) == sorted(ids[:2])
+
+    async def test_permits_are_not_closed_by_a_refusal(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"mutex": at_once(), "api": strict(100)}
+        await hands.add(draws=[*MUTEX, ("api", "acme")])
+        job = await hands.take_one()
+        await hands.give_back(job, "refused", closed_for=30 * SECOND)
+        (other,) = await hands.add(draws=MUTEX)
+        assert await hands.take_ids() == [other]
+        assert (await hands.record(job.id)).waits_for == Draw("api", "acme")
+
+    # ------------------------------------------------------------------------------------ many at random
+
+    @pytest.mark.parametrize("seed", range(3))
+    async def test_whatever_happens_nobody_shares_a_mutex(self, hands: Hands, clock: ManualClock, seed: int) -> None:
+        hands.rules = {"mutex": at_once(), "api": strict(20, per=10)}
+        for number in range(60):
+            draws = [("mutex", "ab"[number % 2]), ("api", "")]
+            await hands.add(draws=draws[: 1 + number % 3 % 2], hold=("running", "until_final")[number % 5 % 2])
+        dice = _numbers(seed)
+        running: list[ClaimedJob] = []
+        finished = 0
+        for _ in range(600):
+            for key in "ab":
+                assert len(await hands.permits("mutex", key)) <= 1
+            running += await hands.take(1 + next(dice) % 3)
+            clock.advance(0.5)
+            while running and next(dice) % 3:
+                job = running.pop(next(dice) % len(running))
+                if next(dice) % 3:
+                    await hands.succeed(job)
+                    finished += 1
+                else:
+                    await hands.give_back(job, "failed", spent=True, run_at=clock.now() + SECOND, error=BOOM)
+            if finished == 60:
+                break
+        assert finished == 60
+
+
+def _numbers(seed: int) -> Iterator[int]:
+    """The same numbers for the same seed, everywhere."""
+    number = seed
+    while True:
+        number = (number * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        yield number >> 33
