@@ -4,6 +4,7 @@ from headgate.app import Headgate
 from headgate.errors import (
     CostExceedsLimit,
     DeclarationError,
+    GateClosed,
     HeadgateError,
     JobCancelled,
     JobExpired,
@@ -20,9 +21,13 @@ from headgate.errors import (
 from headgate.jobs.job import JobState
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import Concurrency, Mutex
+from headgate.limits.decision import Decision
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.key import header
+from headgate.limits.limit_rate import limit_rate
+from headgate.limits.limiter import Limiter
+from headgate.limits.rate_gate import RateGate
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import StrictRate
@@ -47,6 +52,11 @@ __all__ = [
     "Concurrency",
     "Mutex",
     "header",
+    # limits for plain code
+    "Decision",
+    "Limiter",
+    "RateGate",
+    "limit_rate",
     # in a handler
     "RateLimited",
     "RetryPolicy",
@@ -55,6 +65,7 @@ __all__ = [
     # errors
     "CostExceedsLimit",
     "DeclarationError",
+    "GateClosed",
     "HeadgateError",
     "JobCancelled",
     "JobExpired",
