@@ -52,7 +52,7 @@ from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.sync import LoopPortal
 from headgate.tasks.gate import UNGATED, bind_limits
-from headgate.tasks.handle import Job, JobStatus
+from headgate.tasks.handle import Job, JobStatus, Promise
 from headgate.tasks.payload import PayloadType
 from headgate.tasks.registry import DEFAULT_QUEUE, Queue, Registry, require_name
 from headgate.tasks.task import Call, EnqueueOptions, Task, checked_timeout, require_priority
@@ -360,7 +360,13 @@ class Headgate:
                 self._bus.publish(
                     JobEnqueued(at=job.enqueued_at, job_id=job.id, task=job.task, queue=job.queue, run_at=job.run_at)
                 )
+        if options.promise and task.gate.limits:
+            return [Job(job.id, self, await self._promise(job)) for job in jobs]
         return [Job(job.id, self) for job in jobs]
+
+    async def _promise(self, job: NewJob) -> Promise:
+        status = await self.admin.status(job.id)
+        return Promise(status.place, status.predicted_start, status.waits_for)
 
     def _new_jobs(self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]) -> list[NewJob]:
         now = self._clock.now()
@@ -468,7 +474,9 @@ class Headgate:
     def admin(self) -> Admin:
         """What operators see and steer."""
         self._require_open()
-        return Admin(self._storage, self._registry.rules, frozenset(self._registry.tasks), self._clock)
+        elsewhere = {name: limit.store for name, limit in self._elsewhere().items()}
+        tasks = frozenset(self._registry.tasks)
+        return Admin(self._storage, self._registry.rules, elsewhere, tasks, self._clock)
 
     @property
     def portal(self) -> LoopPortal:

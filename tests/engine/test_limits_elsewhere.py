@@ -178,6 +178,28 @@ def test_costs_settlements_and_live_rules_reach_the_other_store() -> None:
     run_virtual(main)
 
 
+def test_operators_see_and_reset_what_is_kept_elsewhere() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("2/h", key="{tenant}", name="api", store=shared)])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            jobs = await call.enqueue_many([("acme",)] * 5)
+            await asyncio.sleep(1)
+            (bucket,) = await app.admin.limits.list()
+            assert (bucket.used, bucket.available, bucket.waiting) == (2, 0, 3)
+            assert "waits for limit 'api'" in (await app.admin.explain(jobs[-1].id)).reason
+            await app.admin.limits.reset("api", "acme")
+            await asyncio.sleep(1)
+            (bucket,) = await app.admin.limits.list()
+            assert (bucket.used, bucket.waiting) == (2, 1)
+
+    run_virtual(main)
+
+
 def test_limits_url_moves_all_rates_of_an_app_and_leaves_permits_with_the_jobs(tmp_path: Path) -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, limits_url="memory://")

@@ -757,6 +757,32 @@ def test_the_promise_names_place_limit_and_start_and_is_kept() -> None:
     run_virtual(main)
 
 
+def test_enqueue_promises_a_start_when_asked_to() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("2/m", key="{tenant}", name="api", margin=0)])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await call.enqueue_many([("acme",)] * 5)
+            await asyncio.sleep(1)
+            job = await call.using(promise=True).enqueue("acme")
+            assert job.promise is not None
+            assert (job.promise.place, job.promise.waits_for) == (4, ("api", "acme"))
+            await job.result()
+            started = (await job.status()).started_at
+            assert started is not None
+            assert job.promise.predicted_start is not None
+            assert abs((started - job.promise.predicted_start).total_seconds()) < 0.1
+            free = await call.using(promise=True).enqueue("globex")
+            assert free.promise is not None
+            assert free.promise.waits_for is None
+            assert (await call.enqueue("globex")).promise is None
+
+    run_virtual(main)
+
+
 def test_explain_tells_what_is_missing_when_it_is_not_a_limit() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)

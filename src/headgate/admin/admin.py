@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headgate.admin.explain import Explanation, LimitInfo, reason_for
-from headgate.admin.limits import LimitsAdmin, snapshot_of
+from headgate.admin.limits import LimitsAdmin
 from headgate.clock import Clock, to_datetime
 from headgate.errors import JobNotFound
 from headgate.jobs.job import Attempt, JobRecord, JobState
+from headgate.limits.bucket_store import BucketStore
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.live_rules import LiveRules
@@ -30,12 +31,19 @@ class JobDetails:
 class Admin:
     """Reads and steers one app's storage, whichever process runs the jobs. `limits` steers its limits."""
 
-    def __init__(self, storage: Storage, rules: Mapping[str, AnyRule], tasks: frozenset[str], clock: Clock) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        rules: Mapping[str, AnyRule],
+        elsewhere: Mapping[str, BucketStore],
+        tasks: frozenset[str],
+        clock: Clock,
+    ) -> None:
         self._storage = storage
         self._rules = rules
         self._tasks = tasks
         self._clock = clock
-        self.limits = LimitsAdmin(storage, rules, clock)
+        self.limits = LimitsAdmin(storage, rules, elsewhere, clock)
 
     async def counts(self) -> Sequence[QueueCounts]:
         """Jobs by queue and state."""
@@ -80,7 +88,7 @@ class Admin:
         record = await self._record(job_id)
         standing, live = await self._standing(record), await self._live(record)
         status = self._foretold(status_of(record, self._clock.now()), standing, live)
-        limits = [] if standing is None else [self._info(bucket, live) for bucket in standing.buckets]
+        limits = [] if standing is None else [await self._info(bucket, live) for bucket in standing.buckets]
         now = to_datetime(self._clock.now())
         nodes = await self._storage.nodes()
         reason = reason_for(record, status, limits, nodes, is_known=record.task in self._tasks, now=now)
@@ -126,11 +134,11 @@ class Admin:
             waits_for = (prediction.waits_for.limit, prediction.waits_for.key)
         return replace(status, place=standing.place, predicted_start=start, waits_for=waits_for)
 
-    def _info(self, bucket: BucketRecord, live: LiveRules) -> LimitInfo:
+    async def _info(self, bucket: BucketRecord, live: LiveRules) -> LimitInfo:
         limit_now = self._storage.limit_now()
         declared = self._rules.get(bucket.draw.limit)
         rule = None if declared is None else live.rule(bucket.draw, declared)
-        snapshot = None if rule is None else snapshot_of(bucket, rule, limit_now)
+        snapshot = None if rule is None else await self.limits.snapshot(bucket, rule)
         opens_at = max(bucket.opens_at or 0, bucket.closed_until, 0 if snapshot is None else snapshot.opens_at)
         known = limit_now < opens_at < NEVER
         return LimitInfo(

@@ -9,14 +9,15 @@ from itertools import groupby
 
 from headgate.admin.audit import Audited, audit_starts
 from headgate.clock import Clock, Duration, from_datetime, microseconds, to_datetime
-from headgate.errors import DeclarationError, UnknownLimit
+from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
 from headgate.jobs.job import Draw
+from headgate.limits.bucket_store import Bucket, BucketStore
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.stored_rule import dump_rule
-from headgate.storage.admission import BucketView
+from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import LimitSetting, LiveRules, Scope, is_pattern
 from headgate.storage.protocol import BucketRecord, RecordedStart, Storage
 
@@ -44,8 +45,11 @@ class BucketStatus:
 class LimitsAdmin:
     """The limits of one app, whichever process runs the jobs."""
 
-    def __init__(self, storage: Storage, rules: Mapping[str, AnyRule], clock: Clock) -> None:
+    def __init__(
+        self, storage: Storage, rules: Mapping[str, AnyRule], elsewhere: Mapping[str, BucketStore], clock: Clock
+    ) -> None:
         self._storage = storage
+        self._elsewhere = elsewhere
         self._rules = rules
         self._clock = clock
 
@@ -56,7 +60,7 @@ class LimitsAdmin:
     ) -> Sequence[BucketStatus]:
         """Limits by key, those with most waiting jobs first."""
         live = LiveRules(await self._storage.settings())
-        return [self._status(record, live) for record in await self._storage.buckets(limit, key, count)]
+        return [await self._status(record, live) for record in await self._storage.buckets(limit, key, count)]
 
     async def settings(self, limit: str | None = None) -> Sequence[LimitSetting]:
         """What is set at run time, of one limit or of all."""
@@ -133,7 +137,10 @@ class LimitsAdmin:
         Of a dynamic window, which shares one ceiling, all keys are reset.
         """
         rule = self.declared(limit)
-        return await self._storage.reset(Draw(limit, "" if isinstance(rule, SharedCounter) else key))
+        if limit in self._elsewhere:
+            await self._elsewhere[limit].open()
+            await self._elsewhere[limit].reset(Bucket(limit, key, rule))
+        return await self._storage.reset(Draw(limit, FOR_ALL_KEYS if isinstance(rule, SharedCounter) else key))
 
     async def penalize(self, limit: str, key: str, until: datetime | Duration) -> None:
         """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` lifts it."""
@@ -172,11 +179,26 @@ class LimitsAdmin:
     def _in_wall_time(self, instant: int) -> datetime:
         return to_datetime(self._clock.now() + max(0, instant - self._storage.limit_now()))
 
-    def _status(self, record: BucketRecord, live: LiveRules) -> BucketStatus:
+    async def snapshot(self, record: BucketRecord, rule: AnyRule) -> Snapshot | None:
+        """A bucket as people look at it; None if it is kept in another store that cannot be asked."""
+        now = self._storage.limit_now()
+        store = self._elsewhere.get(record.draw.limit)
+        if store is None:
+            state = None if record.state is None else rule.load(record.state, now)
+            return BucketView(record.draw, rule, state).snapshot(now)
+        try:
+            await store.open()
+            seen = await store.snapshot(Bucket(record.draw.limit, record.draw.key, rule))
+        except HeadgateError:
+            return None
+        # In its own time; here its slots are those that the local bucket knows of.
+        return Snapshot(used=seen.used, available=seen.available, opens_at=max(now, record.opens_at or 0))
+
+    async def _status(self, record: BucketRecord, live: LiveRules) -> BucketStatus:
         now = self._storage.limit_now()
         declared = self._rules.get(record.draw.limit)
         rule = None if declared is None else live.rule(record.draw, declared)
-        snapshot = None if rule is None else snapshot_of(record, rule, now)
+        snapshot = None if rule is None else await self.snapshot(record, rule)
         opens_at = record.opens_at
         return BucketStatus(
             limit=record.draw.limit,
@@ -190,12 +212,6 @@ class LimitsAdmin:
             is_paused=live.is_paused(record.draw),
             penalized_until=self._in_wall_time(record.closed_until) if record.closed_until > now else None,
         )
-
-
-def snapshot_of(record: BucketRecord, rule: AnyRule, now: int) -> Snapshot:
-    """A bucket as people look at it."""
-    state = None if record.state is None else rule.load(record.state, now)
-    return BucketView(record.draw, rule, state).snapshot(now)
 
 
 def _scope(key: str | None, tier: str | None) -> tuple[Scope, str]:

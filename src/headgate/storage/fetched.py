@@ -113,3 +113,8 @@ def dump_balance(balance: Balance) -> str:
 def load_balance(stored: str | None) -> Balance:
     """A stored balance. What stood here while the limit was kept in this store says nothing about the other."""
     return _decode(stored[len(_HEAD) :]) if stored is not None and stored.startswith(_HEAD) else NOTHING
+
+
+def is_balance(stored: str | None) -> bool:
+    """Whether it is one: the bucket stands for one in another store."""
+    return stored is not None and stored.startswith(_HEAD)

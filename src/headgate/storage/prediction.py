@@ -11,6 +11,7 @@ from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import BucketView
+from headgate.storage.fetched import is_balance
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.protocol import BucketRecord, Standing
 
@@ -41,12 +42,15 @@ def predict(standing: Standing, rules: Mapping[str, AnyRule], live: LiveRules, n
 
 
 def _opens_for(standing: Standing, index: int, record: BucketRecord, rule: AnyRule, now: int) -> int:
+    ahead = _ahead(standing, record)
+    if is_balance(record.state):
+        # What the other store has left for those before it is not known here.
+        return NEVER if ahead else max(now, record.closed_until, record.opens_at or 0)
     state = None if record.state is None else rule.load(record.state, now)
     bucket = BucketView(record.draw, rule, state)
     costs, holders = (None, None) if standing.asks is None else standing.asks
     cost = 1 if costs is None else costs[index]
     holder = None if holders is None else holders[index]
-    ahead = _ahead(standing, record)
     if isinstance(rule, Semaphore):
         free = bucket.is_held_by(holder) or bucket.grants(now, ahead + 1) > ahead
         return now if free else NEVER

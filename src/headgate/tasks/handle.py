@@ -68,6 +68,19 @@ def _optional(instant: int | None) -> datetime | None:
     return None if instant is None else to_datetime(instant)
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What the limits of a new job promise, if nothing else changes and a slot is free.
+
+    It is `place` starts away in its lane (1 is next), and its limits let it start at `predicted_start` (None where that
+    depends on when others end); `waits_for` is the limit that decides it, as (limit, key), None if none does.
+    """
+
+    place: int | None
+    predicted_start: datetime | None
+    waits_for: tuple[str, str] | None
+
+
 class Jobs(Protocol):
     """What a handle asks of the app."""
 
@@ -79,12 +92,16 @@ class Jobs(Protocol):
 
 
 class Job(Generic[R]):
-    """A job that has been stored: its id, and the ways to follow and cancel it."""
+    """A job that has been stored: its id, and the ways to follow and cancel it.
 
-    __slots__ = ("_jobs", "id")
+    `promise` is what its limits promised when it was enqueued with `using(promise=True)`, else None.
+    """
 
-    def __init__(self, id: str, jobs: Jobs) -> None:
+    __slots__ = ("_jobs", "id", "promise")
+
+    def __init__(self, id: str, jobs: Jobs, promise: Promise | None = None) -> None:
         self.id = id
+        self.promise = promise
         self._jobs = jobs
 
     async def status(self) -> JobStatus:

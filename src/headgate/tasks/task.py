@@ -40,6 +40,7 @@ class EnqueueOptions:
     expires_at: int | None = None
     headers: Mapping[str, str] | None = None
     options: JobOptions | None = None
+    promise: bool = False
 
 
 AS_DECLARED = EnqueueOptions()
@@ -115,12 +116,14 @@ class Task(Generic[P, R]):
         headers: Mapping[str, str] | None = None,
         retries: int | None = None,
         timeout: Duration | None = None,
+        promise: bool | None = None,
     ) -> Task[P, R]:
         """This task with other options for what is enqueued through it.
 
         `delay` (seconds or timedelta) or `at` (an aware datetime; one that has passed means now), not both.
         `priority` 0 to 9: higher goes first inside its lane. `expires_at`: not started by then, it fails with
         JobExpired. `headers` travel with the job as text. `retries` and `timeout` replace the task's own.
+        `promise=True` asks, with one more read for each job, when its limits will let it start: `job.promise`.
         """
         where = f"task {self.name!r}"
         if delay is not None and at is not None:
@@ -161,6 +164,7 @@ class Task(Generic[P, R]):
             expires_at=before.expires_at if expires_at is None else from_datetime(expires_at),
             headers=before.headers if headers is None else {**(before.headers or {}), **headers},
             options=options,
+            promise=before.promise if promise is None else promise,
         )
         return copy
 
