@@ -15,9 +15,9 @@ from benchmarks.question import Goal, Metric, Question, Scenario
 from benchmarks.support import percentile
 from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.limit import Limit
-from headgate.limits.limiter import Limiter
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.strict_rate import StrictRate
 
 HOUR = 3600

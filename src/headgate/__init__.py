@@ -21,15 +21,15 @@ from headgate.errors import (
 from headgate.jobs.job import JobState
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import Concurrency, Mutex
-from headgate.limits.decision import Decision
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.key import header
-from headgate.limits.limit_rate import limit_rate
-from headgate.limits.limiter import Limiter
-from headgate.limits.rate_gate import RateGate
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.standalone.decision import Decision
+from headgate.limits.standalone.limit_rate import limit_rate
+from headgate.limits.standalone.limiter import Limiter
+from headgate.limits.standalone.rate_gate import RateGate
 from headgate.limits.strict_rate import StrictRate
 from headgate.tasks.context import current_job
 from headgate.tasks.handle import Job, JobStatus

@@ -39,7 +39,7 @@ from headgate.jobs.retry import RetryPolicy
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit
-from headgate.limits.limiter import Limiter, open_store
+from headgate.limits.standalone.limiter import Limiter, open_store
 from headgate.observe.log import log_event, logged_kinds
 from headgate.settings import load_settings
 from headgate.storage.admission import ask_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from headgate.clock import SystemClock
 from headgate.limits.bucket_store import Bucket
-from headgate.limits.redis_buckets import RedisBuckets
+from headgate.limits.redis.buckets import RedisBuckets
 from headgate.limits.strict_rate import StrictRate
 
 

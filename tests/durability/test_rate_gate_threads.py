@@ -13,10 +13,10 @@ import pytest
 from headgate.clock import SECOND, SystemClock
 from headgate.errors import GateClosed
 from headgate.limits.concurrency import Mutex
-from headgate.limits.limit_rate import limit_rate
-from headgate.limits.limiter import Limiter
-from headgate.limits.rate_gate import RateGate
 from headgate.limits.rate_limit import RateLimit
+from headgate.limits.standalone.limit_rate import limit_rate
+from headgate.limits.standalone.limiter import Limiter
+from headgate.limits.standalone.rate_gate import RateGate
 from headgate.limits.strict_rate import StrictRate
 
 

@@ -13,10 +13,10 @@ import pytest
 from headgate.clock import SECOND
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import Bucket, Taken
-from headgate.limits.limiter import Limiter
-from headgate.limits.memory_buckets import MemoryBuckets
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.rule import Snapshot
+from headgate.limits.standalone.limiter import Limiter
+from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.strict_rate import StrictRate
 
 

@@ -11,8 +11,8 @@ from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, LimitStoreAnswers, LimitStoreTroubled
 from headgate.limits.bucket_store import Bucket, Taken
-from headgate.limits.limiter import Limiter
-from headgate.limits.memory_buckets import MemoryBuckets
+from headgate.limits.standalone.limiter import Limiter
+from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 

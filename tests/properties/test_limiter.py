@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from headgate.clock import SECOND
 from headgate.limits.bucket_store import Bucket
-from headgate.limits.fading_map import FadingMap
 from headgate.limits.limit import Limit
-from headgate.limits.limiter import Limiter
-from headgate.limits.memory_buckets import MemoryBuckets
-from headgate.limits.rate_gate import RateGate
 from headgate.limits.rate_limit import Gcra, RateLimit
+from headgate.limits.standalone.fading_map import FadingMap
+from headgate.limits.standalone.limiter import Limiter
+from headgate.limits.standalone.memory_buckets import MemoryBuckets
+from headgate.limits.standalone.rate_gate import RateGate
 from headgate.limits.strict_rate import SlidingLog, StrictRate
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual

@@ -18,7 +18,7 @@ from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.fixed_window import WindowCounter
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import Gcra
-from headgate.limits.redis_buckets import RedisBuckets
+from headgate.limits.redis.buckets import RedisBuckets
 from headgate.limits.sliding_window import SliceCounter
 from headgate.limits.strict_rate import SlidingLog
 from tests.properties.bucket_model import BucketModel

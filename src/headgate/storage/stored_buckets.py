@@ -11,10 +11,10 @@ from headgate.errors import DeclarationError
 from headgate.jobs.job import Draw
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.concurrency import Semaphore
-from headgate.limits.decision import full_again_at
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import bucket_key
 from headgate.limits.rule import NEVER, Snapshot
+from headgate.limits.standalone.decision import full_again_at
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView, BucketVisit
 from headgate.storage.protocol import Storage
 

@@ -15,10 +15,10 @@ from headgate.errors import CostExceedsLimit, DeclarationError, GateClosed, Head
 from headgate.limits.bucket_store import Bucket, BucketStore, Taken
 from headgate.limits.concurrency import Concurrency, Mutex
 from headgate.limits.limit import Limit
-from headgate.limits.limiter import Limiter
-from headgate.limits.memory_buckets import MemoryBuckets
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.rule import Snapshot
+from headgate.limits.standalone.limiter import Limiter
+from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.strict_rate import StrictRate
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -895,6 +895,6 @@ def test_unknown_stores_and_limits_are_refused_where_they_are_declared() -> None
 
 
 def test_a_missing_redis_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "headgate.limits.redis_buckets", None)
+    monkeypatch.setitem(sys.modules, "headgate.limits.redis.buckets", None)
     with pytest.raises(DeclarationError, match="headgate\\[redis\\]"):
         Limiter(RateLimit("1/m"), "redis://localhost")

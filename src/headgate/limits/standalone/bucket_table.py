@@ -9,11 +9,11 @@ import msgspec
 
 from headgate.clock import SECOND, Clock
 from headgate.limits.bucket_store import Taken
-from headgate.limits.decision import Decision, full_again_at
-from headgate.limits.fading_map import FadingMap
 from headgate.limits.limit import AnyRule
-from headgate.limits.lines import Lines
 from headgate.limits.rule import Snapshot
+from headgate.limits.standalone.decision import Decision, full_again_at
+from headgate.limits.standalone.fading_map import FadingMap
+from headgate.limits.standalone.lines import Lines
 
 LATE = SECOND // 100
 """How late (µs) one who waited may pass and still be charged at his slot: timers are late by a millisecond or two."""

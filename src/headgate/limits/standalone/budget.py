@@ -6,8 +6,8 @@ from typing import Protocol
 
 from headgate.clock import Duration
 from headgate.limits.bucket_store import Taken
-from headgate.limits.decision import Decision
 from headgate.limits.rule import Snapshot
+from headgate.limits.standalone.decision import Decision
 
 
 class Budget(Protocol):

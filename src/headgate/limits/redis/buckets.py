@@ -15,9 +15,9 @@ from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusabl
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import bucket_key
-from headgate.limits.redis_desk import AT_ONCE, Desk
-from headgate.limits.redis_pipe import Pipe, connected, deadline, quietly_close, unavailable
-from headgate.limits.redis_script import check_change, from_script
+from headgate.limits.redis.desk import AT_ONCE, Desk
+from headgate.limits.redis.pipe import Pipe, connected, deadline, quietly_close, unavailable
+from headgate.limits.redis.script import check_change, from_script
 from headgate.limits.rule import Snapshot
 
 OLDEST = (6, 2)

@@ -11,8 +11,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds
 from headgate.errors import DeclarationError, GateClosed
-from headgate.limits.lines import Lines
 from headgate.limits.rate import parse_rate
+from headgate.limits.standalone.lines import Lines
 
 P = ParamSpec("P")
 R = TypeVar("R")

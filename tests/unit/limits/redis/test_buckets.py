@@ -25,7 +25,7 @@ from headgate.limits.concurrency import Concurrency
 from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import START_EMPTY_KEPT, RateLimit
-from headgate.limits.redis_buckets import RedisBuckets
+from headgate.limits.redis.buckets import RedisBuckets
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import StrictRate
 from tests.redis_server import server_in

@@ -29,7 +29,7 @@ class Script:
     """A script as Redis is given it; known there by its SHA-1."""
 
     def __init__(self, kind: str) -> None:
-        folder = files("headgate.limits") / "lua"
+        folder = files("headgate.limits.redis") / "lua"
         self.source = (folder / f"{kind}.lua").read_bytes() + b"\n" + (folder / "bucket.lua").read_bytes()
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from headgate.clock import Duration, microseconds
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import Taken
-from headgate.limits.bucket_table import BucketTable
-from headgate.limits.decision import Decision
-from headgate.limits.lines import ONLY_WHEN_CALLED
-from headgate.limits.permits import Permits
 from headgate.limits.rule import NEVER, Snapshot
+from headgate.limits.standalone.bucket_table import BucketTable
+from headgate.limits.standalone.decision import Decision
+from headgate.limits.standalone.lines import ONLY_WHEN_CALLED
+from headgate.limits.standalone.permits import Permits
 
 
 class LocalBudget:

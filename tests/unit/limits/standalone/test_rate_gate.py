@@ -9,7 +9,7 @@ import pytest
 
 from headgate.clock import SECOND, Timer
 from headgate.errors import DeclarationError, GateClosed
-from headgate.limits.rate_gate import RateGate
+from headgate.limits.standalone.rate_gate import RateGate
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

@@ -9,17 +9,17 @@ from contextlib import asynccontextmanager, contextmanager
 from headgate.clock import SECOND, Clock, Duration, SystemClock
 from headgate.errors import DeclarationError
 from headgate.limits.bucket_store import BucketStore
-from headgate.limits.budget import Budget
 from headgate.limits.concurrency import Concurrency
-from headgate.limits.decision import Decision
-from headgate.limits.held import Held, SyncHeld
 from headgate.limits.limit import Limit
-from headgate.limits.local_budget import LocalBudget
-from headgate.limits.memory_buckets import MemoryBuckets
-from headgate.limits.permits import Permits
-from headgate.limits.reservation import Reservation, SyncReservation
 from headgate.limits.rule import Snapshot
-from headgate.limits.shared_budget import SharedBudget
+from headgate.limits.standalone.budget import Budget
+from headgate.limits.standalone.decision import Decision
+from headgate.limits.standalone.held import Held, SyncHeld
+from headgate.limits.standalone.local_budget import LocalBudget
+from headgate.limits.standalone.memory_buckets import MemoryBuckets
+from headgate.limits.standalone.permits import Permits
+from headgate.limits.standalone.reservation import Reservation, SyncReservation
+from headgate.limits.standalone.shared_budget import SharedBudget
 
 
 class Limiter:
@@ -172,7 +172,7 @@ def open_store(url: str, clock: Clock | None) -> BucketStore:
         return MemoryBuckets(clock)
     if scheme in ("redis", "rediss", "unix"):
         try:
-            from headgate.limits.redis_buckets import (  # type: ignore[import-not-found,unused-ignore]
+            from headgate.limits.redis.buckets import (  # type: ignore[import-not-found,unused-ignore]
                 RedisBuckets,
             )
         except ImportError as error:

@@ -11,8 +11,8 @@ from headgate.errors import StorageUnavailable
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import bucket_key
-from headgate.limits.redis_pipe import Ask, Pipe
-from headgate.limits.redis_script import Script, for_script, from_script, numbers, script
+from headgate.limits.redis.pipe import Ask, Pipe
+from headgate.limits.redis.script import Script, for_script, from_script, numbers, script
 
 AT_ONCE = 10_000
 """Most starts granted in one call."""

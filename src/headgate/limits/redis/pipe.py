@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from headgate.clock import Clock, Timer, microseconds, sleep
 from headgate.errors import StorageUnavailable
-from headgate.limits.redis_script import Script
+from headgate.limits.redis.script import Script
 
 MOST = 500
 """Asks in one request; more would only wait for each other."""

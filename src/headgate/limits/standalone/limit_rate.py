@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable
 from typing import TypeVar, overload
 
 from headgate.clock import Clock, Duration
-from headgate.limits.rate_gate import RateGate
+from headgate.limits.standalone.rate_gate import RateGate
 
 T = TypeVar("T")
 

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from headgate.clock import Clock, Duration, microseconds
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import Bucket, BucketStore, Taken
-from headgate.limits.bucket_table import check_cost
-from headgate.limits.decision import Decision, FromStore
-from headgate.limits.home_loop import HomeLoop
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
-from headgate.limits.shared_line import SharedLine
+from headgate.limits.standalone.bucket_table import check_cost
+from headgate.limits.standalone.decision import Decision, FromStore
+from headgate.limits.standalone.home_loop import HomeLoop
+from headgate.limits.standalone.shared_line import SharedLine
 
 T = TypeVar("T")
 

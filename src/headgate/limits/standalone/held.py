@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headgate.errors import HeadgateError
-from headgate.limits.budget import Budget
-from headgate.limits.decision import Decision
+from headgate.limits.standalone.budget import Budget
+from headgate.limits.standalone.decision import Decision
 
 
 class _Holding:

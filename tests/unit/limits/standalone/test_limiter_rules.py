@@ -10,10 +10,10 @@ from headgate.clock import SECOND
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.limit import Limit
-from headgate.limits.limiter import Limiter
-from headgate.limits.memory_buckets import MemoryBuckets
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.standalone.limiter import Limiter
+from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.strict_rate import StrictRate
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

@@ -7,9 +7,9 @@ import threading
 from headgate.clock import Clock, SystemClock
 from headgate.errors import DeclarationError
 from headgate.limits.bucket_store import Bucket, Taken
-from headgate.limits.bucket_table import BucketTable, SharedStateTable
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
+from headgate.limits.standalone.bucket_table import BucketTable, SharedStateTable
 
 
 class MemoryBuckets:

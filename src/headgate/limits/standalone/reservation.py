@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.limits.budget import Budget
+from headgate.limits.standalone.budget import Budget
 
 
 class _Booking:

@@ -1,0 +1,1 @@
+"""Limits without jobs: for plain code, in threads and tasks."""
