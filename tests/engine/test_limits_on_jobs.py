@@ -33,6 +33,7 @@ from headgate import (
 )
 from headgate.clock import SECOND
 from headgate.errors import HeadgateError
+from headgate.limits.limit import Limit
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Recovered
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -917,5 +918,52 @@ def test_a_cost_above_what_a_raised_and_lowered_limit_can_grant_fails_the_job_in
                 await job.result(timeout=200)
             with pytest.raises(HeadgateError):
                 await ask.enqueue(11)
+
+    run_virtual(main)
+
+
+# --------------------------------------------------------------------------------------------------------- deploys
+
+
+def test_a_deploy_that_changes_limits_or_keys_moves_the_backlog_and_an_old_worker_does_not_move_it_back() -> None:
+    """The fault: jobs that drew on a limit of the release before waited for ever, for nobody knew it any more."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        started: Counter[tuple[str, str]] = Counter()
+
+        def release(name: str, *limits: Limit) -> Headgate:
+            app = Headgate(store, clock=clock)
+
+            @app.task(name="call", limits=limits)
+            async def call(tenant: str, region: str) -> None:
+                started[name, tenant] += 1
+
+            return app
+
+        old = release("old", StrictRate("1/h", key="{tenant}"))
+        async with old:
+            await old.tasks["call"].enqueue_many([("acme", f"r{number}") for number in range(5)])
+            await asyncio.sleep(1)
+        assert started == {("old", "acme"): 1}
+        # Another kind of rule, so that the limit has another name; and another key.
+        new = release("new", RateLimit("2/m", key="{tenant}:{region}"))
+        async with new:
+            await asyncio.sleep(1)
+            assert started == {("old", "acme"): 1, ("new", "acme"): 4}
+            await new.tasks["call"].enqueue_many([("globex", "r1")] * 6)
+            await asyncio.sleep(1)
+            assert started["new", "globex"] == 2
+            again = release("old", StrictRate("1/h", key="{tenant}"))
+            async with again:
+                await asyncio.sleep(10)
+                # What an old release still enqueues is run by it, or moved when only new ones are left.
+                await again.tasks["call"].enqueue_many([("initech", f"r{number}") for number in range(3)])
+                await asyncio.sleep(1)
+                assert started["old", "initech"] == 1
+            await asyncio.sleep(200)
+            assert started["new", "initech"] == 2
+            assert started["new", "globex"] == 6
+        assert await store.check() == []
 
     run_virtual(main)

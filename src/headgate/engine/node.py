@@ -22,6 +22,7 @@ from headgate.engine.housekeeper import Housekeeper, publish_dropped
 from headgate.engine.lease import LeaseWatch
 from headgate.engine.punctuality import Start, judge_start
 from headgate.engine.recorder import Recorder
+from headgate.engine.regater import Regater
 from headgate.engine.throttle_log import ThrottleLog
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.event import (
@@ -102,6 +103,7 @@ class Node:
             **registry.rules,
             **{name: Fetched(limit.limit.rule) for name, limit in self._elsewhere.items()},
         }
+        self._regater = Regater(storage, registry, clock=clock, bus=bus)
         self._housekeeper = Housekeeper(storage, clock=clock, bus=bus, retention=settings.retention)
         self._look = asyncio.Event()
         self._is_sweep = False
@@ -143,6 +145,7 @@ class Node:
                     services.create_task(self._watch_nodes(), name="headgate-watch"),
                     services.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
                     services.create_task(self._fetcher.run(), name="headgate-fetcher"),
+                    services.create_task(self._regater.run(), name="headgate-regater"),
                 ]
                 recorder = services.create_task(self._recorder.run(), name="headgate-recorder")
                 await self._stopping.wait()

@@ -87,6 +87,12 @@ class LimitSkipped(Event, frozen=True):
     reason: str
 
 
+class BacklogMoved(Event, frozen=True):
+    """Waiting jobs were moved to the limits that their tasks have now."""
+
+    jobs: int
+
+
 class LimitStoreTroubled(Event, frozen=True):
     """The store of a limit that is kept elsewhere cannot be asked; jobs run without it, or wait, as the limit says."""
 

@@ -48,14 +48,14 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def permits(self) -> int:
         """The draws on permits."""
-        return _bits(holding is not None for holding in self.holds)
+        return bits(holding is not None for holding in self.holds)
 
     def kept(self, held: int, state: JobState) -> int:
         """Which of the permits that a job holds it keeps when it becomes `state`."""
         if state is JobState.WAITING:
-            return held & _bits(holding is not None and holding.until != "running" for holding in self.holds)
+            return held & bits(holding is not None and holding.until != "running" for holding in self.holds)
         if state is JobState.FAILED:
-            return held & _bits(holding is not None and holding.until == "until_success" for holding in self.holds)
+            return held & bits(holding is not None and holding.until == "until_success" for holding in self.holds)
         return held if state is JobState.RUNNING else 0
 
     def variant(self, passes: int = 0) -> str:
@@ -89,5 +89,24 @@ def spread(values: Sequence[int], passes: int) -> list[int]:
     return [1 if passes >> index & 1 else next(rest, 1) for index in range(count)]
 
 
-def _bits(flags: Iterable[bool]) -> int:
+def kept_permits(
+    job_id: str, before: Sequence[T], old: GateTerms | None, held: int, after: Sequence[T], new: GateTerms | None
+) -> frozenset[T]:
+    """Which draws a job keeps its permits of, when its draws and terms change: those that it holds alike in both."""
+    if old is None or new is None or not held:
+        return frozenset()
+    holders = {
+        draw: holding.holder(job_id)
+        for index, (draw, holding) in enumerate(zip(before, old.holds, strict=False))
+        if holding is not None and held >> index & 1
+    }
+    return frozenset(
+        draw
+        for draw, holding in zip(after, new.holds, strict=False)
+        if holding is not None and holders.get(draw) == holding.holder(job_id)
+    )
+
+
+def bits(flags: Iterable[bool]) -> int:
+    """A set of draws, of those whose flag is up."""
     return sum(1 << index for index, flag in enumerate(flags) if flag)

@@ -65,6 +65,15 @@ def bucket_key(value: object) -> str:
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def described_callable(key: object) -> str:
+    """What a key computes, as text: a function by its name and code, so that another release can be told apart."""
+    code = getattr(key, "__code__", None)
+    if code is None:
+        return repr(key) if key is None or isinstance(key, (str, int, Header)) else type(key).__qualname__
+    names = (code.co_names, code.co_varnames, [const for const in code.co_consts if not hasattr(const, "co_code")])
+    return f"{getattr(key, '__qualname__', '')}:{code.co_code.hex()}:{names!r}"
+
+
 def _is_unicode(text: str) -> bool:
     """Whether it has a UTF-8 form: a lone surrogate has none."""
     try:

@@ -8,6 +8,7 @@ import msgspec
 
 from headgate.clock import to_datetime
 from headgate.jobs.event import (
+    BacklogMoved,
     BackoffFailed,
     EndingRefused,
     Event,
@@ -51,6 +52,7 @@ def logged_kinds() -> tuple[type[Event], ...]:
         JobRetried,
         JobThrottled,
         LimitSkipped,
+        BacklogMoved,
         LimitStoreTroubled,
         LimitStoreAnswers,
         EndingRefused,
@@ -94,6 +96,8 @@ def _worded(event: Event) -> tuple[int, str] | None:
                 logging.INFO,
                 f"limit {event.limit} key {event.key!r}: {event.waiting} jobs wait, next slot {when} ({event.count} ×)",
             )
+        case BacklogMoved():
+            return logging.INFO, f"{event.jobs} waiting jobs were moved to the limits that their tasks have now"
         case LimitStoreTroubled():
             doing = "jobs run without it" if event.jobs_run else "its jobs wait"
             return logging.WARNING, f"limit {event.limit}: its store cannot be asked, {doing}: {event.error}"

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from headgate.jobs.gating import GatedJob, Regated
 from headgate.jobs.job import Attempt, ClaimedJob, Draw, JobError, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.limits.limit import AnyRule
@@ -321,6 +322,31 @@ class Storage(Protocol):
 
     async def starts(self, limit: str, key: str | None, since: int) -> Sequence[RecordedStart]:
         """The starts that were charged to a limit since that limit time, oldest first, as far as jobs are kept."""
+        ...
+
+    async def note_gates(self, signatures: Mapping[str, str]) -> Mapping[str, bool]:
+        """Note what the gates of tasks look like in this release.
+
+        Returns the tasks of which no newer gate was seen, each with whether its backlog is still to be moved from an
+        older one. Newer is what was seen for the first time later, so an old worker that starts again is not.
+        """
+        ...
+
+    async def gates_done(self, signatures: Mapping[str, str]) -> None:
+        """The backlog of these tasks has been moved."""
+        ...
+
+    async def gated_jobs(
+        self, tasks: frozenset[str], *, unknown_to: frozenset[str] | None = None, after: str = "", count: int = 100
+    ) -> Sequence[GatedJob]:
+        """Waiting jobs of these tasks, by id; with `unknown_to`, those that draw on a limit that is not in that set."""
+        ...
+
+    async def regate(self, jobs: Sequence[Regated]) -> int:
+        """Move jobs that still wait to the lanes of what they ask for now; how many were.
+
+        A permit that a job holds and does not ask for any more is given back.
+        """
         ...
 
     async def settings(self) -> Sequence[LimitSetting]:

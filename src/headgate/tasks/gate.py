@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.limits.concurrency import Concurrency, Mutex
 from headgate.limits.dynamic_window import SharedCounter
-from headgate.limits.key import SHARED, bucket_key, compile_key
+from headgate.limits.key import SHARED, bucket_key, compile_key, described_callable
 from headgate.limits.limit import Limit
 
 OnSkip = Callable[[str, str], None]
@@ -115,6 +116,25 @@ class Gate:
         self._all_cost_one = all(limit.fixed_cost == 1 for limit in self.limits)
         self._has_owners = any(limit.has_owners for limit in self.limits)
         self._terms: dict[tuple[BoundLimit, ...], GateTerms | None] = {}
+
+    @property
+    def signature(self) -> str:
+        """A text that changes when the draws, costs or terms of a call may come out otherwise."""
+        said = [
+            (
+                limit.name,
+                described_callable(limit.limit.key),
+                described_callable(limit.limit.cost),
+                described_callable(limit.limit.owner) if isinstance(limit.limit, Concurrency) else "",
+                repr(limit.holding),
+                limit.patience,
+                limit.limit.on_limit,
+                limit.limit.charge_retries,
+                limit.limit.on_missing_key,
+            )
+            for limit in self.limits
+        ]
+        return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
 
     @property
     def patience(self) -> int | None:

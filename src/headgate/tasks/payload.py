@@ -95,6 +95,11 @@ class PayloadType:
         positional = [values.pop(name) for name in self._positional_only if name in values]
         return positional, values
 
+    def arguments(self, payload: str) -> dict[str, Any]:
+        """A stored call's arguments by name, with the defaults filled in. Raises PayloadError if it no longer fits."""
+        positional, named = self.decode(payload)
+        return {**self._defaults, **dict(zip(self._positional_only, positional, strict=False)), **named}
+
     def encode_result(self, result: Any) -> str:
         """A handler's return value as JSON. Raises PayloadError if it has none or is too large."""
         if result is None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
+from msgspec.structs import replace
+
+from headgate.jobs.gating import Regated
 from headgate.jobs.job import Attempt, Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned
-from headgate.jobs.terms import spread, without
+from headgate.jobs.terms import bits, kept_permits, spread, without
 from headgate.storage.endings import late_ending
 from headgate.storage.memory.holders import Holders
 from headgate.storage.memory.job import CANCELLED, FAILED, RUNNING, SUCCEEDED, WAITING, Job
@@ -195,6 +198,32 @@ class Jobs:
                 self._leave(job)
                 job.lane = self._lanes.lane_of(job.new, job.passes)
                 self._enter(job, now)
+
+    def oldest_first(self, after: str) -> Iterator[Job[Lane]]:
+        """By id, above `after`."""
+        for position in range(bisect_right(self._ids, after), len(self._ids)):
+            job = self.by_id.get(self._ids[position])
+            if job is not None:
+                yield job
+
+    def regate(self, change: Regated, now: int) -> bool:
+        """Let a job that waits and asks what it did before ask for something else; whether it was so."""
+        job = self.by_id.get(change.id)
+        if job is None or job.state is not WAITING or job.new.draws != change.before:
+            return False
+        before, terms = job.new, change.terms
+        held = kept_permits(job.id, before.draws, before.terms, job.held, change.draws, terms)
+        gone = job.held & bits(draw not in held for draw in before.draws)
+        if gone:
+            self.holders.give(job, gone, now)
+        self._leave(job)
+        variant = "" if terms is None else terms.variant()
+        job.new = replace(before, draws=change.draws, costs=change.costs, terms=terms, variant=variant)
+        job.held = bits(draw in held for draw in change.draws)
+        job.passed = 0 if terms is None or not job.passed else terms.free_retries
+        job.lane = self._lanes.lane_of(job.new, job.passes)
+        self._enter(job, now)
+        return True
 
     def expire(self, wall: int, now: int, count: int) -> list[Dropped]:
         dropped: list[Dropped] = []

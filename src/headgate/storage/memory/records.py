@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from headgate.jobs.gating import GatedJob
 from headgate.jobs.job import Draw, JobRecord
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.rule import NEVER
@@ -161,3 +162,9 @@ def _place(job: Job[Lane]) -> int | None:
             if place > FARTHEST_PLACE:
                 return None
     return place
+
+
+def gated_job(job: Job[Lane]) -> GatedJob:
+    """A waiting job and its limits."""
+    new = job.new
+    return GatedJob(new.id, new.task, new.payload, new.headers, new.draws, new.costs, new.terms)

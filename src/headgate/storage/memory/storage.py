@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
+from itertools import islice
 from typing import Any
 
 from msgspec.structs import replace
 
 from headgate.clock import Clock
 from headgate.errors import IllegalTransition
+from headgate.jobs.gating import GatedJob, Regated
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, is_poisonous, require_transition
 from headgate.limits.limit import AnyRule
@@ -22,6 +24,7 @@ from headgate.storage.fetched import Balance
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.memory.claim import Claiming
 from headgate.storage.memory.contradictions import contradictions
+from headgate.storage.memory.gates import Gates
 from headgate.storage.memory.job import CANCELLED, FAILED, RUNNING, WAITING, Job
 from headgate.storage.memory.jobs import Jobs
 from headgate.storage.memory.lane import Lane
@@ -30,6 +33,7 @@ from headgate.storage.memory.node import Node
 from headgate.storage.memory.notes import Notes
 from headgate.storage.memory.records import (
     bucket_record,
+    gated_job,
     is_used,
     job_record,
     outlook,
@@ -66,6 +70,7 @@ class MemoryStorage:
         self._jobs = Jobs(self._lanes)
         self._nodes: dict[str, Node] = {}
         self._notes = Notes()
+        self._gates = Gates()
         self._wakes: list[Callable[[], None]] = []
 
     async def open(self) -> None:
@@ -212,6 +217,29 @@ class MemoryStorage:
         return sorted(found, key=lambda start: start.started_at)
 
     # --------------------------------------------------------------------------------------------- limits
+
+    async def note_gates(self, signatures: Mapping[str, str]) -> Mapping[str, bool]:
+        return self._gates.note(signatures)
+
+    async def gates_done(self, signatures: Mapping[str, str]) -> None:
+        self._gates.done(signatures)
+
+    async def gated_jobs(
+        self, tasks: frozenset[str], *, unknown_to: frozenset[str] | None = None, after: str = "", count: int = 100
+    ) -> Sequence[GatedJob]:
+        wanted = (
+            gated_job(job)
+            for job in self._jobs.oldest_first(after)
+            if job.state is WAITING
+            and job.new.task in tasks
+            and (unknown_to is None or any(draw.limit not in unknown_to for draw in job.lane.draws))
+        )
+        return list(islice(wanted, count))
+
+    async def regate(self, jobs: Sequence[Regated]) -> int:
+        moved = sum(self._jobs.regate(job, self.limit_now()) for job in jobs)
+        self._wake()
+        return moved
 
     async def settings(self) -> Sequence[LimitSetting]:
         return self._lanes.settings.all()

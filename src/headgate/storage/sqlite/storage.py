@@ -16,6 +16,7 @@ import msgspec
 
 from headgate.clock import Clock
 from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable, StorageUnusable
+from headgate.jobs.gating import GatedJob, Regated
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.terms import GateTerms
@@ -63,6 +64,7 @@ _decode_counts = msgspec.json.Decoder(list[QueueCounts]).decode
 _decode_ports = msgspec.json.Decoder(list[int]).decode
 _decode_ids = msgspec.json.Decoder(frozenset[str]).decode
 _decode_buckets = msgspec.json.Decoder(list[BucketRecord]).decode
+_decode_gated = msgspec.json.Decoder(list[GatedJob]).decode
 _decode_starts = msgspec.json.Decoder(list[RecordedStart]).decode
 
 
@@ -425,6 +427,31 @@ class SqliteStorage:
 
     async def starts(self, limit: str, key: str | None, since: int) -> Sequence[RecordedStart]:
         return _decode_starts(await self._value(self._lists, "starts", limit=limit, key=key, since=since))
+
+    async def note_gates(self, signatures: Mapping[str, str]) -> Mapping[str, bool]:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.note_gates(signatures))
+        )
+
+    async def gates_done(self, signatures: Mapping[str, str]) -> None:
+        await self._write(_Write(lambda transaction: transaction.gates_done(signatures)))
+
+    async def gated_jobs(
+        self, tasks: frozenset[str], *, unknown_to: frozenset[str] | None = None, after: str = "", count: int = 100
+    ) -> Sequence[GatedJob]:
+        limits = None if unknown_to is None else as_json(sorted(unknown_to))
+        if limits is not None and not await self._value(self._lists, "has_unknown_limits", limits=limits):
+            return ()
+        return _decode_gated(
+            await self._value(
+                self._lists, "gated_jobs", tasks=as_json(sorted(tasks)), limits=limits, after=after, count=count
+            )
+        )
+
+    async def regate(self, jobs: Sequence[Regated]) -> int:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.regate(jobs), wakes=True)
+        )
 
     async def settings(self) -> Sequence[LimitSetting]:
         return decode_settings(await self._value(self._lookups, "settings"))

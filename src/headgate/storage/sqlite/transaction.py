@@ -11,9 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import Clock
+from headgate.jobs.gating import Regated
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned, is_poisonous, require_transition
-from headgate.jobs.terms import GateTerms, spread, without
+from headgate.jobs.terms import GateTerms, bits, kept_permits, spread, without
 from headgate.limits.concurrency import load_permits
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
@@ -362,6 +363,47 @@ class Transaction:
             )
         execute(self._connection, "next_revision")
         self._reopen(setting.limit, setting.target if setting.scope == "key" else None)
+
+    def note_gates(self, signatures: Mapping[str, str]) -> dict[str, bool]:
+        """Note this release's gates; the tasks that have no newer one, and whether their backlog is to be moved."""
+        gates = as_json(list(signatures.items()))
+        execute(self._connection, "note_gates", gates=gates, now=self._now)
+        newest = _decode_ids(fetch(self._connection, "newest_gates", gates=gates, only_to_do=0))
+        to_do = _decode_ids(fetch(self._connection, "newest_gates", gates=gates, only_to_do=1))
+        return {task: task in to_do for task in newest}
+
+    def gates_done(self, signatures: Mapping[str, str]) -> None:
+        execute(self._connection, "gates_done", gates=as_json(list(signatures.items())))
+
+    def regate(self, jobs: Sequence[Regated]) -> int:
+        """Move waiting jobs to what they ask for now."""
+        return sum(self._regate(job) for job in jobs)
+
+    def _regate(self, job: Regated) -> bool:
+        found = self._find(job.id)
+        if found is None or found.state is not JobState.WAITING or found.draws != job.before:
+            return False
+        held = kept_permits(job.id, found.draws, found.terms, found.held, job.draws, job.terms)
+        gone = found.held & bits(draw not in held for draw in found.draws)
+        if gone and found.terms is not None:
+            given = Given(found.seq, job.id, found.draws, found.terms, gone, 0)
+            give_permits(self._connection, [given], self._limit_now)
+        kept = bits(draw in held for draw in job.draws)
+        passed = 0 if job.terms is None or not found.passed else job.terms.free_retries
+        self._leave_lane(found.lane, 1)
+        execute(
+            self._connection,
+            "regate",
+            seq=found.seq,
+            draws=as_json(job.draws),
+            costs=None if job.costs is None else as_json(job.costs),
+            terms=None if job.terms is None else as_json(job.terms),
+            held=kept,
+            passed=passed,
+            lane=self._lane(found.queue, job.draws, job.terms, kept | passed),
+        )
+        self._arm([found.seq])
+        return True
 
     def penalize(self, draw: Draw, until: int) -> None:
         """Nothing starts on the bucket before that limit time."""

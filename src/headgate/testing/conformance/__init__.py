@@ -12,6 +12,7 @@ Time stands still unless a test moves it. After each test the store's own `check
 """
 
 from headgate.testing.conformance.budgets import BudgetsConformance
+from headgate.testing.conformance.deploys import DeploysConformance
 from headgate.testing.conformance.endings import EndingsConformance
 from headgate.testing.conformance.hands import Hands, at_once, most_in_a_window, rate, recover, strict
 from headgate.testing.conformance.jobs import JobsConformance
@@ -31,5 +32,6 @@ class StorageConformance(
     PermitsConformance,
     TermsConformance,
     LiveLimitsConformance,
+    DeploysConformance,
 ):
     """Subclass it with a fixture `storage` that gives an open, empty store on the fixture `clock`."""

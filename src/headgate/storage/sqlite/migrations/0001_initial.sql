@@ -72,6 +72,15 @@ CREATE TABLE bucket_note (
 ) WITHOUT ROWID;
 CREATE INDEX bucket_note_until ON bucket_note (until);
 
+-- What the gates of tasks looked like in each release, and whether the backlog was moved to it.
+CREATE TABLE task_gate (
+    task        TEXT NOT NULL,
+    signature   TEXT NOT NULL,
+    first_seen  INTEGER NOT NULL,
+    is_done     INTEGER NOT NULL,
+    PRIMARY KEY (task, signature)
+) WITHOUT ROWID;
+
 CREATE TABLE job (
     seq               INTEGER PRIMARY KEY,
     id                TEXT NOT NULL UNIQUE,

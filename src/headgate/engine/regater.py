@@ -1,0 +1,73 @@
+"""The regater: moves the backlog to the limits that its tasks have now, after a deploy has changed them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from headgate.clock import Clock, sleep
+from headgate.engine.bus import EventBus
+from headgate.errors import CostExceedsLimit, PayloadError, StorageUnavailable
+from headgate.jobs.event import BacklogMoved, StorageTroubled
+from headgate.jobs.gating import GatedJob, Regated
+from headgate.storage.protocol import Storage
+from headgate.tasks.registry import Registry
+
+PAGE = 100
+"""Jobs that one commit moves: the other writers have to wait for it."""
+
+PAUSE = 0.02
+EVERY = 60.0
+"""Seconds between two looks for jobs of limits that nobody knows any more: an old release may still enqueue some."""
+
+
+class Regater:
+    """Compares what waiting jobs ask for with what their tasks would ask for now, in small batches."""
+
+    def __init__(self, storage: Storage, registry: Registry, *, clock: Clock, bus: EventBus) -> None:
+        self._storage = storage
+        self._registry = registry
+        self._clock = clock
+        self._bus = bus
+
+    async def run(self) -> None:
+        gates = {task.name: task.gate.signature for task in self._registry.tasks.values()}
+        while True:
+            try:
+                newest = await self._storage.note_gates(gates)
+                changed = frozenset(task for task, to_do in newest.items() if to_do)
+                if changed:
+                    await self._move(changed, unknown_only=False)
+                    await self._storage.gates_done({task: gates[task] for task in changed})
+                # Where another release is newer, it knows better.
+                await self._move(frozenset(newest), unknown_only=True)
+            except StorageUnavailable as error:
+                self._bus.publish(StorageTroubled(at=self._clock.now(), doing="moving a backlog", error=str(error)))
+            await sleep(self._clock, EVERY)
+
+    async def _move(self, tasks: frozenset[str], *, unknown_only: bool) -> None:
+        known = frozenset(self._registry.rules) if unknown_only else None
+        after, moved = "", 0
+        while page := await self._storage.gated_jobs(tasks, unknown_to=known, after=after, count=PAGE):
+            after = page[-1].id
+            regated = list(self._regated(page))
+            if regated:
+                moved += await self._storage.regate(regated)
+                await sleep(self._clock, PAUSE)
+        if moved:
+            self._bus.publish(BacklogMoved(at=self._clock.now(), jobs=moved))
+
+    def _regated(self, page: Sequence[GatedJob]) -> Iterator[Regated]:
+        """Those jobs of a page that ask for something else now; a job that cannot be read is left as it is."""
+        for job in page:
+            task = self._registry.tasks[job.task]
+            try:
+                arguments = task.payload.arguments(job.payload)
+                draws, costs, terms = task.gate.ask(arguments, job.headers or {}, _not_told)
+            except (PayloadError, CostExceedsLimit):
+                continue
+            if (draws, costs, terms) != (job.draws, job.costs, job.terms):
+                yield Regated(job.id, job.draws, draws, costs, terms)
+
+
+def _not_told(limit: str, reason: str) -> None:
+    """Whoever enqueued the job was told already."""

@@ -1,0 +1,19 @@
+-- Waiting jobs of these tasks, by id; :limits leaves only those in lanes that draw on a limit that is not among them.
+SELECT json_group_array(json_array(id, task, payload, json(headers), json(draws), json(costs), json(terms)))
+FROM (
+    SELECT * FROM job
+    WHERE id > :after AND state = 'waiting' AND task IN (SELECT value FROM json_each(:tasks))
+        AND (
+            :limits IS NULL
+            OR lane IN (
+                SELECT id FROM lane
+                WHERE waiting > 0
+                    AND EXISTS (
+                        SELECT 1 FROM json_each(draws) AS draw
+                        WHERE json_extract(draw.value, '$[0]') NOT IN (SELECT value FROM json_each(:limits))
+                    )
+            )
+        )
+    ORDER BY id
+    LIMIT :count
+)

@@ -1,0 +1,4 @@
+-- A waiting job asks for something else from now on, and waits in another lane.
+UPDATE job
+SET draws = :draws, costs = :costs, terms = :terms, held = :held, passed = :passed, lane = :lane
+WHERE seq = :seq AND state = 'waiting'
