@@ -161,19 +161,37 @@ class BucketVisit:
 class LaneView:
     """A lane during one claim: its buckets and what its first ready jobs ask; how many of them were admitted.
 
-    An ask of None is for a start of cost 1 in each bucket and no permit.
+    An ask of None is for a start of cost 1 in each bucket and no permit. A lane that meets a closed bucket goes
+    `behind` it, which opens at `opens_at`; one that `discards` its jobs instead closes it for nobody else.
     """
 
-    __slots__ = ("asks", "behind", "buckets", "failed", "id", "queue", "taken")
+    __slots__ = ("asks", "behind", "buckets", "discards", "failed", "id", "opens_at", "queue", "taken")
 
-    def __init__(self, id: int, queue: str, buckets: Sequence[BucketView], asks: Sequence[Ask | None]) -> None:
+    def __init__(
+        self,
+        id: int,
+        queue: str,
+        buckets: Sequence[BucketView],
+        asks: Sequence[Ask | None],
+        *,
+        discards: bool = False,
+    ) -> None:
         self.id = id
         self.queue = queue
         self.buckets = buckets
         self.asks = asks
         self.taken = 0
+        self.discards = discards
         self.behind: BucketView | None = None
+        self.opens_at: int | None = None
         self.failed: CostExceedsLimit | None = None
+
+    def go_behind(self, bucket: BucketView, opens_at: int) -> None:
+        """Its next job met a closed bucket."""
+        self.behind = bucket
+        self.opens_at = opens_at
+        if not self.discards:
+            bucket.opens_at = opens_at
 
     @property
     def has_more(self) -> bool:
@@ -202,11 +220,8 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
         lane = turns.popleft()
         room = left[lane.queue]
         for _ in range(min(lane.turn, room, len(lane.asks) - lane.taken)):
-            closed = _take(lane, now)
-            if closed is not None:
-                lane.behind = closed
-                break
-            if lane.failed is not None:
+            _take(lane, now)
+            if lane.behind is not None or lane.failed is not None:
                 break
             lane.taken += 1
             room -= 1
@@ -215,15 +230,14 @@ def admit(lanes: Sequence[LaneView], shares: Mapping[str, int], now: int) -> Non
             turns.append(lane)
 
 
-def _take(lane: LaneView, now: int) -> BucketView | None:
-    """Charge all the lane's buckets for its next job, or none and return the closed one that opens last."""
+def _take(lane: LaneView, now: int) -> None:
+    """Charge all the lane's buckets for its next job, or none and put it behind the closed one that opens last."""
     ask = lane.asks[lane.taken]
     costs, holders = (None, None) if ask is None else ask
     buckets = lane.buckets
     if len(buckets) == 1:
-        return _take_one(
-            lane, buckets[0], 1 if costs is None else costs[0], None if holders is None else holders[0], now
-        )
+        _take_one(lane, buckets[0], 1 if costs is None else costs[0], None if holders is None else holders[0], now)
+        return
     after: list[Any] = []
     closed: BucketView | None = None
     closed_until = now
@@ -232,27 +246,25 @@ def _take(lane: LaneView, now: int) -> BucketView | None:
         holder = None if holders is None else holders[index]
         opens_at, state = _ask(lane, bucket, cost, holder, now)
         if lane.failed is not None:
-            return None
+            return
         after.append(state)
         if opens_at > closed_until:
             closed, closed_until = bucket, opens_at
     if closed is not None:
-        closed.opens_at = closed_until
-        return closed
+        lane.go_behind(closed, closed_until)
+        return
     for bucket, state in zip(buckets, after, strict=True):
         bucket.keep(state)
-    return None
 
 
-def _take_one(lane: LaneView, bucket: BucketView, cost: int, holder: str | None, now: int) -> BucketView | None:
+def _take_one(lane: LaneView, bucket: BucketView, cost: int, holder: str | None, now: int) -> None:
     opens_at, state = _ask(lane, bucket, cost, holder, now)
     if lane.failed is not None:
-        return None
+        return
     if opens_at > now:
-        bucket.opens_at = opens_at
-        return bucket
-    bucket.keep(state)
-    return None
+        lane.go_behind(bucket, opens_at)
+    else:
+        bucket.keep(state)
 
 
 def _ask(lane: LaneView, bucket: BucketView, cost: int, holder: str | None, now: int) -> tuple[int, Any]:

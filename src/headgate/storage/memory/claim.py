@@ -353,10 +353,7 @@ class Claiming:
 
     def _reject(self, lane: Lane, jobs: Sequence[Job[Lane]], closed: BucketView) -> None:
         """End jobs that do not wait for a closed bucket."""
-        assert isinstance(closed, Bucket)
-        # No lane waits behind it for this.
-        self._touched[closed] = None
-        error = rejection_error(closed.draw, self._in_wall_time(closed.opens_at), 0)
+        error = rejection_error(closed.draw, self._in_wall_time(lane.opens_at), 0)
         for job in jobs:
             assert job.new.terms is not None
             self._drop(lane, job, job.new.terms.rejected_as, error)

@@ -13,6 +13,7 @@ from headgate.jobs.job import Attempt, Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned
 from headgate.jobs.terms import bits, kept_permits, spread, without
 from headgate.storage.endings import late_ending
+from headgate.storage.memory.bucket import Bucket
 from headgate.storage.memory.holders import Holders
 from headgate.storage.memory.job import CANCELLED, FAILED, RUNNING, SUCCEEDED, WAITING, Job
 from headgate.storage.memory.lane import Lane
@@ -99,11 +100,12 @@ class Jobs:
 
     def stop_waiting(self, job: Job[Lane], state: JobState, wall: int, now: int, error: JobError | None) -> None:
         """End a waiting job other than by a claim."""
-        self._leave(job)
+        self._leave(job, now)
         self.end(job, state, wall, now, error)
 
-    def _leave(self, job: Job[Lane]) -> None:
+    def _leave(self, job: Job[Lane], now: int) -> None:
         lane = job.lane
+        behind = lane.behind if job.new.costs is not None else None
         lane.waiting -= 1
         lane.tally.waiting -= 1
         lane.stale += 1
@@ -115,6 +117,9 @@ class Jobs:
             self._lanes.sleep(lane)
         if lane.stale > lane.waiting + 64:
             lane.drop_stale()
+        if isinstance(behind, Bucket):
+            # It may have been closed for this job's cost, and be open for what others ask.
+            self._lanes.reopen(behind, now)
 
     def finish(self, node: Node, ending: Ending, wall: int, now: int) -> bool:
         """Whether the job still was this attempt of the node, and now is what the ending says."""
@@ -195,7 +200,7 @@ class Jobs:
             self.holders.give(job, given, now)
             if job.state is WAITING:
                 # It asks for that permit again, so it waits elsewhere.
-                self._leave(job)
+                self._leave(job, now)
                 job.lane = self._lanes.lane_of(job.new, job.passes)
                 self._enter(job, now)
 
@@ -216,7 +221,7 @@ class Jobs:
         gone = job.held & bits(draw not in held for draw in before.draws)
         if gone:
             self.holders.give(job, gone, now)
-        self._leave(job)
+        self._leave(job, now)
         variant = "" if terms is None else terms.variant()
         job.new = replace(before, draws=change.draws, costs=change.costs, terms=terms, variant=variant)
         job.held = bits(draw in held for draw in change.draws)

@@ -28,7 +28,6 @@ class Lane(LaneView):
     __slots__ = (
         "aside",
         "bands",
-        "discards",
         "draws",
         "first_band",
         "group",
@@ -58,13 +57,12 @@ class Lane(LaneView):
         buckets: Sequence[Bucket[Lane]] = (),
         open: Lane | None = None,
     ) -> None:
-        super().__init__(0, group.queue, buckets, ())
+        super().__init__(0, group.queue, buckets, (), discards=variant_discards(variant))
         self.tally = tally
         self.group = group
         self.open = self if open is None else open
         self.draws = draws
         self.variant = variant
-        self.discards = variant_discards(variant)
         self.own_buckets = buckets
         self.first_band: Band[Lane] = Band(0)
         self.bands = [self.first_band]

@@ -126,7 +126,7 @@ class _Visit:
     @property
     def behind(self) -> BucketView | None:
         """The closed bucket that the lane waits behind from now on."""
-        return None if variant_discards(self.row.variant) else self.closed
+        return None if self.view is None or self.view.discards else self.view.behind
 
     @property
     def gone(self) -> int:
@@ -187,7 +187,8 @@ class ClaimTransaction:
             for visit in gated:
                 views = [self._buckets[draw] for draw in visit.row.draws]
                 asks = [ask_of(head.id, head.costs, head.terms, head.passes) for head in visit.heads]
-                visit.view = LaneView(visit.row.id, visit.row.queue, views, asks)
+                discards = variant_discards(visit.row.variant)
+                visit.view = LaneView(visit.row.id, visit.row.queue, views, asks, discards=discards)
             admit([visit.view for visit in gated if visit.view is not None], shares, self._limit_now)
             for visit in gated:
                 visit.taken = visit.view.taken if visit.view is not None else 0
@@ -434,7 +435,9 @@ class ClaimTransaction:
         for head in visit.rejected:
             assert head.terms is not None
             assert closed is not None
-            yield head, head.terms.rejected_as, rejection_error(closed.draw, self._in_wall_time(closed.opens_at), 0)
+            assert visit.view is not None
+            opens_at = self._in_wall_time(visit.view.opens_at)
+            yield head, head.terms.rejected_as, rejection_error(closed.draw, opens_at, 0)
         if visit.view is not None and visit.view.failed is not None:
             # A limit was lowered below what a job costs: the job could only wait for ever.
             yield visit.heads[visit.taken], JobState.FAILED, truncated_error(visit.view.failed)

@@ -59,6 +59,7 @@ class Found(msgspec.Struct, array_like=True):
     terms: GateTerms | None
     held: int
     passed: int
+    has_costs: int
 
 
 class Prunable(msgspec.Struct, array_like=True):
@@ -96,6 +97,7 @@ class Expiring(msgspec.Struct, array_like=True):
     held: int
     behind_limit: str | None
     behind_key: str | None
+    has_costs: int
 
 
 _decode_running = msgspec.json.Decoder(list[Running]).decode
@@ -246,11 +248,14 @@ class Transaction:
     def _arm(self, seqs: Sequence[int]) -> None:
         execute(self._connection, "arm", seqs=as_json(seqs), limit_now=self._limit_now)
 
-    def _leave_lane(self, lane: int, jobs: int) -> None:
+    def _leave_lane(self, lane: int, jobs: int, *, have_costs: bool) -> None:
         behind = fetch(self._connection, "lanes_behind", lanes=as_json([lane]))
         execute(self._connection, "leave_lane", lane=lane, jobs=jobs)
         if behind != "[]":
             execute(self._connection, "clear_timers", buckets=behind)
+            if have_costs:
+                # It may have been closed for their costs, and be open for what others ask.
+                execute(self._connection, "reopen_buckets", buckets=behind, limit_now=self._limit_now)
 
     def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
         """Let starts count as what they were and when; a refund may open its bucket earlier."""
@@ -273,7 +278,7 @@ class Transaction:
             return None
         if found.state is JobState.WAITING:
             execute(self._connection, "cancel_waiting", seq=found.seq, now=self._now)
-            self._leave_lane(found.lane, 1)
+            self._leave_lane(found.lane, 1, have_costs=bool(found.has_costs))
             self._give_permits([(found, JobState.CANCELLED)])
         elif found.state is JobState.RUNNING:
             execute(self._connection, "request_cancel", seq=found.seq)
@@ -390,7 +395,7 @@ class Transaction:
             give_permits(self._connection, [given], self._limit_now)
         kept = bits(draw in held for draw in job.draws)
         passed = 0 if job.terms is None or not found.passed else job.terms.free_retries
-        self._leave_lane(found.lane, 1)
+        self._leave_lane(found.lane, 1, have_costs=bool(found.has_costs))
         execute(
             self._connection,
             "regate",
@@ -430,7 +435,7 @@ class Transaction:
                 )
                 if job.state is JobState.WAITING:
                     # It asks for that permit again, so it waits elsewhere.
-                    self._leave_lane(job.lane, 1)
+                    self._leave_lane(job.lane, 1, have_costs=bool(job.has_costs))
                     lane = self._lane(job.queue, job.draws, job.terms, kept | job.passed)
                     execute(self._connection, "set_held", seq=job.seq, held=kept, passed=job.passed, lane=lane)
                     self._arm([job.seq])
@@ -513,8 +518,9 @@ class Transaction:
             rows = [(row.seq, state, error) for row, state, error in late]
             execute(self._connection, "drop_waiting", jobs=as_json(rows), now=self._now)
             self._give_permits([(row, state) for row, state, _ in late])
+            costly = {row.lane for row, _, _ in late if row.has_costs}
             for lane, jobs in Counter(row.lane for row, _, _ in late).items():
-                self._leave_lane(lane, jobs)
+                self._leave_lane(lane, jobs, have_costs=lane in costly)
         return [Dropped(row.id, row.task, row.queue, state, error) for row, state, error in late]
 
     def _late(self, row: Expiring) -> tuple[Expiring, JobState, JobError]:

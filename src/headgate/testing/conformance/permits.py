@@ -397,6 +397,18 @@ class PermitsConformance(Conformance):
         assert await hands.take_ids() == [waiting]
         assert (await hands.record(job.id)).state is JobState.FAILED
 
+    async def test_a_claim_that_finds_a_holder_expired_and_starts_another_one_counts_both(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"slots": at_once(2), "api": strict(100)}
+        await hands.add(draws=[("slots", ""), ("api", "")], hold="until_final", expires_in=5)
+        job = await hands.take_one()
+        await hands.retry_later(job, 4)
+        clock.advance(5)
+        ids = await hands.add(3, draws=[("slots", "")])
+        assert await hands.take_ids() == ids[:2]
+        assert await hands.permits("slots") == dict.fromkeys(ids[:2], 1)
+
     async def test_held_until_success_it_is_kept_by_a_failed_job_until_that_has_succeeded(self, hands: Hands) -> None:
         hands.rules = {"mutex": at_once()}
         await hands.add(draws=MUTEX, hold="until_success")
@@ -618,6 +630,36 @@ class PermitsConformance(Conformance):
             await hands.succeed(running.pop())
             started = await hands.take_ids()
             assert started == ([costly] if number == 2 else [])
+
+    @pytest.mark.parametrize("limit", ["slots", "tokens"])
+    async def test_a_cheap_job_does_not_wait_for_what_a_rejected_costly_one_lacked(
+        self, hands: Hands, clock: ManualClock, limit: str
+    ) -> None:
+        hands.rules = {"slots": at_once(3), "tokens": strict(3)}
+        draws = [(limit, "")]
+        await hands.add(draws=draws, costs=(2,))
+        await hands.take_one()
+        (costly,) = await hands.add(draws=draws, costs=(2,), patience=0)
+        clock.advance(1)
+        (cheap,) = await hands.add(draws=draws, costs=(1,))
+        assert await hands.take_ids() == [cheap]
+        assert await hands.states([costly]) == [JobState.FAILED]
+
+    @pytest.mark.parametrize("limit", ["slots", "tokens"])
+    @pytest.mark.parametrize("same_lane", [True, False])
+    async def test_a_cheap_job_does_not_wait_for_what_a_cancelled_costly_one_lacked(
+        self, hands: Hands, limit: str, same_lane: bool
+    ) -> None:
+        hands.rules = {"slots": at_once(3), "tokens": strict(3), "own": strict(100)}
+        draws = [(limit, ""), ("own", "")]
+        await hands.add(draws=draws, costs=(2, 1))
+        await hands.take_one()
+        (costly,) = await hands.add(draws=draws, costs=(2, 1))
+        assert await hands.take() == []
+        (cheap,) = await hands.add(draws=draws if same_lane else draws[:1], costs=(1, 1) if same_lane else (1,))
+        assert await hands.take() == []
+        await hands.storage.cancel(costly)
+        assert await hands.take_ids() == [cheap]
 
     async def test_a_job_that_needs_more_permits_than_there_are_fails(self, hands: Hands) -> None:
         hands.rules = {"slots": at_once(5)}

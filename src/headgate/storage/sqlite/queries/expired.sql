@@ -1,6 +1,8 @@
 -- Waiting jobs whose time to start has passed, with the bucket that their lane waits behind.
 SELECT json_group_array(
-    json_array(seq, lane, job.id, task, job.queue, expires_at, give_up_at, json(terms), json(job.draws), held, limit_name, key)
+    json_array(seq, lane, job.id, task, job.queue, expires_at, give_up_at, json(terms), json(job.draws), held,
+        limit_name, key, job.costs IS NOT NULL
+    )
 )
 FROM (
     SELECT seq FROM (SELECT seq FROM job WHERE state = 'waiting' AND expires_at <= :now ORDER BY expires_at LIMIT :count)

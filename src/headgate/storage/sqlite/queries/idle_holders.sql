@@ -1,5 +1,5 @@
 -- Jobs that hold permits of a bucket without running.
-SELECT json_group_array(json_array(seq, id, state, lane, queue, json(draws), json(terms), held, passed))
+SELECT json_group_array(json_array(seq, id, state, lane, queue, json(draws), json(terms), held, passed, costs IS NOT NULL))
 FROM job
 WHERE held <> 0 AND state <> 'running'
     AND EXISTS (
