@@ -88,6 +88,7 @@ class History:
         self.stored: dict[str, NewJob] = {}
         self.starts: list[tuple[int, str, str, int]] = []
         self.charges: dict[Draw, list[tuple[int, int]]] = {}
+        self.moved: dict[tuple[Draw, int], int] = {}
 
     def note(self, verb: str, arguments: Sequence[Any], result: Any, limit_now: int) -> None:
         if verb == "add":
@@ -102,10 +103,16 @@ class History:
                     cost = 1 if job.costs is None else job.costs[index]
                     self.charges.setdefault(draw, []).append((job.charged_at, cost))
         elif verb == "amend":
-            amendments: Sequence[Amendment] = arguments[0]
-            for amendment in amendments:
-                charges = self.charges[amendment.draw]
-                if (amendment.charged_at, amendment.cost) in charges:
-                    charges.remove((amendment.charged_at, amendment.cost))
-                    if amendment.actual:
-                        insort(charges, (amendment.started_at, amendment.actual))
+            for amendment in arguments[0]:
+                self.amend(amendment)
+
+    def amend(self, amendment: Amendment) -> None:
+        """Starts stay where they were charged: a move may come too late for windows as short as the line is slow."""
+        at = self.moved.get((amendment.draw, amendment.charged_at), amendment.charged_at)
+        if amendment.started_at != amendment.charged_at:
+            self.moved[amendment.draw, amendment.started_at] = at
+        charges = self.charges[amendment.draw]
+        if amendment.actual != amendment.cost and (at, amendment.cost) in charges:
+            charges.remove((at, amendment.cost))
+            if amendment.actual:
+                insort(charges, (at, amendment.actual))

@@ -23,6 +23,9 @@ from headgate.limits.sliding_window import SliceCounter
 from headgate.limits.strict_rate import SlidingLog
 from tests.properties.bucket_model import BucketModel
 
+# A slow machine is no failure.
+pytestmark = pytest.mark.timeout(180)
+
 NOON = 1_767_268_800 * SECOND
 DAY = 86400 * SECOND
 

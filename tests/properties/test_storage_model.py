@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -30,6 +31,9 @@ from headgate.storage.protocol import Amendment, Claim, Claimed, JobFilter, Room
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.properties.storage_model import ModelJob, StorageModel
+
+# A slow machine is no failure.
+pytestmark = pytest.mark.timeout(180)
 
 T = TypeVar("T")
 

@@ -17,10 +17,13 @@ from headgate.limits.fixed_window import WindowCounter
 from headgate.limits.rule import NEVER
 from headgate.limits.sliding_window import SliceCounter
 
+# A slow machine is no failure.
+pytestmark = pytest.mark.timeout(180)
+
 NOON = 1_767_268_800 * SECOND
 
 # A slow machine is no failure.
-thorough = settings(deadline=None, max_examples=200)
+thorough = settings(deadline=None, max_examples=100)
 
 Counter = WindowCounter | SliceCounter
 
