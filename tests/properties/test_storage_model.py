@@ -580,7 +580,7 @@ class MemoryMachine(StorageMachine):
 
 TestMemoryStorage = MemoryMachine.TestCase
 TestMemoryStorage.settings = settings(
-    max_examples=int(os.environ.get("HEADGATE_MODEL_EXAMPLES", "300")), stateful_step_count=40, deadline=None
+    max_examples=int(os.environ.get("HEADGATE_MODEL_EXAMPLES", "150")), stateful_step_count=40, deadline=None
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from headgate.clock import FARTHEST, SECOND, Clock
 from headgate.engine.charge import AttemptCharge
-from headgate.errors import HeadgateError, PayloadError
+from headgate.errors import PayloadError
 from headgate.jobs.job import ClaimedJob, JobError, truncated_error
 from headgate.jobs.outcome import (
     Cancelled,
@@ -61,7 +61,7 @@ class Attempt:
         self,
         job: ClaimedJob,
         task: Task[Any, Any],
-        charge: AttemptCharge,
+        charge: AttemptCharge | None,
         clock: Clock,
         pool: Pool,
         may_start: Callable[[Attempt], bool],
@@ -129,7 +129,7 @@ class Attempt:
             arguments, named = self.task.payload.decode(self.job.payload)
         except PayloadError as error:
             return Unreadable(truncated_error(error))
-        self._context = JobContext(self.job, self._settle)
+        self._context = JobContext(self.job, self.task.gate.names, self.charge)
         enter(self._context, with_thread=not self.task.is_async)
         timer = None
         if self.timeout is not None:
@@ -161,14 +161,6 @@ class Attempt:
         finally:
             if timer is not None:
                 timer.cancel()
-
-    def _settle(self, limit: str, actual: int) -> None:
-        known = [bound.name for bound in self.task.gate.limits]
-        if limit not in known:
-            raise HeadgateError(
-                f"task {self.task.name!r} has no limit {limit!r} to settle; it has: {', '.join(known) or 'none'}"
-            )
-        self.charge.settle(limit, actual)
 
     async def _in_thread(self, arguments: list[Any], named: dict[str, Any]) -> Any:
         call = partial(contextvars.copy_context().run, self.task.function, *arguments, **named)

@@ -112,6 +112,7 @@ class Node:
         self._aborting = asyncio.Event()
         self._idle = asyncio.Event()
         self._timer: Timer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._leases = LeaseWatch(round(settings.lease * SECOND), round(settings.heartbeat * SECOND))
         self._throttles = ThrottleLog()
         self._unheard: set[str] = set()
@@ -134,6 +135,7 @@ class Node:
 
     async def run(self) -> None:
         """Work until stopped. A crash of any part ends the whole node loudly."""
+        self._loop = asyncio.get_running_loop()
         unwatch = self._storage.watch(self._wake)
         try:
             await self._storage.join(self.id, self._name)
@@ -265,7 +267,8 @@ class Node:
     def _start(self, job: ClaimedJob) -> None:
         task = self._registry.tasks.get(job.task)
         assert task is not None, f"the storage gave out {job.task!r}, which was not asked for"
-        attempt = Attempt(job, task, self._charge(job), self._clock, self._pool, self._may_start)
+        charge = AttemptCharge(job, self._report) if job.draws else None
+        attempt = Attempt(job, task, charge, self._clock, self._pool, self._may_start)
         self._running[job.id] = attempt
         self._busy[job.queue] += 1
         if self._bus.wants(JobStarted):
@@ -274,14 +277,10 @@ class Node:
             )
         attempt.start().add_done_callback(lambda done: self._attempt_ended(attempt, done))
 
-    def _charge(self, job: ClaimedJob) -> AttemptCharge:
-        loop = asyncio.get_running_loop()
-
-        def report(amendment: Amendment) -> None:
-            # Handlers in threads settle their costs, too.
-            loop.call_soon_threadsafe(self._amend, amendment)
-
-        return AttemptCharge(job, report)
+    def _report(self, amendment: Amendment) -> None:
+        # Handlers in threads settle their costs, too.
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._amend, amendment)
 
     def _amend(self, amendment: Amendment) -> None:
         """A charge is amended where it was made."""
@@ -303,6 +302,7 @@ class Node:
             case Start.ON_TIME:
                 return True
             case Start.LATE:
+                assert attempt.charge is not None
                 attempt.charge.start_late(now)
                 return True
             case Start.TOO_LATE:
@@ -319,14 +319,15 @@ class Node:
         if attempt.cause is not Cause.DISOWNED:
             # An attempt that was cancelled before its first step has no outcome of its own.
             outcome = attempt.outcome_when_cancelled() if done.cancelled() else done.result()
-            if isinstance(outcome, Refused) or not attempt.has_begun:
-                attempt.charge.refund()
+            charge = attempt.charge
+            if charge is not None and (isinstance(outcome, Refused) or not attempt.has_begun):
+                charge.refund()
             ending = self._decide(job, outcome, attempt.retry)
             if isinstance(outcome, Refused) and isinstance(ending, Returned) and not self._draws_on_rates(job):
                 # No bucket can be closed that would hold it back, so it is delayed itself.
                 ending = replace(ending, run_at=self._clock.now() + outcome.retry_after)
-            if attempt.charge.final is not None:
-                ending = replace(ending, charge=attempt.charge.final)
+            if charge is not None and charge.final is not None:
+                ending = replace(ending, charge=charge.final)
             self._recorder.end(job, ending)
 
     def _draws_on_rates(self, job: ClaimedJob) -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
+from typing import Protocol
 
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import HeadgateError
 from headgate.jobs.job import ClaimedJob
 
-Settle = Callable[[str, int], None]
+
+class Settles(Protocol):
+    """What settles the cost of a start: its charge."""
+
+    def settle(self, limit: str, actual: int) -> None: ...
 
 
 class JobContext:
@@ -20,11 +25,14 @@ class JobContext:
     `id` is the same over all attempts, so it serves as an idempotency key towards the outside.
     """
 
-    __slots__ = ("_cancelled", "_job", "_settle")
+    __slots__ = ("_cancelled", "_charge", "_job", "_limits")
 
-    def __init__(self, job: ClaimedJob, settle: Settle) -> None:
+    def __init__(self, job: ClaimedJob, limits: Sequence[str] = (), charge: Settles | None = None) -> None:
+        # Nothing here leads back to the attempt: the asyncio task knows this context, and a cycle of the two would be
+        # left to the garbage collector, job by job.
         self._job = job
-        self._settle = settle
+        self._limits = limits
+        self._charge = charge
         self._cancelled: threading.Event | None = None
 
     @property
@@ -65,7 +73,12 @@ class JobContext:
         """
         if isinstance(actual, bool) or not isinstance(actual, int) or actual < 0:
             raise ValueError(f"a settled cost of {actual!r} must be a whole number of at least 0")
-        self._settle(limit, actual)
+        if limit not in self._limits:
+            raise HeadgateError(
+                f"task {self.task!r} has no limit {limit!r} to settle; it has: {', '.join(self._limits) or 'none'}"
+            )
+        if self._charge is not None:
+            self._charge.settle(limit, actual)
 
     @property
     def cancelled(self) -> bool:

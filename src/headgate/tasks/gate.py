@@ -113,6 +113,7 @@ class Gate:
 
     def __init__(self, limits: Sequence[BoundLimit]) -> None:
         self.limits = tuple(limits)
+        self.names = tuple(limit.name for limit in limits)
         self._all_cost_one = all(limit.fixed_cost == 1 for limit in self.limits)
         self._has_owners = any(limit.has_owners for limit in self.limits)
         self._terms: dict[tuple[BoundLimit, ...], GateTerms | None] = {}

@@ -336,7 +336,11 @@ class ClaimTransaction:
             visit = lanes[head.lane]
             if len(visit.heads) >= count or len(visit.expired) >= EXPIRED_A_VISIT:
                 visit.complete = False
-            elif (deadline := head.deadline) is not None and deadline <= self._now:
+            elif (
+                (head.expires_at is not None or head.give_up_at is not None)
+                and (deadline := head.deadline) is not None
+                and deadline <= self._now
+            ):
                 visit.expired.append(head)
             else:
                 visit.heads.append(head)

@@ -130,7 +130,8 @@ class Transaction:
         lanes = as_json(_lanes_of(jobs))
         execute(self._connection, "add_lanes", lanes=lanes)
         try:
-            execute(self._connection, "add_jobs", jobs=rows)
+            have_terms = any(job.terms is not None for job in jobs)
+            execute(self._connection, "add_jobs_with_terms" if have_terms else "add_jobs", jobs=rows)
         except sqlite3.IntegrityError as error:
             new = self._not_stored(jobs)
             if len(new) == len(jobs):
@@ -153,9 +154,12 @@ class Transaction:
 
     def finish(self, node: str, endings: Sequence[Ending]) -> list[bool]:
         pairs = as_json([(ending.id, ending.fence) for ending in endings])
+        with_draws = any(isinstance(ending, Returned) for ending in endings)
         running = {
             (row.id, row.fence): row
-            for row in _decode_running(fetch(self._connection, "still_running", node=node, endings=pairs))
+            for row in _decode_running(
+                fetch(self._connection, "still_running", node=node, endings=pairs, with_draws=int(with_draws))
+            )
         }
         written = [ending for ending in endings if (ending.id, ending.fence) in running]
         finished = [ending for ending in written if isinstance(ending, Finished)]

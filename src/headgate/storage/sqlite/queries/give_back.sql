@@ -8,5 +8,7 @@ SET state = CASE WHEN cancel_requested THEN 'cancelled' ELSE 'waiting' END,
     run_at = coalesce(:run_at, run_at),
     error = coalesce(:error, error),
     give_up_at = :give_up_at,
-    charged_at = NULL
+    charged_at = NULL,
+    uncharged = 0,
+    settled = NULL
 WHERE seq = :seq AND state = 'running'
