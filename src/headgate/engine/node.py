@@ -113,6 +113,8 @@ class Node:
         self._idle = asyncio.Event()
         self._timer: Timer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Bound once: one for each job would be work for the garbage collector.
+        self._report_amendment = self._report
         self._leases = LeaseWatch(round(settings.lease * SECOND), round(settings.heartbeat * SECOND))
         self._throttles = ThrottleLog()
         self._unheard: set[str] = set()
@@ -267,7 +269,7 @@ class Node:
     def _start(self, job: ClaimedJob) -> None:
         task = self._registry.tasks.get(job.task)
         assert task is not None, f"the storage gave out {job.task!r}, which was not asked for"
-        charge = AttemptCharge(job, self._report) if job.draws else None
+        charge = AttemptCharge(job, self._report_amendment) if job.draws else None
         attempt = Attempt(job, task, charge, self._clock, self._pool, self._may_start)
         self._running[job.id] = attempt
         self._busy[job.queue] += 1
