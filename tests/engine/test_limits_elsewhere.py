@@ -9,7 +9,7 @@ from pathlib import Path
 from headgate import Headgate, JobState, RateLimit, RetryPolicy, StrictRate, current_job
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import Event, LimitStoreAnswers, LimitStoreTroubled
+from headgate.jobs.event import Event, LimitStoreAdvised, LimitStoreAnswers, LimitStoreTroubled
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
@@ -22,6 +22,7 @@ class Shared(MemoryBuckets):
     def __init__(self, clock: Clock, delay: float = 0.0) -> None:
         super().__init__(clock)
         self.is_away = False
+        self.advice: str | None = None
         self.asked = 0
         self._delay = delay
 
@@ -196,6 +197,27 @@ def test_operators_see_and_reset_what_is_kept_elsewhere() -> None:
             await asyncio.sleep(1)
             (bucket,) = await app.admin.limits.list()
             assert (bucket.used, bucket.waiting) == (2, 1)
+
+    run_virtual(main)
+
+
+def test_a_store_that_is_set_up_badly_is_told_of_once() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        shared.advice = "it forgets"
+        app = Headgate("memory://", clock=clock)
+        told: list[Event] = []
+        app.subscribe(told.append, LimitStoreAdvised)
+
+        @app.task(limits=[StrictRate("2/m", key="{tenant}", name="api", store=shared)])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await call.enqueue_many([(tenant,) for tenant in "abc"] * 3)
+            await asyncio.sleep(200)
+        assert [(event.limit, event.advice) for event in told if isinstance(event, LimitStoreAdvised)] == [
+            ("api", "it forgets")
+        ]
 
     run_virtual(main)
 

@@ -12,7 +12,7 @@ from headgate.clock import SECOND, Clock, sleep
 from headgate.engine.breaker import Breaker
 from headgate.engine.bus import EventBus
 from headgate.errors import CostExceedsLimit, HeadgateError, StorageUnavailable
-from headgate.jobs.event import LimitStoreAnswers, LimitStoreTroubled, StorageTroubled
+from headgate.jobs.event import LimitStoreAdvised, LimitStoreAnswers, LimitStoreTroubled, StorageTroubled
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw
 from headgate.limits.bucket_store import Bucket, BucketStore
@@ -46,6 +46,7 @@ class Fetcher:
         self._ids = ids
         self._starved: dict[Draw, tuple[Starved, int]] = {}
         self._breakers: dict[BucketStore, Breaker] = {each.store: Breaker() for each in limits.values()}
+        self._advised: set[BucketStore] = set()
         self._taken: Counter[Draw] = Counter()
         self._amendments: list[Amendment] = []
         self._has_news = asyncio.Event()
@@ -99,6 +100,7 @@ class Fetcher:
             if breaker.is_open(self._clock.monotonic()):
                 raise StorageUnavailable("it did not answer a moment ago")
             await elsewhere.store.open()
+            self._pass_on_advice(elsewhere, draw.limit)
             bucket = _bucket(draw, rule)
             taken = await elsewhere.store.take(bucket, starved.cost, count=room, id=self._ids.next(self._clock.now()))
         except CostExceedsLimit:
@@ -113,6 +115,12 @@ class Fetcher:
         # From before it was asked: a little early costs another question, a little late would cost budget.
         opens_at = now + taken.opens_at - taken.now
         return Deposit(draw, Balance(left, now, taken.now if left else 0, opens_at, rule.describe(), starved.cost))
+
+    def _pass_on_advice(self, elsewhere: Elsewhere, limit: str) -> None:
+        advice = getattr(elsewhere.store, "advice", None)
+        if advice is not None and elsewhere.store not in self._advised:
+            self._advised.add(elsewhere.store)
+            self._bus.publish(LimitStoreAdvised(at=self._clock.now(), limit=limit, advice=advice))
 
     def _without(self, elsewhere: Elsewhere, starved: Starved, room: int, now: int, error: HeadgateError) -> Balance:
         """What the limit says is to be done while its store cannot be asked."""

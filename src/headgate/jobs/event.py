@@ -107,6 +107,13 @@ class LimitStoreAnswers(Event, frozen=True):
     limit: str
 
 
+class LimitStoreAdvised(Event, frozen=True):
+    """The store of a limit that is kept elsewhere is set up in a way that can cost budget or exceed it; told once."""
+
+    limit: str
+    advice: str
+
+
 class EndingRefused(Event, frozen=True):
     """A finished attempt was not recorded: the job had been taken over by another node, or cancelled."""
 

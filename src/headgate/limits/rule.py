@@ -9,7 +9,7 @@ import msgspec
 S = TypeVar("S")
 
 NEVER = 1 << 62
-"""No instant: a bucket that time does not open, only somebody who gives back what he holds."""
+"""No instant: a bucket that time does not open, only a holder that gives back what it holds."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):

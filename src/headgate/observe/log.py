@@ -19,6 +19,7 @@ from headgate.jobs.event import (
     JobStarted,
     JobThrottled,
     LimitSkipped,
+    LimitStoreAdvised,
     LimitStoreAnswers,
     LimitStoreTroubled,
     LoopBlocked,
@@ -54,6 +55,7 @@ def logged_kinds() -> tuple[type[Event], ...]:
         LimitSkipped,
         BacklogMoved,
         LimitStoreTroubled,
+        LimitStoreAdvised,
         LimitStoreAnswers,
         EndingRefused,
         BackoffFailed,
@@ -101,6 +103,8 @@ def _worded(event: Event) -> tuple[int, str] | None:
         case LimitStoreTroubled():
             doing = "jobs run without it" if event.jobs_run else "its jobs wait"
             return logging.WARNING, f"limit {event.limit}: its store cannot be asked, {doing}: {event.error}"
+        case LimitStoreAdvised():
+            return logging.WARNING, f"limit {event.limit}: {event.advice}"
         case LimitStoreAnswers():
             return logging.INFO, f"limit {event.limit}: its store answers again"
         case LimitSkipped():

@@ -16,7 +16,7 @@ from headgate.limits.standalone.fading_map import FadingMap
 from headgate.limits.standalone.lines import Lines
 
 LATE = SECOND // 100
-"""How late (µs) one who waited may pass and still be charged at his slot: timers are late by a millisecond or two."""
+"""How late (µs) one who waited may pass and still be charged at that slot: timers are late by a millisecond or two."""
 
 MOST_REFUSALS = 1000
 """How many keys' latest refusals are remembered."""
@@ -194,7 +194,7 @@ class BucketTable:
             self._expected[key] = self._expected.get(key, 0) + 1
 
     def expect_no_more(self, key: str) -> None:
-        """He will not any more."""
+        """That somebody will not any more."""
         with self.lock:
             self._expected[key] -= 1
             if not self._expected[key]:

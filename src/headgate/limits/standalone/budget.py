@@ -47,5 +47,5 @@ class Budget(Protocol):
         ...
 
     def expect_no_more(self, key: str) -> None:
-        """He will not any more."""
+        """That somebody will not any more."""
         ...

@@ -25,7 +25,7 @@ class RateGate:
 
     Any number of threads, and of tasks on any number of event loops, may wait at once; they pass in the order of their
     arrival. A pass counts from the instant at which whoever waited is awake, so no window ever holds more, however
-    late he woke. `with RateGate(…) as gate:` closes it at the end of the block; `@gate` lets each call of a function
+    late that was. `with RateGate(…) as gate:` closes it at the end of the block; `@gate` lets each call of a function
     wait first. The last N passes are remembered, in memory of this process. Raises DeclarationError for a rate that
     cannot work.
     """
