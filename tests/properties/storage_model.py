@@ -122,7 +122,7 @@ class ModelBucket:
     closed_until: int = 0
     starts: list[tuple[int, int]] = field(default_factory=list)
     is_steered: bool = False
-    """Whether somebody has changed its rule or its state."""
+    """Whether somebody has changed its state. What was granted is judged by `_charge` all the same."""
 
     @property
     def held(self) -> int:
@@ -139,6 +139,7 @@ class StorageModel:
         self.buckets: dict[Draw, ModelBucket] = {}
         self.nodes: set[str] = set()
         self.settings: dict[tuple[str, str, str], LimitSetting] = {}
+        self.steered: set[str] = set()
         self.arrivals = 0
 
     # ------------------------------------------------------------------------------------------ verbs
@@ -320,8 +321,7 @@ class StorageModel:
         self.settings.pop(place, None)
         if not remove:
             self.settings[place] = setting
-        for draw, bucket in self.buckets.items():
-            bucket.is_steered |= draw.limit == setting.limit
+        self.steered.add(setting.limit)
 
     def penalize(self, draw: Draw, until: int) -> None:
         self.bucket(draw).closed_until = max(self.bucket(draw).closed_until, until)
@@ -535,7 +535,7 @@ class StorageModel:
         """No bucket has started more than its rule may in any stretch of time, by looking at all of them."""
         for draw, bucket in self.buckets.items():
             rule = self.rules[draw.limit]
-            if bucket.is_steered:
+            if bucket.is_steered or draw.limit in self.steered:
                 continue
             if isinstance(rule, Semaphore):
                 assert bucket.held <= rule.count, f"{draw} is held by {bucket.holders}"

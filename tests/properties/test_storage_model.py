@@ -468,8 +468,11 @@ class StorageMachine(RuleBasedStateMachine):
         for _ in range(400):
             for job in list(self.model.jobs.values()):
                 if job.state is JobState.FAILED and job.held:
+                    # It may be one that can never start, so an operator gives it up.
                     self.run(self.store.retry(job.new.id))
                     self.model.retry(job.new.id, self.clock.now())
+                    self.run(self.store.cancel(job.new.id))
+                    self.model.cancel(job.new.id, self.clock.now())
             claimed = self.claim_and_judge(claim)
             wall, now = self.clock.now(), self.store.limit_now()
             running = [job for job in self.model.jobs.values() if job.state is JobState.RUNNING]
