@@ -69,7 +69,10 @@ class BucketView:
         if isinstance(rule, SharedCounter):
             return rule.take(self.home.state, now, cost, key=self.draw.key, rivals=self.home.rivals)
         if isinstance(rule, Semaphore):
-            return rule.take(self.state, now, holder, cost)
+            opens_at, state = rule.take(self.state, now, holder, cost)
+            # Without terms, from when the limit was a rate, a job has nothing to give back by: it waits for a free
+            # permit and takes none.
+            return opens_at, state if holder else self.state or NO_PERMITS
         return rule.take(self.state, now, cost)
 
     def snapshot(self, now: int) -> Snapshot:
@@ -200,7 +203,10 @@ class LaneView:
     @property
     def turn(self) -> int:
         """Keys that share a ceiling take it in turns of one, so that each gets its part of it."""
-        return 1 if any(bucket.home is not bucket for bucket in self.buckets) else TURN
+        for bucket in self.buckets:
+            if bucket.home is not bucket:
+                return 1
+        return TURN
 
 
 def gated_share(room: Room, ungated_ready: int) -> int:

@@ -397,6 +397,22 @@ class PermitsConformance(Conformance):
         assert await hands.take_ids() == [waiting]
         assert (await hands.record(job.id)).state is JobState.FAILED
 
+    async def test_a_job_from_before_its_limit_granted_permits_waits_for_one_and_leaves_none_held(
+        self, hands: Hands
+    ) -> None:
+        hands.rules = {"mutex": at_once()}
+        (holder,) = await hands.add(draws=MUTEX)
+        # Of a release to which it was a rate.
+        hands.rules = {"mutex": strict(1)}
+        (old,) = await hands.add(draws=MUTEX)
+        hands.rules = {"mutex": at_once()}
+        first = await hands.take_one()
+        assert first.id == holder
+        assert await hands.take() == []
+        await hands.succeed(first)
+        assert await hands.take_ids() == [old]
+        assert await hands.permits("mutex", "orders") == {}
+
     async def test_a_claim_that_finds_a_holder_expired_and_starts_another_one_counts_both(
         self, hands: Hands, clock: ManualClock
     ) -> None:
