@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
 
 from headgate.clock import SECOND
 from headgate.errors import CostExceedsLimit, DeclarationError
-from headgate.limits.fixed_window import FixedWindow, Window, WindowCounter
+from headgate.limits.fixed_window import FixedWindow, Window
 from headgate.limits.rule import Rule
-
-NOON = 1_767_268_800 * SECOND
-MINUTE = 60 * SECOND
-HOUR = 3600 * SECOND
-DAY = 24 * HOUR
-
-
-def seconds(instants: Sequence[int]) -> list[float]:
-    return [(instant - NOON) / SECOND for instant in instants]
-
-
-def start_all(rule: WindowCounter, jobs: int, now: int = NOON, state: Window | None = None) -> tuple[list[int], Window]:
-    """When so many jobs start that all wait at `now`, each claimed at the instant that its bucket opens."""
-    starts: list[int] = []
-    while len(starts) < jobs:
-        opens_at, after = rule.take(state, now)
-        if opens_at > now:
-            now = opens_at
-        else:
-            starts.append(now)
-            state = after
-    assert state is not None
-    return starts, state
+from tests.unit.limits.timeline import DAY, HOUR, MINUTE, NOON, seconds, start_all
 
 
 def test_four_jobs_start_at_12_59_and_four_more_at_13_00() -> None:

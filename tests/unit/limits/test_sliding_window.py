@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
@@ -11,33 +10,7 @@ from headgate.clock import SECOND
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.rule import Rule
 from headgate.limits.sliding_window import DEFAULT_SLICES, SliceCounter, Slices, SlidingWindow
-
-NOON = 1_767_268_800 * SECOND
-MINUTE = 60 * SECOND
-HOUR = 3600 * SECOND
-DAY = 24 * HOUR
-
-
-def seconds(instants: Sequence[int]) -> list[float]:
-    return [(instant - NOON) / SECOND for instant in instants]
-
-
-def start_all(rule: SliceCounter, jobs: int, now: int = NOON, state: Slices | None = None) -> tuple[list[int], Slices]:
-    """When so many jobs start that all wait at `now`, each claimed at the instant that its bucket opens."""
-    starts: list[int] = []
-    while len(starts) < jobs:
-        opens_at, after = rule.take(state, now)
-        if opens_at > now:
-            now = opens_at
-        else:
-            starts.append(now)
-            state = after
-    assert state is not None
-    return starts, state
-
-
-def most_in_any_window(starts: Sequence[int], window: int) -> int:
-    return max(sum(1 for other in starts if start <= other < start + window) for start in starts)
+from tests.unit.limits.timeline import DAY, HOUR, MINUTE, NOON, most_in_any_window, seconds, start_all
 
 
 def test_after_four_jobs_at_12_59_the_next_starts_at_13_40() -> None:

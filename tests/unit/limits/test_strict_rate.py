@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from headgate.clock import SECOND
@@ -11,36 +9,11 @@ from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.rate import parse_rate
 from headgate.limits.rule import Rule
 from headgate.limits.strict_rate import SlidingLog, Starts, StrictRate
-
-NOON = 1_767_268_800 * SECOND
-MINUTE = 60 * SECOND
-HOUR = 3600 * SECOND
+from tests.unit.limits.timeline import HOUR, MINUTE, NOON, most_in_any_window, seconds, start_all
 
 
 def exact(text: str) -> SlidingLog:
     return StrictRate(text, margin=0).rule
-
-
-def seconds(instants: Sequence[int]) -> list[float]:
-    return [(instant - NOON) / SECOND for instant in instants]
-
-
-def start_all(rule: SlidingLog, jobs: int, now: int = NOON, state: Starts | None = None) -> tuple[list[int], Starts]:
-    """When so many jobs start that all wait at `now`, each claimed at the instant that its bucket opens."""
-    starts: list[int] = []
-    while len(starts) < jobs:
-        opens_at, after = rule.take(state, now)
-        if opens_at > now:
-            now = opens_at
-        else:
-            starts.append(now)
-            state = after
-    assert state is not None
-    return starts, state
-
-
-def most_in_any_window(starts: Sequence[int], window: int) -> int:
-    return max(sum(1 for other in starts if start <= other < start + window) for start in starts)
 
 
 def test_twenty_jobs_at_once_start_fifteen_now_and_five_when_the_window_is_over() -> None:

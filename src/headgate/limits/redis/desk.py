@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -83,6 +84,20 @@ class _Asked(Ask):
         digits = [b"%d" % number for number in told]
         return (verb, id, now, self.was, self.becomes, *digits, *_PADDING[len(told) :], *self.desk.numbers)
 
+    def settle(self, reply: Any) -> Ask | None:
+        try:
+            if self.carried_over(reply):
+                return self
+        except Exception as error:
+            self.fail(error)
+            return None
+        self.answered(reply)
+        return None
+
+    @abstractmethod
+    def answered(self, reply: list[Any]) -> None:
+        """Give the callers their answer."""
+
     def carried_over(self, reply: list[Any]) -> bool:
         """Whether the script found a text that is not of its rule, and has to be asked again with one that is."""
         if reply[0] != -1:
@@ -117,16 +132,9 @@ class _Question(_Asked):
     def tell(self) -> tuple[bytes, ...] | None:
         return None if self.answer.done() else self.arguments(self.verb, self.id, *self.told)
 
-    def settle(self, reply: Any) -> Ask | None:
-        try:
-            if self.carried_over(reply):
-                return self
-        except Exception as error:
-            self.fail(error)
-            return None
+    def answered(self, reply: list[Any]) -> None:
         if not self.answer.done():
             self.answer.set_result(reply)
-        return None
 
     def fail(self, error: Exception) -> None:
         if not self.answer.done():
@@ -156,20 +164,13 @@ class _Takes(_Asked):
         self.total = sum(count for count, _ in self.waiting)
         return self.arguments(b"take", b"", self.cost, self.total) if self.waiting else None
 
-    def settle(self, reply: Any) -> Ask | None:
-        try:
-            if self.carried_over(reply):
-                return self
-        except Exception as error:
-            self.fail(error)
-            return None
+    def answered(self, reply: list[Any]) -> None:
         left, opens_at, now, available, full_at = reply
         for count, answer in self.waiting:
             granted = min(count, left)
             left -= granted
             if not answer.done():
                 answer.set_result(Taken(granted, opens_at, now, available, full_at))
-        return None
 
     def fail(self, error: Exception) -> None:
         self.desk.leaves(self)
