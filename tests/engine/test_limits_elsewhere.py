@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-from headgate import Headgate, JobState, RateLimit, RetryPolicy, StrictRate, current_job
+from headgate import FixedWindow, Headgate, JobState, RateLimit, RetryPolicy, StrictRate, current_job
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, LimitStoreAdvised, LimitStoreAnswers, LimitStoreTroubled
@@ -24,6 +24,7 @@ class Shared(MemoryBuckets):
         self.is_away = False
         self.advice: str | None = None
         self.asked = 0
+        self.amended = 0
         self._delay = delay
 
     async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
@@ -33,6 +34,14 @@ class Shared(MemoryBuckets):
         if self.is_away:
             raise StorageUnavailable("away")
         return await super().take(bucket, cost, count=count, id=id)
+
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+        self.amended += 1
+        if self._delay:
+            await asyncio.sleep(self._delay)
+        if self.is_away:
+            raise StorageUnavailable("away")
+        await super().amend(bucket, charged_at, cost, started_at, actual)
 
 
 def highest(starts: list[int], window: int) -> int:
@@ -175,6 +184,77 @@ def test_costs_settlements_and_live_rules_reach_the_other_store() -> None:
             assert (await job.status()).state is JobState.WAITING
             await app.admin.limits.resume("tokens")
             await job.result(timeout=5)
+
+    run_virtual(main)
+
+
+def test_a_start_that_was_never_charged_elsewhere_gives_nothing_back_there() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock)
+        shared.is_away = True
+        app = Headgate("memory://", clock=clock)
+        limit = FixedWindow("100/d", name="tokens", cost=40, store=shared)
+        may_settle = asyncio.Event()
+
+        @app.task(limits=[limit])
+        async def ask() -> None:
+            await may_settle.wait()
+            current_job().settle("tokens", 1)
+
+        async with app:
+            job = await ask.enqueue()
+            await asyncio.sleep(1)
+            assert (await job.status()).state is JobState.RUNNING
+            shared.is_away = False
+            bucket = Bucket("tokens", "", limit.rule)
+            await shared.take(bucket, 50)
+            may_settle.set()
+            await job.result(timeout=5)
+            await asyncio.sleep(1)
+            assert (await shared.snapshot(bucket)).used == 50
+
+    run_virtual(main)
+
+
+def test_what_jobs_settle_last_reaches_the_other_store_before_the_node_ends() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock, delay=0.05)
+        app = Headgate("memory://", clock=clock)
+        limit = FixedWindow("1000/d", name="tokens", store=shared)
+
+        @app.task(limits=[limit])
+        async def ask() -> None:
+            await asyncio.sleep(5)
+            current_job().settle("tokens", 100)
+
+        async with app:
+            await ask.enqueue_many([()] * 5)
+            await asyncio.sleep(1)
+        assert (await shared.snapshot(Bucket("tokens", "", limit.rule))).used == 500
+
+    run_virtual(main)
+
+
+def test_amendments_do_not_make_jobs_wait_for_a_store_that_is_away() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock, delay=2.0)
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[FixedWindow("1000/d", key="{tenant}", name="tokens", store=shared)])
+        async def ask(tenant: str) -> None:
+            if tenant == "first":
+                await asyncio.sleep(10)
+                current_job().settle("tokens", 7)
+
+        async with app:
+            await ask.enqueue_many([("first",)] * 8)
+            await asyncio.sleep(9)
+            shared.is_away = True
+            await asyncio.sleep(4)
+            asked_at = clock.monotonic()
+            await (await ask.enqueue("other")).result(timeout=60)
+            assert clock.monotonic() - asked_at < 6 * SECOND
+            assert shared.amended < 8
 
     run_virtual(main)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -33,6 +34,7 @@ from headgate import (
 )
 from headgate.clock import SECOND
 from headgate.errors import HeadgateError
+from headgate.jobs.event import BacklogLeft, Event
 from headgate.limits.limit import Limit
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Recovered
@@ -965,5 +967,32 @@ def test_a_deploy_that_changes_limits_or_keys_moves_the_backlog_and_an_old_worke
             assert started["new", "initech"] == 2
             assert started["new", "globex"] == 6
         assert await store.check() == []
+
+    run_virtual(main)
+
+
+def test_a_waiting_job_that_todays_cost_cannot_be_computed_for_keeps_its_limits_and_stops_no_node() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        started: list[int] = []
+        told: list[Event] = []
+
+        def release(cost: int | Callable[[dict[str, int]], int]) -> Headgate:
+            app = Headgate(store, clock=clock)
+            app.subscribe(told.append, BacklogLeft)
+
+            @app.task(name="ask", limits=[StrictRate("10/h", name="tokens", cost=cost)])
+            async def ask(request: dict[str, int]) -> None:
+                started.append(request["number"])
+
+            return app
+
+        async with (old := release(10)):
+            await old.tasks["ask"].enqueue_many([({"number": number},) for number in range(3)])
+            await asyncio.sleep(1)
+        async with release(lambda request: request["tokens"]):
+            await asyncio.sleep(3 * 3700)
+        assert started == [0, 1, 2]
+        assert [event.error for event in told if isinstance(event, BacklogLeft)] == ["KeyError: 'tokens'"]
 
     run_virtual(main)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.lifecycle import Charge
@@ -12,10 +12,13 @@ from headgate.storage.protocol import Amendment
 class AttemptCharge:
     """The charge of one attempt; every change of it is reported, so that its buckets are told."""
 
-    __slots__ = ("_at", "_costs", "_job", "_report")
+    __slots__ = ("_at", "_costs", "_job", "_kept_elsewhere", "_report")
 
-    def __init__(self, job: ClaimedJob, report: Callable[[Amendment], None]) -> None:
+    def __init__(
+        self, job: ClaimedJob, report: Callable[[Amendment], None], kept_elsewhere: Container[str] = ()
+    ) -> None:
         self._job = job
+        self._kept_elsewhere = kept_elsewhere
         self._report = report
         self._at: int | None = job.charged_at
         self._costs: list[int] | None = None
@@ -32,16 +35,18 @@ class AttemptCharge:
         if self._at is None:
             return
         for index, draw in enumerate(self._job.draws):
-            cost = self._cost(index)
-            self._report(Amendment(draw, self._instant(index), cost, self._instant(index, now), cost))
+            if self._was_charged(index):
+                cost = self._cost(index)
+                self._report(Amendment(draw, self._instant(index), cost, self._instant(index, now), cost))
         self._at = now
 
     def settle(self, limit: str, actual: int) -> None:
         """The start cost `actual`; without effect if this attempt was not charged for the limit."""
         for index, draw in enumerate(self._job.draws):
             if draw.limit == limit and self._at is not None:
-                at = self._instant(index)
-                self._report(Amendment(draw, at, self._cost(index), at, actual))
+                if self._was_charged(index):
+                    at = self._instant(index)
+                    self._report(Amendment(draw, at, self._cost(index), at, actual))
                 if self._costs is None:
                     self._costs = [self._cost(each) for each in range(len(self._job.draws))]
                 self._costs[index] = actual
@@ -51,9 +56,16 @@ class AttemptCharge:
         if self._at is None:
             return
         for index, draw in enumerate(self._job.draws):
-            at = self._instant(index)
-            self._report(Amendment(draw, at, self._cost(index), at, 0))
+            if self._was_charged(index):
+                at = self._instant(index)
+                self._report(Amendment(draw, at, self._cost(index), at, 0))
         self._at = None
+
+    def _was_charged(self, index: int) -> bool:
+        """Not if the job runs because the store of the limit could not be asked: what is there belongs to others."""
+        if self._job.draws[index].limit not in self._kept_elsewhere:
+            return True
+        return self._job.elsewhere is not None and self._job.elsewhere[index] is not None
 
     def _instant(self, index: int, at: int | None = None) -> int:
         """A limit time, or that of the charge, in the time of the store where the draw was charged."""

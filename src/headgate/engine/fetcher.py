@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from headgate.clock import SECOND, Clock, sleep
+from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.engine.breaker import Breaker
 from headgate.engine.bus import EventBus
 from headgate.errors import CostExceedsLimit, HeadgateError, StorageUnavailable
@@ -50,6 +50,7 @@ class Fetcher:
         self._taken: Counter[Draw] = Counter()
         self._amendments: list[Amendment] = []
         self._has_news = asyncio.Event()
+        self._is_empty = asyncio.Event()
 
     def want(self, starved: Sequence[Starved], room: int) -> None:
         """Claims met these buckets empty; `room` jobs could start now."""
@@ -71,6 +72,13 @@ class Fetcher:
         self._amendments.append(amendment)
         self._has_news.set()
 
+    async def flush(self, seconds: float) -> None:
+        """Wait until all amendments are made, at most so long; nothing more is fetched for those who asked before."""
+        self._starved.clear()
+        self._is_empty.clear()
+        self._has_news.set()
+        await wait_for_event(self._clock, self._is_empty, seconds)
+
     async def run(self) -> None:
         async with asyncio.TaskGroup() as withdrawals:
             while True:
@@ -88,6 +96,8 @@ class Fetcher:
                     if await self._lay_down(deposits):
                         charged = [deposit for deposit in deposits if deposit.balance.charged_at]
                         withdrawals.create_task(self._withdraw_later(charged, [starved[d.draw][0] for d in charged]))
+                if not self._has_news.is_set():
+                    self._is_empty.set()
 
     # ---------------------------------------------------------------------------------------------- fetching
 
@@ -172,12 +182,18 @@ class Fetcher:
 
     async def _amend(self, amendment: Amendment, rule: AnyRule | None = None) -> None:
         elsewhere = self._limits[amendment.draw.limit]
+        breaker = self._breakers[elsewhere.store]
         bucket = _bucket(amendment.draw, rule or elsewhere.limit.rule)
         try:
+            # Each would wait for its own timeout, and the jobs of all other keys with it.
+            if breaker.is_open(self._clock.monotonic()):
+                raise StorageUnavailable("it did not answer a moment ago")
             await elsewhere.store.amend(
                 bucket, amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual
             )
         except HeadgateError as error:
+            if isinstance(error, StorageUnavailable) and not breaker.is_open(self._clock.monotonic()):
+                breaker.fail(self._clock.monotonic())
             # What could not be given back is lost budget; what could not be moved is told to the operator.
             self._bus.publish(
                 StorageTroubled(at=self._clock.now(), doing="amending a start elsewhere", error=str(error))

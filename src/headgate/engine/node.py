@@ -148,16 +148,18 @@ class Node:
                     services.create_task(self._heartbeats(), name="headgate-heartbeats"),
                     services.create_task(self._watch_nodes(), name="headgate-watch"),
                     services.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
-                    services.create_task(self._fetcher.run(), name="headgate-fetcher"),
                     services.create_task(self._regater.run(), name="headgate-regater"),
                 ]
+                fetcher = services.create_task(self._fetcher.run(), name="headgate-fetcher")
                 recorder = services.create_task(self._recorder.run(), name="headgate-recorder")
                 await self._stopping.wait()
                 self._bus.publish(NodeStopping(at=self._clock.now(), node=self.id, running=len(self._running)))
                 await self._let_finish()
                 for service in background:
                     service.cancel()
-                # A storage that is down is waited for a little only: the lease tells the others.
+                # Stores that are down are waited for a little only: budget is lost, and the lease tells the others.
+                await self._fetcher.flush(1.0 if self._aborting.is_set() else 5.0)
+                fetcher.cancel()
                 await self._recorder.flush(1.0 if self._aborting.is_set() else 10.0)
                 recorder.cancel()
         finally:
@@ -269,7 +271,7 @@ class Node:
     def _start(self, job: ClaimedJob) -> None:
         task = self._registry.tasks.get(job.task)
         assert task is not None, f"the storage gave out {job.task!r}, which was not asked for"
-        charge = AttemptCharge(job, self._report_amendment) if job.draws else None
+        charge = AttemptCharge(job, self._report_amendment, self._elsewhere) if job.draws else None
         attempt = Attempt(job, task, charge, self._clock, self._pool, self._may_start)
         self._running[job.id] = attempt
         self._busy[job.queue] += 1
@@ -293,7 +295,7 @@ class Node:
 
     def _hand_back(self, job: ClaimedJob) -> None:
         """A job that was claimed and does not start."""
-        charge = AttemptCharge(job, self._amend)
+        charge = AttemptCharge(job, self._amend, self._elsewhere)
         charge.refund()
         self._recorder.end(job, Returned(job.id, job.fence, "interrupted", spent=False, charge=charge.final))
 

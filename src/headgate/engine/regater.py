@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from headgate.clock import Clock, sleep
 from headgate.engine.bus import EventBus
-from headgate.errors import CostExceedsLimit, PayloadError, StorageUnavailable
-from headgate.jobs.event import BacklogMoved, StorageTroubled
+from headgate.errors import StorageUnavailable
+from headgate.jobs.event import BacklogLeft, BacklogMoved, StorageTroubled
 from headgate.jobs.gating import GatedJob, Regated
 from headgate.storage.protocol import Storage
 from headgate.tasks.registry import Registry
@@ -28,6 +28,7 @@ class Regater:
         self._registry = registry
         self._clock = clock
         self._bus = bus
+        self._told: set[str] = set()
 
     async def run(self) -> None:
         gates = {task.name: task.gate.signature for task in self._registry.tasks.values()}
@@ -63,10 +64,20 @@ class Regater:
             try:
                 arguments = task.payload.arguments(job.payload)
                 draws, costs, terms = task.gate.ask(arguments, job.headers or {}, _not_told)
-            except (PayloadError, CostExceedsLimit):
+            except Exception as error:  # with whatever the task's own `cost` or `owner` raises for an old payload
+                self._tell_once(job, error)
                 continue
             if (draws, costs, terms) != (job.draws, job.costs, job.terms):
                 yield Regated(job.id, job.draws, draws, costs, terms)
+
+    def _tell_once(self, job: GatedJob, error: Exception) -> None:
+        if job.task not in self._told:
+            self._told.add(job.task)
+            self._bus.publish(
+                BacklogLeft(
+                    at=self._clock.now(), task=job.task, job_id=job.id, error=f"{type(error).__name__}: {error}"
+                )
+            )
 
 
 def _not_told(limit: str, reason: str) -> None:

@@ -93,6 +93,14 @@ class BacklogMoved(Event, frozen=True):
     jobs: int
 
 
+class BacklogLeft(Event, frozen=True):
+    """A waiting job cannot be asked which limits its task has now, and keeps those it had; told once per task."""
+
+    task: str
+    job_id: str
+    error: str
+
+
 class LimitStoreTroubled(Event, frozen=True):
     """The store of a limit that is kept elsewhere cannot be asked; jobs run without it, or wait, as the limit says."""
 

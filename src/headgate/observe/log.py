@@ -8,6 +8,7 @@ import msgspec
 
 from headgate.clock import to_datetime
 from headgate.jobs.event import (
+    BacklogLeft,
     BacklogMoved,
     BackoffFailed,
     EndingRefused,
@@ -54,6 +55,7 @@ def logged_kinds() -> tuple[type[Event], ...]:
         JobThrottled,
         LimitSkipped,
         BacklogMoved,
+        BacklogLeft,
         LimitStoreTroubled,
         LimitStoreAdvised,
         LimitStoreAnswers,
@@ -100,6 +102,10 @@ def _worded(event: Event) -> tuple[int, str] | None:
             )
         case BacklogMoved():
             return logging.INFO, f"{event.jobs} waiting jobs were moved to the limits that their tasks have now"
+        case BacklogLeft():
+            return logging.WARNING, (
+                f"{event.task} {event.job_id} keeps the limits it had, as those of today cannot be told: {event.error}"
+            )
         case LimitStoreTroubled():
             doing = "jobs run without it" if event.jobs_run else "its jobs wait"
             return logging.WARNING, f"limit {event.limit}: its store cannot be asked, {doing}: {event.error}"

@@ -87,7 +87,7 @@ class Pipe:
         if reaching is not None:
             reaching.cancel()
             await asyncio.wait([reaching])
-        left, self._in_flight, self._pending = [*self._in_flight, *self._pending], [], []
+        left, self._pending = [*self._end_flight(), *self._pending], []
         self._hang_up()
         for ask in left:
             ask.fail(StorageUnavailable("the connection to Redis was closed before it answered"))
@@ -111,19 +111,22 @@ class Pipe:
             self._go_on()
             return
         group, self._pending = self._pending[:MOST], self._pending[MOST:]
-        commands: list[bytes] = [_packed((b"SCRIPT", b"LOAD", script.source)) for script in self._unknown_there]
-        self._unknown_there.clear()
-        self._loads = len(commands)
+        commands: list[bytes] = []
         for ask in group:
             arguments = ask.tell()
             if arguments is not None:
                 self._in_flight.append(ask)
                 commands.append(_packed((b"EVALSHA", ask.script.sha, len(ask.keys), *ask.keys, *arguments)))
-        if commands:
-            self._timer = self._clock.call_at(self._clock.monotonic() + self._patience, self._give_up)
-            self._wire.ask(commands)
-        else:
+        if not self._in_flight:
+            # Whoever asked for a script that is unknown there may be gone: it is loaded with the next ask, as only asks
+            # keep the wire from being used by others.
             self._go_on()
+            return
+        loads = [_packed((b"SCRIPT", b"LOAD", script.source)) for script in self._unknown_there]
+        self._unknown_there.clear()
+        self._loads = len(loads)
+        self._timer = self._clock.call_at(self._clock.monotonic() + self._patience, self._give_up)
+        self._wire.ask(loads + commands)
 
     # ------------------------------------------------------------------------------------------------- arriving
 
@@ -147,7 +150,7 @@ class Pipe:
         if asked:
             self._failures += 1
         answered = max(0, len(replies) - self._loads)
-        again = self._settle(asked[:answered], replies)
+        again = self._settle(asked[:answered], replies[: self._loads + len(asked[:answered])]) if asked else []
         for ask in asked[answered:]:
             if ask.may_repeat:
                 again.append(ask)
@@ -209,7 +212,7 @@ class Pipe:
                     await sleep(self._clock, min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1)))
                 try:
                     connection = await connected(self._connect, self._clock, self._timeout)
-                except (RedisError, OSError, StorageUnavailable) as error:
+                except Exception as error:  # also what a caller's own `connect` raises: those who wait are told
                     self._failures = min(self._failures + 1, 10)
                     waiting, self._pending = self._pending, []
                     self._return(waiting, error)
@@ -259,7 +262,8 @@ class Wire(asyncio.Protocol):
             return
         if self._expected and len(self.replies) >= self._expected:
             self._expected = 0
-            self._arrived(self.replies)
+            replies, self.replies = self.replies, []
+            self._arrived(replies)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost(error)

@@ -75,7 +75,7 @@ class BucketTable:
                 known = self._refused.get(key)
                 if known is not None and known.state is state and known.cost == cost and now < known.opens_at:
                     return Decision(False, now, known.opens_at, rule, state)
-            if cost < 1:
+            if cost.__class__ is not int or cost < 1:
                 check_cost(cost)
             opens_at, after = rule.take(state, now, cost)
             if opens_at > now:
@@ -327,8 +327,8 @@ class _RuleOfKey:
 
 def check_cost(cost: int) -> None:
     """Raise ValueError for a cost that is none."""
-    if cost < 1:
-        raise ValueError(f"a cost of {cost} must be a whole number of at least 1")
+    if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
+        raise ValueError(f"a cost of {cost!r} must be a whole number of at least 1")
 
 
 class _Refusal(msgspec.Struct, frozen=True, gc=False):

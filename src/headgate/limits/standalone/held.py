@@ -25,8 +25,8 @@ class _Holding:
     def _checked(self, actual: int) -> int:
         if self._budget.hands_out_permits:
             raise HeadgateError("a permit is given back whole when its block ends; only a start has a cost to settle")
-        if actual < 0:
-            raise ValueError(f"an actual cost of {actual} cannot be below 0")
+        if isinstance(actual, bool) or not isinstance(actual, int) or actual < 0:
+            raise ValueError(f"an actual cost of {actual!r} must be a whole number of at least 0")
         return actual
 
 

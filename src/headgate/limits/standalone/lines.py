@@ -112,6 +112,9 @@ class Lines:
             self.by_key.setdefault(key, OrderedDict())[waiter] = None
 
     def _leave(self, key: str, waiter: _Waiter) -> None:
+        if waiter.is_gone():
+            # Perhaps the garbage collector calls this, in a thread that has the lock; it is passed over anyway.
+            return
         with self._lock:
             line = self.by_key.get(key)
             if line is None or waiter not in line:

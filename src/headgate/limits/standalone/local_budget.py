@@ -60,7 +60,8 @@ class LocalBudget:
     def reset(self, key: str) -> None:
         if self.is_closed:
             raise GateClosed
-        self.table.reset(key)
+        if not self.hands_out_permits:
+            self.table.reset(key)
 
     def close(self) -> None:
         self.is_closed = True
@@ -116,7 +117,8 @@ class _Attempt:
         if self.decision.allowed or self.until is None:
             return not self.decision.allowed
         opens_at = self.decision.opens_at - self._table.ahead
-        return opens_at <= self.until or not self._table.opens_only_by_time(self._key)
+        gives_back = self._budget.hands_out_permits or not self._table.opens_only_by_time(self._key)
+        return opens_at <= self.until or gives_back
 
     def is_closed(self) -> bool:
         return self._budget.is_closed

@@ -20,12 +20,13 @@ import redis
 
 from headgate.clock import SECOND
 from headgate.errors import CostExceedsLimit, DeclarationError, StorageUnavailable, StorageUnusable
-from headgate.limits.bucket_store import Bucket
+from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import START_EMPTY_KEPT, RateLimit
 from headgate.limits.redis.buckets import RedisBuckets
+from headgate.limits.redis.pipe import Wire
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import StrictRate
 from tests.redis_server import server_in
@@ -401,6 +402,32 @@ async def test_a_taker_who_goes_away_before_the_question_leaves_consumes_nothing
     gone.cancel()
     assert (await stays).granted == 1
     assert (await store.snapshot(drawn)).used == 1
+
+
+async def test_a_taker_who_goes_away_while_its_script_is_unknown_leaves_the_others_their_own_answers(
+    store: RedisBuckets, server: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes: list[asyncio.Future[Taken]] = []
+    heard = Wire.data_received
+
+    def others_come_then(wire: Wire, data: bytes) -> None:
+        heard(wire, data)
+        if len(takes) < 5:
+            other = store.take(bucket(FixedWindow("100/d").rule), len(takes) + 1)
+            takes.append(asyncio.ensure_future(other))
+
+    await store.take(bucket(FixedWindow("100/d").rule))
+    server.script_flush()
+    await store.take(bucket(FixedWindow("100/d").rule))
+    monkeypatch.setattr(Wire, "data_received", others_come_then)
+    gone = asyncio.ensure_future(store.take(bucket(RateLimit("100/h").rule)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.sleep(0.2)
+    assert len(takes) == 5
+    async with asyncio.timeout(5):
+        assert [(await take).available for take in takes] == [99, 98, 97, 96, 95]
 
 
 async def test_closing_fails_what_waits_for_an_answer(store: RedisBuckets) -> None:

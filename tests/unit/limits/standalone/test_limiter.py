@@ -14,6 +14,7 @@ from headgate.clock import SECOND, Timer
 from headgate.errors import CostExceedsLimit, DeclarationError, GateClosed, HeadgateError, StorageUnavailable
 from headgate.limits.bucket_store import Bucket, BucketStore, Taken
 from headgate.limits.concurrency import Concurrency, Mutex
+from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.limit import Limit
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.rule import Snapshot
@@ -622,7 +623,7 @@ def test_an_actual_cost_below_zero_is_an_error(play: Callable[[Scene], None]) ->
     async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
         limiter = new(RateLimit(10, per=3600))
         async with limiter.hold("a", cost=10) as held:
-            with pytest.raises(ValueError, match="below 0"):
+            with pytest.raises(ValueError, match="at least 0"):
                 await held.settle(-1)
 
     play(scene)
@@ -736,6 +737,35 @@ def test_one_with_a_timeout_gets_the_permit_that_comes_back_in_time() -> None:
         await working
 
     run_virtual(main)
+
+
+def test_one_with_a_timeout_waits_for_a_permit_that_was_taken_without_a_block() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(Concurrency(1), clock=clock)
+        assert await limiter.acquire("a")
+        waiting = asyncio.ensure_future(limiter.acquire("a", timeout=6))
+        await asyncio.sleep(5)
+        limiter.release("a")
+        assert await waiting
+        assert clock.monotonic() == 5 * SECOND
+
+    run_virtual(main)
+
+
+def test_a_reset_leaves_permits_with_those_who_hold_them() -> None:
+    limiter = Limiter(Concurrency(1), clock=ManualClock())
+    with limiter.sync.hold("a"):
+        limiter.sync.reset("a")
+        assert not limiter.sync.try_acquire("a")
+    assert limiter.sync.try_acquire("a")
+
+
+@pytest.mark.parametrize("cost", [float("nan"), 1.5, True, "2"])
+def test_a_cost_that_is_no_whole_number_is_refused_and_changes_nothing(cost: Any) -> None:
+    limiter = Limiter(FixedWindow("2/d"), clock=ManualClock())
+    with pytest.raises(ValueError, match="whole number"):
+        limiter.sync.try_acquire("a", cost)
+    assert [bool(limiter.sync.try_acquire("a")) for _ in range(3)] == [True, True, False]
 
 
 def test_a_permit_that_weighs_more_takes_more() -> None:
