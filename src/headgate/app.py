@@ -46,6 +46,7 @@ from headgate.storage.admission import ask_of
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED, rejection_error
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.memory import MemoryStorage
+from headgate.storage.migrations import Migrates
 from headgate.storage.prediction import predict
 from headgate.storage.protocol import Standing, Storage
 from headgate.storage.sqlite.storage import SqliteStorage
@@ -66,10 +67,11 @@ DEFAULT_URL = "sqlite:///headgate.db"
 class Headgate:
     """Durable background jobs with a budget per key.
 
-    `url` says where jobs live: `sqlite:///relative.db`, `sqlite:////absolute.db` or `memory://` (default:
-    `$HEADGATE_URL`, then `sqlite:///headgate.db`); an object that satisfies `headgate.storage.protocol.Storage` may
-    stand in its place. `retry` is for tasks that have none (default: 3 retries, 1 s × 2ⁿ with full jitter, up to 1 h).
-    All other settings are those of `headgate.settings.Settings`, also read from `HEADGATE_*`.
+    `url` says where jobs live: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database` or
+    `memory://` (default: `$HEADGATE_URL`, then `sqlite:///headgate.db`); an object that satisfies
+    `headgate.storage.protocol.Storage` may stand in its place. `retry` is for tasks that have none (default: 3 retries,
+    1 s × 2ⁿ with full jitter, up to 1 h). All other settings are those of `headgate.settings.Settings`, also read from
+    `HEADGATE_*`.
 
     `clock` and `random` are for tests: with both given, a run is reproducible.
 
@@ -99,6 +101,7 @@ class Headgate:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened_by = 0
         self._openings = 0
+        self._opening: asyncio.Future[None] | None = None
         self._results: ResultWatch | None = None
         self._node: Node | None = None
         self._own_node: contextlib.AsyncExitStack | None = None
@@ -123,8 +126,29 @@ class Headgate:
             if "?" in path:
                 raise DeclarationError(f"storage URL {url!r} has options; pass them to Headgate(…), as synchronous=")
             return SqliteStorage(unquote(path[1:]), self._clock, synchronous=self._settings.synchronous)
+        if separator and scheme in ("postgresql", "postgres"):
+            return self._postgres(url)
         raise DeclarationError(
-            f"storage URL {url!r} is not known; use sqlite:///path, or memory:// for tests and throw-away work"
+            f"storage URL of the scheme {scheme!r} is not known; use sqlite:///path, postgresql://host/database, or "
+            "memory:// for tests and throw-away work"
+        )
+
+    def _postgres(self, url: str) -> Storage:
+        try:
+            from headgate.storage.postgres.storage import PostgresStorage
+        except ModuleNotFoundError as error:
+            if error.name != "asyncpg":
+                raise
+            raise DeclarationError(
+                "a postgresql:// URL needs the asyncpg package, which is missing; pip install 'headgate[postgres]'"
+            ) from None
+        settings = self._settings
+        return PostgresStorage(
+            url,
+            self._clock,
+            schema=settings.schema,
+            listen_url=settings.listen_url,
+            connections=settings.connections,
         )
 
     # ------------------------------------------------------------------------------------------- declaring
@@ -210,9 +234,13 @@ class Headgate:
         buckets = StoredBuckets(self._storage) if store is None else store
         return Limiter(_named(limit, name), store=buckets, clock=self._clock)
 
-    def queue(self, name: str, *, concurrency: int | None = None) -> None:
-        """Declare a queue, with its slots per node (default: 100, or max(4, 2 × cores) for plain functions)."""
-        self._registry.add_queue(Queue(name, concurrency))
+    def queue(self, name: str, *, concurrency: int | None = None, global_concurrency: int | None = None) -> None:
+        """Declare a queue, with its slots per node (default: 100, or max(4, 2 × cores) for plain functions).
+
+        `global_concurrency`: never more than so many of its jobs run at once over all nodes (default: no such bound).
+        It is the limit `queue:<name>`, which all its jobs draw on: listed, set and paused like any other.
+        """
+        self._registry.add_queue(Queue(name, concurrency, global_concurrency))
 
     def require_queue(self, queue: str, where: str) -> None:
         """Raise UnknownQueue unless the queue is declared."""
@@ -235,8 +263,15 @@ class Headgate:
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
         """Connect, for enqueueing and looking; runs no jobs. May be entered again while it is open."""
+        if self._openings == 0 and self._opening is not None:
+            # Somebody else is at it.
+            await asyncio.wait([self._opening])
         if self._openings == 0:
-            await self._storage.open()
+            self._opening = asyncio.ensure_future(self._storage.open())
+            try:
+                await self._opening
+            finally:
+                self._opening = None
             self._loop = asyncio.get_running_loop()
             self._opened_by = os.getpid()
             self._results = ResultWatch(self._storage, self._clock)
@@ -255,6 +290,16 @@ class Headgate:
                 for store in self._bucket_stores.values():
                     await store.close()
                 await self._storage.close()
+
+    async def migrate(self, *, dry_run: bool = False) -> list[str]:
+        """Bring the storage's tables up to date, which opening does as well; the names of what was applied.
+
+        With `dry_run` nothing is written: the names of what is missing. Raises StorageUnusable for what is newer than
+        this program, or may not be changed by this user.
+        """
+        if not isinstance(self._storage, Migrates):
+            return []
+        return [str(migration) for migration in await self._storage.migrate(dry_run=dry_run)]
 
     async def __aenter__(self) -> Self:
         """Open, and run jobs in this process until the block ends."""
@@ -342,7 +387,10 @@ class Headgate:
             return cast(BucketStore | None, place)
         if place not in self._bucket_stores:
             self._bucket_stores[place] = open_store(place, self._clock)
-        return self._bucket_stores[place]
+        store = self._bucket_stores[place]
+        # Where the jobs are is not elsewhere: there the bucket is charged in the commit that claims them.
+        where = getattr(store, "place", None)
+        return None if where is not None and where == getattr(self._storage, "place", None) else store
 
     # ------------------------------------------------------------------------------------------- enqueueing
 
@@ -352,15 +400,15 @@ class Headgate:
         """Store the calls as jobs in one commit; what `task.enqueue` and `task.enqueue_many` do."""
         self._require_open()
         jobs = self._new_jobs(task, options, calls)
-        if task.gate.patience:
+        gate = self._registry.gate(task, options.queue or task.queue)
+        if gate.patience:
             jobs = await self._reject_hopeless(jobs)
         await self._storage.add(jobs)
         if self._bus.wants(JobEnqueued):
+            at = self._clock.now()
             for job in jobs:
-                self._bus.publish(
-                    JobEnqueued(at=job.enqueued_at, job_id=job.id, task=job.task, queue=job.queue, run_at=job.run_at)
-                )
-        if options.promise and task.gate.limits:
+                self._bus.publish(JobEnqueued(at=at, job_id=job.id, task=job.task, queue=job.queue, run_at=job.run_at))
+        if options.promise and gate.limits:
             return [Job(job.id, self, await self._promise(job)) for job in jobs]
         return [Job(job.id, self) for job in jobs]
 
@@ -369,13 +417,15 @@ class Headgate:
         return Promise(status.place, status.predicted_start, status.waits_for)
 
     def _new_jobs(self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]) -> list[NewJob]:
-        now = self._clock.now()
+        now = self._storage.now()
         asked_for = options.at if options.delay is None else now + options.delay
         delayed = asked_for is not None and asked_for > now
         run_at = asked_for if delayed and asked_for is not None else now
         headers = None if not options.headers else dict(options.headers)
         priority = task.priority if options.priority is None else options.priority
-        encode, gate, on_skip = task.payload.encode, task.gate, partial(self._skip, task.name)
+        queue = options.queue or task.queue
+        gate = self._registry.gate(task, queue)
+        encode, on_skip = task.payload.encode, partial(self._skip, task.name)
         new_id = self._ids.next
         jobs: list[NewJob] = []
         for call in calls:
@@ -385,7 +435,7 @@ class Headgate:
                 NewJob(
                     id=new_id(now),
                     task=task.name,
-                    queue=options.queue or task.queue,
+                    queue=queue,
                     payload=payload,
                     priority=priority,
                     delayed=delayed,
@@ -406,7 +456,7 @@ class Headgate:
     async def _reject_hopeless(self, jobs: Sequence[NewJob]) -> list[NewJob]:
         """Those whose limits would keep them waiting longer than their `max_wait` are stored as final at once."""
         live = LiveRules(await self._storage.settings())
-        now = self._clock.now()
+        now = self._storage.now()
         limit_now = self._storage.limit_now()
         lanes: dict[tuple[str, tuple[Draw, ...], str], Standing] = {}
         judged: list[NewJob] = []
@@ -476,7 +526,8 @@ class Headgate:
         self._require_open()
         elsewhere = {name: limit.store for name, limit in self._elsewhere().items()}
         tasks = frozenset(self._registry.tasks)
-        return Admin(self._storage, self._registry.rules, elsewhere, tasks, self._clock)
+        queues = frozenset(self._registry.queues)
+        return Admin(self._storage, self._registry.rules, elsewhere, tasks, queues)
 
     @property
     def portal(self) -> LoopPortal:

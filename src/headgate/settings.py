@@ -19,8 +19,11 @@ class Settings:
     `heartbeat` (5) renews a node's lease, which others take for lost after `lease` (30). `grace` (30): how long running
     jobs may go on after the node was asked to stop. `retention` (7 days): how long final jobs are kept.
     `max_payload` (262,144): bytes of JSON that the arguments or the result of one job may take.
-    `synchronous` ("FULL"): of SQLite; "NORMAL" may lose the last commits in a power cut. `limits_url` ("redis://…"):
-    where the limits that count starts are kept, unless they say `store=` (default: with the jobs).
+    `synchronous` ("FULL"): of SQLite; "NORMAL" may lose the last commits in a power cut. `limits_url` ("redis://…",
+    "postgresql://…"): where the limits that count starts are kept, unless they say `store=` (default: with the jobs).
+    On PostgreSQL: `schema` ("headgate") is where the tables live; `connections` (8) is how many a process opens at
+    most; `listen_url`, where the URL leads through PgBouncer, is a way to the database itself, to be woken at once
+    instead of polling.
     """
 
     concurrency: int | None = None
@@ -32,6 +35,9 @@ class Settings:
     max_payload: int = 256 * 1024
     synchronous: str = "FULL"
     limits_url: str | None = None
+    schema: str = "headgate"
+    connections: int = 8
+    listen_url: str | None = None
 
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.concurrency < 1:
@@ -46,6 +52,10 @@ class Settings:
             raise DeclarationError(
                 f"lease={self.lease} must be at least twice heartbeat={self.heartbeat}: "
                 "one late heartbeat would cost a node its jobs"
+            )
+        if self.connections < 2:
+            raise DeclarationError(
+                f"connections={self.connections} must be at least 2: claiming must not wait for finishing"
             )
         if self.max_payload < 1024:
             raise DeclarationError(f"max_payload={self.max_payload} must be at least 1024 bytes")
@@ -73,7 +83,7 @@ _DURATIONS = frozenset({"timeout", "heartbeat", "lease", "grace", "retention"})
 def _parse(name: str, text: str) -> Duration | int | str:
     if name == "synchronous":
         return text.upper()
-    if name == "limits_url":
+    if name in ("limits_url", "schema", "listen_url"):
         return text
     try:
         return float(text) if name in _DURATIONS else int(text)

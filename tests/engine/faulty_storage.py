@@ -39,6 +39,8 @@ class Faults:
 class FaultyStorage:
     """The same store seen by one node, through a bad line."""
 
+    verbs = FAULTY
+
     def __init__(self, name: str, shared: Storage, faults: Faults, random: Random, history: History) -> None:
         self._name = name
         self._shared = shared
@@ -48,7 +50,7 @@ class FaultyStorage:
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._shared, name)
-        if name not in FAULTY:
+        if name not in self.verbs:
             return attribute
 
         async def call(*arguments: Any, **named: Any) -> Any:

@@ -971,6 +971,45 @@ def test_a_deploy_that_changes_limits_or_keys_moves_the_backlog_and_an_old_worke
     run_virtual(main)
 
 
+@pytest.mark.parametrize("survivors", [True, False])
+def test_a_rollback_takes_the_backlog_back_once_the_newer_release_is_gone(survivors: bool) -> None:
+    """The fault: to the old release the limits of the new one are unknown, and nobody moved what drew on them."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        started: Counter[str] = Counter()
+
+        def release(name: str, *limits: Limit) -> Headgate:
+            app = Headgate(store, clock=clock)
+
+            @app.task(name="call", limits=limits)
+            async def call(tenant: str) -> None:
+                started[name] += 1
+
+            return app
+
+        def old() -> Headgate:
+            return release("old", Concurrency(5))
+
+        async with old() as app:
+            await app.tasks["call"].enqueue("acme")
+            await asyncio.sleep(1)
+        async with release("new", StrictRate("1/h", key="{tenant}")) as new:
+            await new.tasks["call"].enqueue_many([("acme",)] * 10)
+            await asyncio.sleep(1)
+        assert started == {"old": 1, "new": 1}
+        async with old():
+            if survivors:
+                async with release("new", StrictRate("1/h", key="{tenant}")):
+                    await asyncio.sleep(1800)
+                    assert started["old"] == 1
+            await asyncio.sleep(300)
+        assert started == {"old": 10, "new": 1}
+        assert await store.check() == []
+
+    run_virtual(main)
+
+
 def test_a_waiting_job_that_todays_cost_cannot_be_computed_for_keeps_its_limits_and_stops_no_node() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)

@@ -737,7 +737,7 @@ def test_delayed_jobs_take_no_memory_in_the_worker(tmp_path: Path) -> None:
             tracemalloc.stop()
         assert ran == [-1]
         # 50,000 jobs as objects would be tens of megabytes.
-        assert peak - before < 2_000_000
+        assert peak - before < 10_000_000
 
     run_virtual(main)
 

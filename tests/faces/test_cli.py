@@ -8,6 +8,7 @@ import json
 import os
 import select
 import signal
+import sqlite3
 import subprocess
 import sys
 import uuid
@@ -16,10 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import asyncpg
 import pytest
 from click.testing import CliRunner, Result
 
-from headgate import Headgate, JobState
+from headgate import Headgate, JobFailed, JobState
 from headgate.cli import supervisor
 from headgate.cli.main import COMMANDS, main
 from headgate.cli.output import make_console, print_table
@@ -253,7 +255,7 @@ def test_the_app_is_named_by_the_argument_the_option_or_the_environment(project:
 
 def test_an_unknown_storage_url_is_told_in_one_line(tmp_path: Path, project: Project) -> None:
     odd = Project(tmp_path, 'from headgate import Headgate\napp = Headgate("oracle://x")\n')
-    assert_one_line(call("status", odd.target), 1, "storage URL 'oracle://x' is not known")
+    assert_one_line(call("status", odd.target), 1, "storage URL of the scheme 'oracle' is not known")
 
 
 def test_a_file_that_is_no_database_is_told_in_one_line(tmp_path: Path, project: Project) -> None:
@@ -326,9 +328,19 @@ def test_show_tells_until_when_and_by_what_a_job_is_throttled(project: Project) 
     assert "acme" in call("limits", "list", project.target).output
 
     status = answer("status", project.target)
-    assert status["queues"] == [
-        {"queue": "default", "waiting": 1, "running": 0, "succeeded": 2, "failed": 0, "cancelled": 0}
-    ]
+    [queue] = status["queues"]
+    assert 0 < queue.pop("oldest") < 60
+    assert queue == {
+        "queue": "default",
+        "waiting": 1,
+        "running": 0,
+        "succeeded": 2,
+        "failed": 0,
+        "cancelled": 0,
+        "lag": 0.0,
+        "paused_at": None,
+    }
+    assert status["obstacles"] == []
     assert [bucket["key"] for bucket in status["throttled"]] == ["acme"]
     assert "Throttled" in call("status", project.target).output
 
@@ -357,6 +369,74 @@ def test_cancel_and_retry_say_for_each_id_what_happened(project: Project) -> Non
     ]
     assert project.state(first)[0] is JobState.WAITING
     assert_one_line(call("jobs", "retry", project.target), 2, "at least one job")
+
+
+def test_queues_are_listed_paused_and_resumed(project: Project) -> None:
+    project.enqueue("bad")
+    assert call("queues", "pause", project.target, "emails").output == "emails is paused\n"
+    assert call("queues", "pause", "emails", "-A", project.target).output == "emails was paused already\n"
+    default, emails = answer("queues", "list", project.target)
+    assert (default["queue"], default["waiting"], default["oldest"], default["paused_at"]) == ("default", 0, None, None)
+    assert (emails["queue"], emails["waiting"], emails["lag"]) == ("emails", 1, 0.0)
+    assert emails["paused_at"] is not None
+    assert 0 < emails["oldest"] < 60
+    text = call("queues", "list", project.target).output
+    assert ["paused" in line for line in text.splitlines() if line.strip().startswith(("default", "emails"))] == [
+        False,
+        True,
+    ]
+    [job] = answer("jobs", "list", project.target)
+    assert "queue 'emails' is paused" in call("jobs", "explain", project.target, job["id"]).output
+    # A paused queue is told of even where nothing waits in it.
+    call("queues", "pause", project.target, "default")
+    assert [queue["queue"] for queue in answer("status", project.target)["queues"]] == ["default", "emails"]
+    assert call("queues", "resume", project.target, "default").output == "default goes on\n"
+    assert call("queues", "resume", project.target, "default").output == "default was not paused\n"
+    assert_one_line(call("queues", "pause", project.target, "email"), 1, "queue 'email' is not declared", "emails")
+
+
+def test_status_shows_nodes_by_machine(project: Project) -> None:
+    async def join(app: Headgate) -> None:
+        for number, name in enumerate(("web-2:7", "web-1:1200", "web-1:31")):
+            await app._storage.join(f"node-{number}", name)
+
+    project.do(join)
+    nodes = answer("status", project.target)["nodes"]
+    assert [(node["name"], node["state"]) for node in nodes] == [
+        ("web-1:31", "alive"),
+        ("web-1:1200", "alive"),
+        ("web-2:7", "alive"),
+    ]
+    assert all(0 <= node["heartbeat_age"] < 60 for node in nodes)
+    text = call("status", project.target).output
+    assert text.index("web-1:31") < text.index("web-1:1200") < text.index("web-2:7")
+
+
+OBSTRUCTED = """
+from headgate import Headgate
+from headgate.clock import SECOND, SystemClock
+from headgate.storage.protocol import Obstacle
+from headgate.storage.sqlite.storage import SqliteStorage
+
+
+class Obstructed(SqliteStorage):
+    async def obstacles(self):
+        return [Obstacle("long transaction", 4711, self.now() - 600 * SECOND, "reports: SELECT 1")]
+
+
+app = Headgate(Obstructed("jobs.db", SystemClock()))
+"""
+
+
+def test_status_shows_what_stands_in_the_way_of_the_store(project: Project) -> None:
+    assert "In the way" not in call("status", project.target).output
+    obstructed = Project(project.path, OBSTRUCTED)
+    [obstacle] = answer("status", obstructed.target)["obstacles"]
+    assert (obstacle["kind"], obstacle["pid"], obstacle["what"]) == ("long transaction", 4711, "reports: SELECT 1")
+    assert 600 <= obstacle["age"] < 660
+    shown = call("status", obstructed.target).output
+    assert "In the way" in shown
+    assert shown.split("In the way")[1].split()[-6:] == ["4711", "10", "min", "reports:", "SELECT", "1"]
 
 
 def test_keys_and_errors_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -464,6 +544,22 @@ def test_a_grace_of_0_hands_running_jobs_back(project: Project) -> None:
         worker.send_signal(signal.SIGTERM)
         assert worker.wait() == 0
     assert project.state(job) == (JobState.WAITING, 0)
+
+
+@pytest.mark.slow
+def test_a_worker_takes_nothing_from_a_queue_that_another_process_pauses(project: Project) -> None:
+    with project.worker() as worker:
+        assert project.result(project.enqueue("sync", "acme", 1)) == 1
+        call("queues", "pause", project.target, "default")
+        job = project.enqueue("sync", "globex", 2)
+        # It serves the other queue, and so it has asked for jobs since.
+        with pytest.raises(JobFailed):
+            project.result(project.enqueue("bad"))
+        assert project.state(job) == (JobState.WAITING, 0)
+        call("queues", "resume", project.target, "default")
+        assert project.result(job) == 2
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait() == 0
 
 
 @pytest.mark.slow
@@ -583,3 +679,51 @@ def test_limits_are_steered_from_the_command_line_and_the_backlog_follows(projec
     assert answer("limits", "settings", project.target) == []
     for words in (["set", "sync:strict"], ["pause", "nothing"], ["set", "sync:strict", "often"]):
         assert call("limits", words[0], project.target, *words[1:]).exit_code != 0
+
+
+# --------------------------------------------------------------------------------------------------- migrate
+
+
+def test_migrate_makes_the_tables_once_and_a_dry_run_lists_them(project: Project) -> None:
+    file = project.path / "jobs.db"
+    missing = call("migrate", project.target, "--dry-run")
+    assert (missing.exit_code, missing.output) == (3, "missing: 0001 initial\n")
+    assert not file.exists()
+    made = call("migrate", project.target)
+    assert (made.exit_code, made.output) == (0, "applied: 0001 initial\n")
+    before = file.read_bytes()
+    for options in (("--dry-run",), ()):
+        done = call("migrate", project.target, *options)
+        assert (done.exit_code, done.output) == (0, "up to date\n")
+        assert not options or file.read_bytes() == before
+    assert project.state(project.enqueue("sync", "acme"))[0] is JobState.WAITING
+
+
+def test_migrate_refuses_what_a_newer_release_has_made(project: Project) -> None:
+    call("migrate", project.target)
+    with sqlite3.connect(project.path / "jobs.db") as file:
+        file.execute("INSERT INTO migration VALUES (999, 'moved', 'x', 0)")
+    file.close()
+    for options in ((), ("--dry-run",)):
+        assert_one_line(call("migrate", project.target, *options), 1, "migration 999 'moved' is unknown here")
+
+
+def test_migrate_has_nothing_to_do_in_memory(tmp_path: Path, project: Project) -> None:
+    in_memory = Project(tmp_path, "from headgate import Headgate\napp = Headgate('memory://')\n")
+    assert call("migrate", in_memory.target).output == "up to date\n"
+
+
+def test_migrate_makes_the_tables_in_a_postgres(tmp_path: Path, project: Project, postgres_url: str) -> None:
+    schema = f"headgate_{uuid.uuid4().hex[:16]}"
+    source = f"from headgate import Headgate\napp = Headgate({postgres_url!r}, schema={schema!r})\n"
+    there = Project(tmp_path, source)
+    assert call("migrate", there.target, "--dry-run").exit_code == 3
+    assert call("migrate", there.target).output == "applied: 0001 initial\n"
+    assert call("migrate", there.target, "--dry-run").output == "up to date\n"
+
+    async def drop() -> None:
+        connection = await asyncpg.connect(postgres_url)
+        await connection.execute(f"DROP SCHEMA {schema} CASCADE")
+        await connection.close()
+
+    asyncio.run(drop())

@@ -251,6 +251,11 @@ class StorageModel:
     def count(self, queue: str, state: JobState) -> int:
         return sum(1 for job in self.jobs.values() if job.new.queue == queue and job.state is state)
 
+    def oldest(self, queue: str, wall: int) -> int | None:
+        """The `run_at` of the job that has been ready for longest, late or not."""
+        ready = [job.run_at for job in self.jobs.values() if job.new.queue == queue and job.is_ready(wall)]
+        return min(ready, default=None)
+
     def count_waiting(self) -> int:
         return sum(1 for job in self.jobs.values() if job.state is JobState.WAITING)
 

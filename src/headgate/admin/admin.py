@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from headgate.admin.explain import Explanation, LimitInfo, reason_for
 from headgate.admin.limits import LimitsAdmin
-from headgate.clock import Clock, to_datetime
+from headgate.admin.queues import QueuesAdmin
+from headgate.clock import to_datetime
 from headgate.errors import JobNotFound
 from headgate.jobs.job import Attempt, JobRecord, JobState
 from headgate.limits.bucket_store import BucketStore
@@ -15,7 +17,7 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
-from headgate.storage.protocol import BucketRecord, JobFilter, NodeRecord, QueueCounts, Standing, Storage
+from headgate.storage.protocol import BucketRecord, JobFilter, NodeRecord, Obstacle, QueueCounts, Standing, Storage
 from headgate.tasks.handle import JobStatus, status_of
 
 
@@ -29,7 +31,7 @@ class JobDetails:
 
 
 class Admin:
-    """Reads and steers one app's storage, whichever process runs the jobs. `limits` steers its limits."""
+    """Reads and steers one app's storage, whichever process runs the jobs; `limits` and `queues` steer those."""
 
     def __init__(
         self,
@@ -37,13 +39,17 @@ class Admin:
         rules: Mapping[str, AnyRule],
         elsewhere: Mapping[str, BucketStore],
         tasks: frozenset[str],
-        clock: Clock,
+        queues: frozenset[str],
     ) -> None:
         self._storage = storage
         self._rules = rules
         self._tasks = tasks
-        self._clock = clock
-        self.limits = LimitsAdmin(storage, rules, elsewhere, clock)
+        self.queues = QueuesAdmin(storage, queues)
+        self.limits = LimitsAdmin(storage, rules, elsewhere)
+
+    def now(self) -> datetime:
+        """Wall time as the store has it, aware: what the instants of its answers are to be compared with."""
+        return to_datetime(self._storage.now())
 
     async def counts(self) -> Sequence[QueueCounts]:
         """Jobs by queue and state."""
@@ -52,6 +58,10 @@ class Admin:
     async def nodes(self) -> Sequence[NodeRecord]:
         """The engine processes, also those that died and are not recovered yet."""
         return await self._storage.nodes()
+
+    async def obstacles(self) -> Sequence[Obstacle]:
+        """What stands in the way of the store: transactions that are long open, connections that block others."""
+        return await self._storage.obstacles()
 
     async def jobs(
         self,
@@ -66,20 +76,20 @@ class Admin:
     ) -> Sequence[JobStatus]:
         """A page of jobs, newest first; `before` is the last id of the page before it."""
         filter = JobFilter(state=state, queue=queue, task=task, limit=limit, key=key, before=before, count=count)
-        now = self._clock.now()
+        now = self._storage.now()
         return [status_of(record, now) for record in await self._storage.jobs(filter)]
 
     async def status(self, job_id: str) -> JobStatus:
         """One job as it is now: where it stands, and when its limits will let it start. Raises JobNotFound."""
         record = await self._record(job_id)
         return self._foretold(
-            status_of(record, self._clock.now()), await self._standing(record), await self._live(record)
+            status_of(record, self._storage.now()), await self._standing(record), await self._live(record)
         )
 
     async def job(self, job_id: str) -> JobDetails:
         """One job with everything that is known of it. Raises JobNotFound."""
         record = await self._record(job_id)
-        status = status_of(record, self._clock.now())
+        status = status_of(record, self._storage.now())
         status = self._foretold(status, await self._standing(record), await self._live(record))
         return JobDetails(status=status, record=record, attempts=await self._storage.attempts(job_id))
 
@@ -87,11 +97,19 @@ class Admin:
         """Why a job has not started, or what became of it, from live state. Raises JobNotFound."""
         record = await self._record(job_id)
         standing, live = await self._standing(record), await self._live(record)
-        status = self._foretold(status_of(record, self._clock.now()), standing, live)
+        status = self._foretold(status_of(record, self._storage.now()), standing, live)
         limits = [] if standing is None else [await self._info(bucket, live) for bucket in standing.buckets]
-        now = to_datetime(self._clock.now())
+        now = to_datetime(self._storage.now())
         nodes = await self._storage.nodes()
-        reason = reason_for(record, status, limits, nodes, is_known=record.task in self._tasks, now=now)
+        reason = reason_for(
+            record,
+            status,
+            limits,
+            nodes,
+            is_known=record.task in self._tasks,
+            is_paused=record.state is JobState.WAITING and await self.queues.is_paused(record.queue),
+            now=now,
+        )
         return Explanation(status=status, reason=reason, limits=limits)
 
     async def retry(self, job_id: str) -> None:
@@ -124,7 +142,7 @@ class Admin:
         """The status with what the limits promise."""
         if standing is None:
             return status
-        now, limit_now = self._clock.now(), self._storage.limit_now()
+        now, limit_now = self._storage.now(), self._storage.limit_now()
         prediction = predict(standing, self._rules, live, limit_now)
         start = None
         if prediction.starts_at is not None:
@@ -147,7 +165,7 @@ class Admin:
             rule=None if rule is None else rule.describe(),
             used=None if snapshot is None else snapshot.used,
             available=None if snapshot is None else snapshot.available,
-            opens_at=to_datetime(self._clock.now() + opens_at - limit_now) if known else None,
+            opens_at=to_datetime(self._storage.now() + opens_at - limit_now) if known else None,
             is_paused=live.is_paused(bucket.draw),
             waiting=bucket.waiting,
         )

@@ -41,6 +41,7 @@ def reason_for(
     nodes: Sequence[NodeRecord],
     *,
     is_known: bool,
+    is_paused: bool,
     now: datetime,
 ) -> str:
     """The first thing that keeps the job from starting, most basic first."""
@@ -49,6 +50,8 @@ def reason_for(
     if status.is_scheduled:
         kind = "its next try" if record.attempt else "its time"
         return f"it waits for {kind}, {_when(status.run_at, now)}"
+    if is_paused:
+        return f"queue {status.queue!r} is paused; resume it with `headgate queues resume {status.queue}`"
     paused = next((limit for limit in limits if limit.is_paused), None)
     if paused is not None:
         return f"limit {paused.limit!r} is paused for key {paused.key!r}; resume it with `headgate limits resume`"

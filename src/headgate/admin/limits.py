@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import groupby
 
 from headgate.admin.audit import Audited, audit_starts
-from headgate.clock import Clock, Duration, from_datetime, microseconds, to_datetime
+from headgate.clock import Duration, from_datetime, microseconds, to_datetime
 from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
 from headgate.jobs.job import Draw
 from headgate.limits.bucket_store import Bucket, BucketStore
@@ -45,13 +45,10 @@ class BucketStatus:
 class LimitsAdmin:
     """The limits of one app, whichever process runs the jobs."""
 
-    def __init__(
-        self, storage: Storage, rules: Mapping[str, AnyRule], elsewhere: Mapping[str, BucketStore], clock: Clock
-    ) -> None:
+    def __init__(self, storage: Storage, rules: Mapping[str, AnyRule], elsewhere: Mapping[str, BucketStore]) -> None:
         self._storage = storage
         self._elsewhere = elsewhere
         self._rules = rules
-        self._clock = clock
 
     # ----------------------------------------------------------------------------------------------- looking
 
@@ -145,7 +142,7 @@ class LimitsAdmin:
     async def penalize(self, limit: str, key: str, until: datetime | Duration) -> None:
         """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` lifts it."""
         self.declared(limit)
-        wall = from_datetime(until) if isinstance(until, datetime) else self._clock.now() + microseconds(until)
+        wall = from_datetime(until) if isinstance(until, datetime) else self._storage.now() + microseconds(until)
         await self._storage.penalize(Draw(limit, key), self._in_limit_time(wall))
 
     async def remove(self, limit: str) -> None:
@@ -174,10 +171,10 @@ class LimitsAdmin:
         await self._storage.change(changed, remove=rule is None and not is_paused)
 
     def _in_limit_time(self, wall: int) -> int:
-        return self._storage.limit_now() + wall - self._clock.now()
+        return self._storage.limit_now() + wall - self._storage.now()
 
     def _in_wall_time(self, instant: int) -> datetime:
-        return to_datetime(self._clock.now() + max(0, instant - self._storage.limit_now()))
+        return to_datetime(self._storage.now() + max(0, instant - self._storage.limit_now()))
 
     async def snapshot(self, record: BucketRecord, rule: AnyRule) -> Snapshot | None:
         """A bucket as people look at it; None if it is kept in another store that cannot be asked."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 import msgspec
 
 from headgate.admin import Admin, Explanation, JobDetails
-from headgate.cli.locate import ask, takes_app, takes_app_and_ids
+from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and_ids
 from headgate.cli.output import json_option, make_console, print_json, print_table, printable, until
 from headgate.clock import to_datetime
 from headgate.errors import HeadgateError
@@ -45,14 +46,15 @@ def jobs() -> None:
 @json_option
 def list_(target: str, as_json: bool, state: str | None, **wanted: Any) -> None:
     """List jobs, newest first."""
-    found = ask(target, lambda admin: admin.jobs(state=None if state is None else JobState(state), **wanted))
+    only = None if state is None else JobState(state)
+    found, now = ask_with_time(target, lambda admin: admin.jobs(state=only, **wanted))
     if as_json:
         print_json(found)
         return
     print_table(
         "Jobs",
         ("id", "task", "queue", "state", "attempt", "enqueued", "note"),
-        [(job.id, job.task, job.queue, _state(job), job.attempt, job.enqueued_at, _note(job)) for job in found],
+        [(job.id, job.task, job.queue, _state(job), job.attempt, job.enqueued_at, _note(job, now)) for job in found],
         empty="none",
     )
 
@@ -65,12 +67,12 @@ def show(target: str, ids: Sequence[str], as_json: bool) -> None:
 
     With --json: an array, one object for each id.
     """
-    found = ask(target, partial(_details, ids=ids))
+    found, now = ask_with_time(target, partial(_details, ids=ids))
     if as_json:
         print_json([_as_data(details) for details in found])
         return
     for details in found:
-        _print_details(details)
+        _print_details(details, now)
 
 
 @jobs.command()
@@ -78,7 +80,7 @@ def show(target: str, ids: Sequence[str], as_json: bool) -> None:
 @json_option
 def explain(target: str, ids: Sequence[str], as_json: bool) -> None:
     """Say why jobs have not started: the limit they wait for, their place, and when they will start."""
-    found = ask(target, partial(_explanations, ids=ids))
+    found, now = ask_with_time(target, partial(_explanations, ids=ids))
     if as_json:
         print_json(found)
         return
@@ -88,7 +90,7 @@ def explain(target: str, ids: Sequence[str], as_json: bool) -> None:
             print_table(
                 "",
                 ("limit", "key", "rule", "used", "available", "opens"),
-                [(e.limit, e.key, e.rule, e.used, e.available, until(e.opens_at)) for e in explanation.limits],
+                [(e.limit, e.key, e.rule, e.used, e.available, until(e.opens_at, now)) for e in explanation.limits],
                 empty="",
             )
 
@@ -174,12 +176,12 @@ def _state(job: JobStatus) -> str:
     return job.state
 
 
-def _note(job: JobStatus) -> str | None:
+def _note(job: JobStatus, now: datetime) -> str | None:
     if job.waits_for is not None:
         limit, key = job.waits_for
-        return f"{limit} key {key!r} opens {until(job.throttled_until)}, {job.lane_waiting} wait"
+        return f"{limit} key {key!r} opens {until(job.throttled_until, now)}, {job.lane_waiting} wait"
     if job.is_scheduled:
-        return f"due {until(job.run_at)}"
+        return f"due {until(job.run_at, now)}"
     if job.error is not None and not job.state.is_final:
         return f"last error: {job.error.type}: {job.error.message}"
     return None if job.error is None else f"{job.error.type}: {job.error.message}"
@@ -212,7 +214,7 @@ def _attempt(attempt: Attempt) -> dict[str, object]:
     }
 
 
-def _print_details(details: JobDetails) -> None:
+def _print_details(details: JobDetails, now: datetime) -> None:
     record, status = details.record, details.status
     print_table(
         f"Job {status.id}",
@@ -221,7 +223,7 @@ def _print_details(details: JobDetails) -> None:
             ("task", status.task),
             ("queue", status.queue),
             ("state", _state(status)),
-            ("note", _note(status)),
+            ("note", _note(status, now)),
             ("attempt", status.attempt),
             ("attempts lost with a node", record.lost),
             ("priority", status.priority),

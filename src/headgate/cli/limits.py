@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import partial
 
 import click
 
 from headgate.admin import Admin, Audited, BucketStatus
-from headgate.cli.locate import ask, takes_app, takes_app_and
+from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, print_json, print_table, until
 from headgate.errors import DeclarationError
 from headgate.limits.concurrency import Concurrency, Semaphore
@@ -35,14 +36,17 @@ def list_(target: str, limit: str | None, key: str | None, count: int, as_json: 
 
     Those with most waiting jobs come first. `used` and `available` are empty for a limit that the app does not declare.
     """
-    found = ask(target, partial(_list, limit=limit, key=key, count=count))
+    found, now = ask_with_time(target, partial(_list, limit=limit, key=key, count=count))
     if as_json:
         print_json(found)
         return
     print_table(
         "Limits",
         ("limit", "key", "rule", "waiting", "used", "available", "next slot", "note"),
-        [(b.limit, b.key, b.rule, b.waiting, b.used, b.available, until(b.next_slot_at), _note(b)) for b in found],
+        [
+            (b.limit, b.key, b.rule, b.waiting, b.used, b.available, until(b.next_slot_at, now), _note(b, now))
+            for b in found
+        ],
         empty="no key has used any of its budget",
     )
 
@@ -241,14 +245,14 @@ def _whom(key: str | None, tier: str | None) -> str:
     return "all keys" if key is None else f"key {key!r}"
 
 
-def _note(bucket: BucketStatus) -> str | None:
+def _note(bucket: BucketStatus, now: datetime) -> str | None:
     notes = []
     if bucket.is_paused:
         notes.append("paused")
     if bucket.is_set:
         notes.append("overridden")
     if bucket.penalized_until is not None:
-        notes.append(f"penalized, {until(bucket.penalized_until)}")
+        notes.append(f"penalized, {until(bucket.penalized_until, now)}")
     return ", ".join(notes) or None
 
 

@@ -7,6 +7,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,6 +62,15 @@ def ask(target: str, question: Callable[[Admin], Awaitable[R]]) -> R:
 
     app = locate(target)
     return asyncio.run(opened())
+
+
+def ask_with_time(target: str, question: Callable[[Admin], Awaitable[R]]) -> tuple[R, datetime]:
+    """The same, with the instant that the answer is of, as the store has it: this machine's clock may be wrong."""
+
+    async def both(admin: Admin) -> tuple[R, datetime]:
+        return await question(admin), admin.now()
+
+    return ask(target, both)
 
 
 def takes_app(function: Callable[..., None]) -> Callable[..., None]:

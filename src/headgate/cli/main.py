@@ -21,8 +21,10 @@ class Lazy(NamedTuple):
 COMMANDS: Mapping[str, Lazy] = {
     "worker": Lazy("headgate.cli.worker", "Run jobs until told to stop."),
     "status": Lazy("headgate.cli.status", "Show queues, nodes and the most crowded limits."),
+    "queues": Lazy("headgate.cli.queues", "List, pause and resume queues."),
     "jobs": Lazy("headgate.cli.jobs", "List, show, retry and cancel jobs."),
     "limits": Lazy("headgate.cli.limits", "Show the budget of each key, and steer it live."),
+    "migrate": Lazy("headgate.cli.migrate", "Make the tables, or bring them up to date."),
     "demo": Lazy("headgate.cli.demo", "Watch Headgate keep its promises, in under a minute."),
 }
 

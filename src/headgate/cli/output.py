@@ -13,8 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headgate.clock import SystemClock, to_datetime
-
 WIDE = 400
 """Columns where there is no terminal: nothing is cut for whoever reads the output of a pipe."""
 
@@ -70,11 +68,15 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
-def now() -> datetime:
-    """Wall time, aware."""
-    return to_datetime(SystemClock().now())
+def lasting(seconds: float | None) -> str | None:
+    """How long something has lasted, in a few characters."""
+    if seconds is None:
+        return None
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def until(instant: datetime | None) -> str | None:
+def until(instant: datetime | None, now: datetime) -> str | None:
     """How far an instant is ahead, in a few characters."""
-    return None if instant is None else f"in {max(0.0, (instant - now()).total_seconds()):.1f} s"
+    return None if instant is None else f"in {max(0.0, (instant - now).total_seconds()):.1f} s"

@@ -41,7 +41,7 @@ class Housekeeper:
     async def _forget(self) -> None:
         while await self._storage.evict(1000) >= 1000:
             await sleep(self._clock, PAUSE)
-        while await self._storage.prune(self._clock.now() - self._retention, 500) >= 500:
+        while await self._storage.prune(self._storage.now() - self._retention, 500) >= 500:
             await sleep(self._clock, PAUSE)
 
 

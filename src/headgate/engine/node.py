@@ -23,10 +23,12 @@ from headgate.engine.lease import LeaseWatch
 from headgate.engine.punctuality import Start, judge_start
 from headgate.engine.recorder import Recorder
 from headgate.engine.regater import Regater
+from headgate.engine.skew import SkewWatch
 from headgate.engine.throttle_log import ThrottleLog
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.event import (
     BackoffFailed,
+    ClockSkewed,
     JobStarted,
     JobThrottled,
     LoopBlocked,
@@ -39,7 +41,7 @@ from headgate.jobs.event import (
     TaskUnknown,
 )
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import ClaimedJob
+from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Ending, Returned, decide
 from headgate.jobs.outcome import Outcome, Refused
 from headgate.jobs.retry import RetryPolicy
@@ -106,6 +108,7 @@ class Node:
         self._regater = Regater(storage, registry, clock=clock, bus=bus)
         self._housekeeper = Housekeeper(storage, clock=clock, bus=bus, retention=settings.retention)
         self._look = asyncio.Event()
+        self._beating = asyncio.Lock()
         self._is_sweep = False
         self._swept = 0
         self._stopping = asyncio.Event()
@@ -117,7 +120,11 @@ class Node:
         self._report_amendment = self._report
         self._leases = LeaseWatch(round(settings.lease * SECOND), round(settings.heartbeat * SECOND))
         self._throttles = ThrottleLog()
+        self._skew = SkewWatch()
         self._unheard: set[str] = set()
+        self._looks_for_unheard = 0
+        self._beaten_at = 0
+        self._claiming_since: int | None = None
         self._unknown_tasks: set[str] = set()
 
     def _new_id(self) -> str:
@@ -142,6 +149,7 @@ class Node:
         try:
             await self._storage.join(self.id, self._name)
             self._publish_started()
+            self._compare_clocks()
             async with asyncio.TaskGroup() as services:
                 background = [
                     services.create_task(self._claim_loop(), name="headgate-claims"),
@@ -206,15 +214,19 @@ class Node:
             rooms = self._rooms()
             if not rooms:
                 continue
-            asked_at = self._clock.monotonic()
+            asked_at = self._claiming_since = self._clock.monotonic()
             claim = Claim(self.id, rooms, self._rules, frozenset(self._registry.tasks))
             try:
                 claimed = await self._storage.claim(claim)
             except StorageUnavailable as error:
                 self._trouble("claiming", error)
+                self._claiming_since = None
+                # It may have been made, and its reply lost: jobs that were not there in two looks.
+                self._looks_for_unheard = 2
                 await sleep(self._clock, self._random.uniform(0.5, 1.5))
                 self._wake()
                 continue
+            self._claiming_since = None
             if is_sweep and claimed.jobs and not self._look.is_set():
                 self._swept += len(claimed.jobs)
             for job in claimed.jobs:
@@ -329,7 +341,7 @@ class Node:
             ending = self._decide(job, outcome, attempt.retry)
             if isinstance(outcome, Refused) and isinstance(ending, Returned) and not self._draws_on_rates(job):
                 # No bucket can be closed that would hold it back, so it is delayed itself.
-                ending = replace(ending, run_at=self._clock.now() + outcome.retry_after)
+                ending = replace(ending, run_at=self._storage.now() + outcome.retry_after)
             if charge is not None and charge.final is not None:
                 ending = replace(ending, charge=charge.final)
             self._recorder.end(job, ending)
@@ -340,12 +352,12 @@ class Node:
 
     def _decide(self, job: ClaimedJob, outcome: Outcome, retry: RetryPolicy) -> Ending:
         try:
-            return decide(job, outcome, retry, self._clock.now(), self._random)
+            return decide(job, outcome, retry, self._storage.now(), self._random)
         except Exception as error:
             # A user's own backoff failed. The job must not be lost for it, so it is retried as by default.
             self._bus.publish(BackoffFailed(at=self._clock.now(), task=job.task, error=repr(error)))
             plain = RetryPolicy(retries=retry.retries)
-            return decide(job, outcome, plain, self._clock.now(), self._random)
+            return decide(job, outcome, plain, self._storage.now(), self._random)
 
     def _free(self, queue: str) -> None:
         self._busy[queue] -= 1
@@ -370,20 +382,49 @@ class Node:
                 self._trouble("sending a heartbeat", error)
 
     async def _beat(self) -> None:
+        # One at a time: two would take up the same jobs.
+        async with self._beating:
+            await self._beat_alone()
+
+    async def _beat_alone(self) -> None:
         beat = await self._storage.beat(self.id)
         self._leases.own_beat(self._clock.monotonic())
+        self._compare_clocks()
         if not beat.known:
             await self._rejoin()
             return
         # Jobs that the storage has this node own, but of which it never heard: the reply of their claim was lost.
-        # Only what was so twice counts, since a claim may be on its way.
+        # Only what was so twice counts, and not while a claim may be on its way that began before the first time.
         unheard = beat.owned.keys() - self._running.keys() - self._recorder.pending
-        lost = unheard & self._unheard
-        self._unheard = unheard
-        if lost:
-            await self._storage.finish(
-                self.id, [Returned(id, beat.owned[id], "interrupted", spent=False) for id in sorted(lost)]
-            )
+        is_on_its_way = self._claiming_since is not None and self._claiming_since <= self._beaten_at
+        lost = set() if is_on_its_way else unheard & self._unheard
+        self._unheard, self._beaten_at = unheard, self._clock.monotonic()
+        for id in sorted(lost):
+            await self._take_up(id, beat.owned[id])
+
+    async def _take_up(self, job_id: str, fence: int) -> None:
+        """Start a job whose claim was made and never answered; it goes back if there is no room for it any more."""
+        record = await self._storage.job(job_id)
+        if record is None or record.state is not JobState.RUNNING or (record.node, record.fence) != (self.id, fence):
+            return
+        if job_id in self._running or job_id in self._recorder.pending:
+            return
+        job = record.as_claimed()
+        free = self._settings.queues.get(job.queue, 0) - self._busy.get(job.queue, 0)
+        if self._claiming_since is not None:
+            # It was promised every slot that is free.
+            free = 0
+        elsewhere = any(draw.limit in self._elsewhere for draw in job.draws)
+        if free > 0 and job.task in self._registry.tasks and not elsewhere and not self._stopping.is_set():
+            self._start(job)
+        else:
+            self._hand_back(job)
+
+    def _compare_clocks(self) -> None:
+        own = self._clock.now()
+        seconds = self._skew.notice(own, self._storage.now())
+        if seconds is not None:
+            self._bus.publish(ClockSkewed(at=own, node=self.id, seconds=seconds))
 
     async def _rejoin(self) -> None:
         """Another node declared this one dead: its jobs are others' now, so it drops them and begins anew."""
@@ -399,11 +440,13 @@ class Node:
     async def _watch_nodes(self) -> None:
         """Every second: recover dead nodes, hear of cancellations, notice stepped clocks and a blocked event loop."""
         turns = 0
-        ahead = self._clock.now() - self._clock.monotonic()
+        ahead = self._storage.now() - self._clock.monotonic()
         while True:
-            expected = self._clock.monotonic() + SECOND
             try:
                 await self._recover_dead()
+                if self._looks_for_unheard:
+                    self._looks_for_unheard -= 1
+                    await self._beat()
                 if self._running:
                     for job_id in await self._storage.cancels(self.id):
                         attempt = self._running.get(job_id)
@@ -411,10 +454,12 @@ class Node:
                             attempt.cancel(Cause.USER)
             except StorageUnavailable as error:
                 self._trouble("looking after the nodes", error)
+            # Storage that does not answer is no fault of the loop.
+            expected = self._clock.monotonic() + SECOND
             await sleep(self._clock, 1.0)
-            stepped = self._clock.now() - self._clock.monotonic() - ahead
+            stepped = self._storage.now() - self._clock.monotonic() - ahead
             if abs(stepped) > SECOND // 2:
-                # The timer of the next delayed job was set by the old wall time.
+                # The timer of the next delayed job was set by the store's old wall time.
                 ahead += stepped
                 self._wake()
             turns += 1

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from headgate.clock import Clock, sleep
+from headgate.clock import SECOND, Clock, sleep
 from headgate.engine.bus import EventBus
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import BacklogLeft, BacklogMoved, StorageTroubled
@@ -29,23 +29,28 @@ class Regater:
         self._clock = clock
         self._bus = bus
         self._told: set[str] = set()
+        self._noted_at = 0
 
     async def run(self) -> None:
-        gates = {task.name: task.gate.signature for task in self._registry.tasks.values()}
         while True:
+            gates = {task.name: self._registry.signature(task) for task in self._registry.tasks.values()}
             try:
-                newest = await self._storage.note_gates(gates)
+                newest = await self._note(gates)
                 changed = frozenset(task for task, to_do in newest.items() if to_do)
                 if changed:
-                    await self._move(changed, unknown_only=False)
+                    await self._move(changed, gates, unknown_only=False)
                     await self._storage.gates_done({task: gates[task] for task in changed})
                 # Where another release is newer, it knows better.
-                await self._move(frozenset(newest), unknown_only=True)
+                await self._move(frozenset(newest), gates, unknown_only=True)
             except StorageUnavailable as error:
                 self._bus.publish(StorageTroubled(at=self._clock.now(), doing="moving a backlog", error=str(error)))
             await sleep(self._clock, EVERY)
 
-    async def _move(self, tasks: frozenset[str], *, unknown_only: bool) -> None:
+    async def _note(self, gates: Mapping[str, str]) -> Mapping[str, bool]:
+        self._noted_at = self._clock.monotonic()
+        return await self._storage.note_gates(gates)
+
+    async def _move(self, tasks: frozenset[str], gates: Mapping[str, str], *, unknown_only: bool) -> None:
         known = frozenset(self._registry.rules) if unknown_only else None
         after, moved = "", 0
         while page := await self._storage.gated_jobs(tasks, unknown_to=known, after=after, count=PAGE):
@@ -54,6 +59,9 @@ class Regater:
             if regated:
                 moved += await self._storage.regate(regated)
                 await sleep(self._clock, PAUSE)
+            if self._clock.monotonic() - self._noted_at > EVERY * SECOND:
+                # A long backlog must not make this release look gone.
+                await self._note(gates)
         if moved:
             self._bus.publish(BacklogMoved(at=self._clock.now(), jobs=moved))
 
@@ -63,7 +71,7 @@ class Regater:
             task = self._registry.tasks[job.task]
             try:
                 arguments = task.payload.arguments(job.payload)
-                draws, costs, terms = task.gate.ask(arguments, job.headers or {}, _not_told)
+                draws, costs, terms = self._registry.gate(task, job.queue).ask(arguments, job.headers or {}, _not_told)
             except Exception as error:  # with whatever the task's own `cost` or `owner` raises for an old payload
                 self._tell_once(job, error)
                 continue

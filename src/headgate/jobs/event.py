@@ -178,6 +178,16 @@ class NodeDisowned(Event, frozen=True):
     cancelled: int
 
 
+class ClockSkewed(Event, frozen=True):
+    """The clock of this node is `seconds` ahead of the store's (below 0: behind it); told once.
+
+    Jobs go by the store's clock; `at` of the events, and the log, by this one.
+    """
+
+    node: str
+    seconds: float
+
+
 class StorageTroubled(Event, frozen=True):
     """The storage could not be used; the node keeps trying."""
 

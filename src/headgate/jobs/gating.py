@@ -13,6 +13,7 @@ class GatedJob(msgspec.Struct, frozen=True, array_like=True):
 
     id: str
     task: str
+    queue: str
     payload: str
     headers: dict[str, str] | None
     draws: tuple[Draw, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from headgate.jobs.state import JobState as JobState
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.terms import GateTerms, without
 
 MAX_PRIORITY = 9
 """Priorities are 0 (default) to 9; higher goes first inside its lane."""
@@ -111,7 +111,8 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
 
     `throttled_until` and `waits_for` are set while the job's lane waits behind a closed bucket, `waits_for` alone if it
     is for a permit; `lane_waiting` is how many jobs wait in that lane, this one included. `held` is the set of its
-    draws whose permits it holds.
+    draws whose permits it holds. `charged_at` (limit time) is when its running attempt was charged, for all its draws
+    but those in the set `uncharged`.
     """
 
     id: str
@@ -142,6 +143,29 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     costs: tuple[int, ...] | None = None
     terms: GateTerms | None = None
     held: int = 0
+    charged_at: int | None = None
+    uncharged: int = 0
+
+    def as_claimed(self) -> ClaimedJob:
+        """A running job as its claim gave it out, but for what was charged in another store."""
+        return ClaimedJob(
+            self.id,
+            self.task,
+            self.queue,
+            self.payload,
+            self.attempt,
+            self.fence,
+            self.lost,
+            self.enqueued_at,
+            self.run_at,
+            self.started_at or 0,
+            without(self.draws, self.uncharged),
+            None if self.costs is None else without(self.costs, self.uncharged),
+            self.charged_at or 0,
+            None,
+            self.headers,
+            self.options,
+        )
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):

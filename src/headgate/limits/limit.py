@@ -58,9 +58,9 @@ class Limit:
     shares the bucket `"global"` (`"shared"`), or is refused at enqueue (`"fail"`). `on_key_error`: the same for a
     key function that raises (`"run"` or `"fail"`).
 
-    `store` keeps the buckets elsewhere (`"redis://…"`, or a BucketStore), to share them with other programs. While
-    that store cannot be reached, jobs run unlimited with a warning (`on_store_error="run"`, default) or wait
-    (`"wait"`).
+    `store` keeps the buckets elsewhere (`"redis://…"`, `"postgresql://…"`, or a BucketStore), to share them with other
+    programs. While that store cannot be reached, jobs run unlimited with a warning (`on_store_error="run"`, default)
+    or wait (`"wait"`).
     `charge_retries=False` lets retries pass, for limits that count starts.
     """
 

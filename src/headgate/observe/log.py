@@ -11,6 +11,7 @@ from headgate.jobs.event import (
     BacklogLeft,
     BacklogMoved,
     BackoffFailed,
+    ClockSkewed,
     EndingRefused,
     Event,
     JobFailure,
@@ -67,6 +68,7 @@ def logged_kinds() -> tuple[type[Event], ...]:
         NodeStopped,
         NodeLost,
         NodeDisowned,
+        ClockSkewed,
         StorageTroubled,
         LoopBlocked,
     )
@@ -145,6 +147,12 @@ def _worded(event: Event) -> tuple[int, str] | None:
             return (
                 logging.ERROR,
                 f"{event.node} was declared dead while alive; its {event.cancelled} running jobs were cancelled here",
+            )
+        case ClockSkewed():
+            apart = f"{abs(event.seconds):.1f} s {'ahead of' if event.seconds > 0 else 'behind'}"
+            return (
+                logging.WARNING,
+                f"the clock of {event.node} is {apart} the store's; jobs go by the store's, log lines by this one",
             )
         case StorageTroubled():
             return logging.ERROR, f"storage trouble while {event.doing}: {event.error}"

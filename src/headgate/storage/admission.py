@@ -29,6 +29,9 @@ FOR_ALL_KEYS = ""
 """The key of the bucket in which a dynamic window keeps the one state of all its keys."""
 
 
+RowId = int | bytes
+"""What a store knows a lane or a bucket by."""
+
 Ask = tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]
 """What a job asks of its lane's buckets: the cost in each (None: 1), and who is to hold its permits (None: rates)."""
 
@@ -48,7 +51,7 @@ class BucketView:
         rule: AnyRule,
         state: Any,
         *,
-        id: int | None = None,
+        id: RowId | None = None,
         opens_at: int | None = None,
         closed_until: int = 0,
         home: BucketView | None = None,
@@ -172,7 +175,7 @@ class LaneView:
 
     def __init__(
         self,
-        id: int,
+        id: RowId,
         queue: str,
         buckets: Sequence[BucketView],
         asks: Sequence[Ask | None],

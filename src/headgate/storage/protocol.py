@@ -15,10 +15,11 @@ which never goes back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from headgate.clock import SECOND
 from headgate.jobs.gating import GatedJob, Regated
 from headgate.jobs.job import Attempt, ClaimedJob, Draw, JobError, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
@@ -27,6 +28,10 @@ from headgate.storage.fetched import Balance
 from headgate.storage.live_rules import LimitSetting
 
 R = TypeVar("R")
+
+
+GATE_LIVES = 180 * SECOND
+"""How long a gate counts (microseconds) that no node notes any more: three times as often as nodes do it."""
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -160,6 +165,34 @@ class QueueCounts(msgspec.Struct, frozen=True, array_like=True):
     cancelled: int
 
 
+class QueueRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A queue that is paused or has waiting jobs, as people look at it; instants are wall time.
+
+    `oldest_at` is when the waiting job that has been ready for longest became ready, by its `run_at` and whatever its
+    limits say; a job whose `run_at` is ahead does not count. `ready_at` is since when a job has lacked nothing but a
+    free slot: the first ready one of the open lane, the `since` of a lane that is due, the `run_at` of one that has
+    slept long enough, the opening of a bucket that lanes of the queue wait behind. Both are None if no job is ready,
+    and `ready_at` also while the queue is paused, which it is since `paused_at`.
+    """
+
+    queue: str
+    paused_at: int | None
+    oldest_at: int | None
+    ready_at: int | None
+
+
+class Obstacle(msgspec.Struct, frozen=True, array_like=True):
+    """What stands in the way of the store: a "long transaction" of whoever, or a connection that "blocks" others.
+
+    `pid` is that of its connection as the database tells it, `since` wall time, `what` a line for people.
+    """
+
+    kind: Literal["long transaction", "blocks"]
+    pid: int
+    since: int
+    what: str
+
+
 class BucketRecord(msgspec.Struct, frozen=True, array_like=True):
     """A bucket as people look at it; instants are limit time.
 
@@ -230,6 +263,13 @@ class Storage(Protocol):
         """
         ...
 
+    def now(self) -> int:
+        """Wall time as the store has it, microseconds: what every stored instant is compared with.
+
+        It is the same for all nodes, so one whose own clock is wrong runs nothing early or late.
+        """
+        ...
+
     def limit_now(self) -> int:
         """Limit time, microseconds."""
         ...
@@ -288,6 +328,29 @@ class Storage(Protocol):
         """Jobs by queue and state."""
         ...
 
+    async def queues(self) -> Sequence[QueueRecord]:
+        """The queues that are paused or have waiting jobs, by name; it looks at lanes, never at all their jobs.
+
+        What was added counts at once, whether any node runs or not.
+        """
+        ...
+
+    async def pause_queue(self, queue: str) -> bool:
+        """Give out no job of a queue to any node from the next claim on, until it is resumed; False if it was paused.
+
+        Its jobs are added, expired, cancelled and finished as ever. A claim behaves as if it had not asked for the
+        queue: it is no reason for `more` or `next_in`. The queue need not have had a job.
+        """
+        ...
+
+    async def resume_queue(self, queue: str) -> bool:
+        """End a pause, and wake whoever watches; False if there was none."""
+        ...
+
+    async def obstacles(self) -> Sequence[Obstacle]:
+        """What stands in the way of the store right now, longest first; nothing where nothing can."""
+        ...
+
     async def buckets(
         self, limit: str | None = None, key: str | None = None, count: int = 100
     ) -> Sequence[BucketRecord]:
@@ -325,15 +388,17 @@ class Storage(Protocol):
         ...
 
     async def note_gates(self, signatures: Mapping[str, str]) -> Mapping[str, bool]:
-        """Note what the gates of tasks look like in this release.
+        """Note what the gates of tasks look like in this release; every node repeats it once a minute.
 
-        Returns the tasks of which no newer gate was seen, each with whether its backlog is still to be moved from an
-        older one. Newer is what was seen for the first time later, so an old worker that starts again is not.
+        Returns the tasks of which no newer gate lives, each with whether its backlog is still to be moved to this one.
+        Newer is what was seen for the first time later, so an old worker that starts again is not; a gate lives for
+        GATE_LIVES after it was last noted, so after a rollback the older one is the newest again. The backlog has to
+        be moved when another gate was noted since it was moved to this one; never to the first one of a task.
         """
         ...
 
     async def gates_done(self, signatures: Mapping[str, str]) -> None:
-        """The backlog of these tasks has been moved."""
+        """The backlog of these tasks is where these gates would have it, and no longer where others would."""
         ...
 
     async def gated_jobs(

@@ -118,6 +118,10 @@ class Gate:
         self._has_owners = any(limit.has_owners for limit in self.limits)
         self._terms: dict[tuple[BoundLimit, ...], GateTerms | None] = {}
 
+    def joined_by(self, limit: BoundLimit) -> Gate:
+        """The same with one more limit."""
+        return Gate((*self.limits, limit))
+
     @property
     def signature(self) -> str:
         """A text that changes when the draws, costs or terms of a call may come out otherwise."""

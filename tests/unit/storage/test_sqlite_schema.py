@@ -13,8 +13,8 @@ from headgate.storage.sqlite.connection import _split, migrations
 @pytest.fixture
 def schema() -> Iterator[sqlite3.Connection]:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    for _number, (_name, script, _checksum) in sorted(migrations().items()):
-        for statement in _split(script):
+    for migration in migrations():
+        for statement in _split(migration.script):
             connection.execute(statement)
     yield connection
     connection.close()

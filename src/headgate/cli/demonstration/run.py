@@ -26,7 +26,7 @@ from headgate.cli.demonstration.jobs_app import make_app
 from headgate.cli.demonstration.scene import NOISY, QUIET, Scene
 from headgate.cli.demonstration.show import Picture, Screen, TenantRow, choose_screen, print_verdict
 from headgate.cli.demonstration.verdict import Enqueued, Evidence, Verdict, judge
-from headgate.cli.output import now, print_json
+from headgate.cli.output import print_json
 from headgate.clock import SECOND, Clock, SystemClock, sleep
 from headgate.errors import HeadgateError
 from headgate.jobs.job import JobState
@@ -258,7 +258,7 @@ class _Director:
                     max(0, enqueued[tenant] - running[tenant] - done[tenant]),
                     running[tenant],
                     done[tenant],
-                    None if slot is None else max(0.0, (slot - now()).total_seconds()),
+                    None if slot is None else max(0.0, (slot - self._admin.now()).total_seconds()),
                 )
             )
         return Picture(self._elapsed(), self._worker_state, rows, totals.calls, totals.refused)
@@ -266,7 +266,7 @@ class _Director:
     async def _next_slot_in(self, tenant: str) -> float | None:
         for bucket in await self._admin.limits.list(key=tenant):
             if bucket.next_slot_at is not None:
-                return (bucket.next_slot_at - now()).total_seconds()
+                return (bucket.next_slot_at - self._admin.now()).total_seconds()
         return None
 
     async def _totals(self) -> Totals:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from importlib import import_module
+from typing import NamedTuple
 
 from headgate.clock import SECOND, Clock, Duration, SystemClock
 from headgate.errors import DeclarationError
@@ -26,9 +28,10 @@ class Limiter:
     """A declared limit, drawn on by hand: `Limiter(RateLimit("15/m"))`.
 
     Each key has a budget of its own; the caller names it, so the limit's own `key`, `cost` and the options for jobs
-    do not apply. `store` is where the buckets live: `"memory://"` (default) for this process alone, `"redis://…"` to
-    share them with others who declare the same limit under the same name, or a BucketStore. Whoever waits for a key is
-    served in the order of arrival, also across event loops and threads; `.sync` has the same verbs for threads.
+    do not apply. `store` is where the buckets live: `"memory://"` (default) for this process alone, `"redis://…"` or
+    `"postgresql://…"` to share them with others who declare the same limit under the same name, or a BucketStore.
+    Whoever waits for a key is served in the order of arrival, also across event loops and threads; `.sync` has the same
+    verbs for threads.
 
     A `Concurrency` hands out permits, in memory only: `hold()` gives them back by itself, and what `acquire()` took
     is given back with `release()`. Raises DeclarationError for what cannot work.
@@ -166,22 +169,50 @@ def _budget(limit: Limit, store: str | BucketStore, clock: Clock | None) -> Budg
     return SharedBudget(store, name, limit.rule, clock or SystemClock(), closes_store=closes_store)
 
 
+class _Place(NamedTuple):
+    """What is loaded for a URL: a class with a `from_url`, and the package that it needs."""
+
+    module: str
+    name: str
+    package: str
+    extra: str
+
+
+# Names instead of imports: who does not use a store need not have its package, and the one on PostgreSQL draws on the
+# tables of jobs, which are above limits. It is known here by what it satisfies, BucketStore, and nothing else.
+_REDIS = _Place("headgate.limits.redis.buckets", "RedisBuckets", "redis", "redis")
+_POSTGRES = _Place("headgate.storage.postgres.shared_buckets", "PostgresBuckets", "asyncpg", "postgres")
+_PLACES = {
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "unix": _REDIS,
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+}
+
+
 def open_store(url: str, clock: Clock | None) -> BucketStore:
+    """The store that a URL names; it connects when it is first used."""
     scheme = url.partition("://")[0]
     if scheme == "memory":
         return MemoryBuckets(clock)
-    if scheme in ("redis", "rediss", "unix"):
-        try:
-            from headgate.limits.redis.buckets import (  # type: ignore[import-not-found,unused-ignore]
-                RedisBuckets,
-            )
-        except ImportError as error:
-            raise DeclarationError(
-                f"store={url!r} needs the redis package, which is missing; pip install 'headgate[redis]'"
-            ) from error
-        store: BucketStore = RedisBuckets.from_url(url)
-        return store
-    raise DeclarationError(f'store={url!r} is not known; use "memory://" or "redis://host:port"')
+    place = _PLACES.get(scheme)
+    if place is None:
+        raise DeclarationError(
+            f'store={url!r} is not known; use "memory://", "redis://host:port" or "postgresql://host/database"'
+        )
+    try:
+        module = import_module(place.module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != place.package:
+            raise
+        raise DeclarationError(
+            f"store='{scheme}://…' needs the {place.package} package, which is missing; "
+            f"pip install 'headgate[{place.extra}]'"
+        ) from error
+    # A server's time is its own, and connections are waited for in real time, whatever clock the caller has.
+    store: BucketStore = getattr(module, place.name).from_url(url)
+    return store
 
 
 def _new_id() -> str:

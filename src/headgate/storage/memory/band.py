@@ -28,9 +28,7 @@ class Band(Generic[L]):
 
     def pop(self, wall: int) -> Job[L] | None:
         """Remove and return the first job that is ready."""
-        fifo = self.fifo
-        while fifo and (fifo[0].version or fifo[0].state is not WAITING):
-            fifo.popleft()
+        fifo = self._fresh_fifo()
         late = _fresh_head(self.late)
         delayed = _fresh_head(self.delayed)
         if delayed is not None and delayed[0] > wall:
@@ -42,6 +40,17 @@ class Band(Generic[L]):
             return None
         heappop(self.late if first is late else self.delayed)
         return first[3]
+
+    def oldest(self, wall: int) -> int | None:
+        """The first `run_at` of its jobs that are ready."""
+        fifo = self._fresh_fifo()
+        heads = [fifo[0].run_at] if fifo else []
+        late, delayed = _fresh_head(self.late), _fresh_head(self.delayed)
+        if late is not None:
+            heads.append(late[0])
+        if delayed is not None and delayed[0] <= wall:
+            heads.append(delayed[0])
+        return min(heads, default=None)
 
     def earliest(self) -> int | None:
         """The first `run_at` of its delayed jobs."""
@@ -62,6 +71,12 @@ class Band(Generic[L]):
             heappush(self.delayed if job.delayed else self.late, (job.run_at, job.seq, job.version, job))
         else:
             self.fifo.appendleft(job)
+
+    def _fresh_fifo(self) -> deque[Job[L]]:
+        fifo = self.fifo
+        while fifo and (fifo[0].version or fifo[0].state is not WAITING):
+            fifo.popleft()
+        return fifo
 
     def fresh(self) -> Iterator[Job[L]]:
         for job in self.fifo:

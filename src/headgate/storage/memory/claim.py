@@ -49,7 +49,8 @@ class Claiming:
 
     def run(self) -> Claimed:
         self._take_up_known()
-        queues = [queue for name in self._rooms if (queue := self._lanes.queues.get(name)) is not None]
+        known = [queue for name in self._rooms if (queue := self._lanes.queues.get(name)) is not None]
+        queues = [queue for queue in known if queue.paused_at is None]
         groups = [
             group
             for queue in queues

@@ -66,9 +66,7 @@ class Job(Generic[L]):
     )
 
     def __init__(self, new: NewJob, seq: int, lane: L) -> None:
-        self.new = new
-        # Most jobs ask for a start of cost 1 in each bucket, and this is looked at for each of them.
-        self.asks_more = new.terms is not None or new.costs is not None
+        self.become(new)
         self.seq = seq
         self.lane = lane
         self.version = 0
@@ -94,6 +92,12 @@ class Job(Generic[L]):
         self.error: JobError | None = None
         self.attempts: list[Attempt] | None = None
         self.starts: list[Start] | None = None
+
+    def become(self, new: NewJob) -> None:
+        """Ask for what `new` asks for."""
+        self.new = new
+        # Most jobs ask for a start of cost 1 in each bucket, and this is looked at for each of them.
+        self.asks_more = new.terms is not None or new.costs is not None
 
     @property
     def id(self) -> str:

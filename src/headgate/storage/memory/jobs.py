@@ -223,7 +223,7 @@ class Jobs:
             self.holders.give(job, gone, now)
         self._leave(job, now)
         variant = "" if terms is None else terms.variant()
-        job.new = replace(before, draws=change.draws, costs=change.costs, terms=terms, variant=variant)
+        job.become(replace(before, draws=change.draws, costs=change.costs, terms=terms, variant=variant))
         job.held = bits(draw in held for draw in change.draws)
         job.passed = 0 if terms is None or not job.passed else terms.free_retries
         job.lane = self._lanes.lane_of(job.new, job.passes)

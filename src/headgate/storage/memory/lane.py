@@ -159,6 +159,15 @@ class Lane(LaneView):
         heads = [at for band in self.bands if band.delayed and (at := band.earliest()) is not None]
         return min(heads) if heads else None
 
+    def oldest(self, wall: int) -> int | None:
+        """The first `run_at` of its jobs that are ready."""
+        if not self.waiting:
+            return None
+        heads = [at for band in self.bands if (at := band.oldest(wall)) is not None]
+        if self.aside:
+            heads += [job.run_at for job in self._set_aside_before() if not job.delayed or job.run_at <= wall]
+        return min(heads, default=None)
+
     def take_up(self, task: str) -> Iterable[Job[Lane]]:
         """The jobs of this task that had been set aside."""
         return [job for version, job in self.aside.pop(task, ()) if job.version == version and job.state is WAITING]
@@ -182,6 +191,9 @@ class Lane(LaneView):
         """Its jobs in order and those set aside, one by one."""
         for band in self.bands:
             yield from band.fresh()
+        yield from self._set_aside_before()
+
+    def _set_aside_before(self) -> Iterator[Job[Lane]]:
         for places in self.aside.values():
             for version, job in places:
                 if job.version == version and job.state is WAITING:

@@ -34,11 +34,16 @@ class Lanes:
         self._empty: deque[Lane] = deque()
         self._idle_buckets: list[tuple[int, int, Bucket[Lane]]] = []
 
+    def queue(self, name: str) -> Queue:
+        """The queue of that name, made if it is not there."""
+        queue = self.queues.get(name)
+        if queue is None:
+            queue = self.queues[name] = Queue(name)
+        return queue
+
     def lane(self, queue_name: str, draws: tuple[Draw, ...], variant: str = "") -> Lane:
         """The lane of a queue, its draws and variant; made if it is not there."""
-        queue = self.queues.get(queue_name)
-        if queue is None:
-            queue = self.queues[queue_name] = Queue(queue_name)
+        queue = self.queue(queue_name)
         if not draws:
             return queue.open
         lane = queue.lanes.get((draws, variant))

@@ -60,6 +60,8 @@ def job_record(job: Job[Lane], wall: int, now: int) -> JobRecord:
         new.costs,
         new.terms,
         job.held,
+        job.charged_at,
+        job.uncharged,
     )
 
 
@@ -167,4 +169,4 @@ def _place(job: Job[Lane]) -> int | None:
 def gated_job(job: Job[Lane]) -> GatedJob:
     """A waiting job and its limits."""
     new = job.new
-    return GatedJob(new.id, new.task, new.payload, new.headers, new.draws, new.costs, new.terms)
+    return GatedJob(new.id, new.task, new.queue, new.payload, new.headers, new.draws, new.costs, new.terms)

@@ -51,7 +51,9 @@ from headgate.storage.protocol import (
     Dropped,
     JobFilter,
     NodeRecord,
+    Obstacle,
     QueueCounts,
+    QueueRecord,
     R,
     RecordedStart,
     Recovered,
@@ -87,6 +89,9 @@ class MemoryStorage:
                 self._wakes.remove(wake)
 
         return unwatch
+
+    def now(self) -> int:
+        return self._clock.now()
 
     def limit_now(self) -> int:
         now = self._clock.monotonic() + self._ahead
@@ -193,6 +198,31 @@ class MemoryStorage:
             if tally.has_jobs
         ]
 
+    async def queues(self) -> Sequence[QueueRecord]:
+        wall, now = self._clock.now(), self.limit_now()
+        return [
+            queue.record(wall, now)
+            for _, queue in sorted(self._lanes.queues.items())
+            if queue.tally.waiting or queue.paused_at is not None
+        ]
+
+    async def pause_queue(self, queue: str) -> bool:
+        found = self._lanes.queue(queue)
+        if found.paused_at is not None:
+            return False
+        found.paused_at = self._clock.now()
+        return True
+
+    async def resume_queue(self, queue: str) -> bool:
+        found = self._lanes.queue(queue)
+        was_paused = found.paused_at is not None
+        found.paused_at = None
+        self._wake()
+        return was_paused
+
+    async def obstacles(self) -> Sequence[Obstacle]:
+        return ()
+
     async def buckets(
         self, limit: str | None = None, key: str | None = None, count: int = 100
     ) -> Sequence[BucketRecord]:
@@ -219,7 +249,7 @@ class MemoryStorage:
     # --------------------------------------------------------------------------------------------- limits
 
     async def note_gates(self, signatures: Mapping[str, str]) -> Mapping[str, bool]:
-        return self._gates.note(signatures)
+        return self._gates.note(signatures, self._clock.now())
 
     async def gates_done(self, signatures: Mapping[str, str]) -> None:
         self._gates.done(signatures)

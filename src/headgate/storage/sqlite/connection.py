@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import re
 import sqlite3
 import threading
-from collections.abc import Callable
-from importlib import resources
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import HeadgateError, StorageUnavailable, StorageUnusable
+from headgate.storage.migrations import Migration, load_migrations, pending
 
 APPLICATION_ID = 0x48_64_67_74
 """`Hdgt`, kept in the file's header: tells a Headgate database from another program's."""
@@ -45,8 +44,11 @@ def connect(path: Path, *, synchronous: str, timeout: float) -> sqlite3.Connecti
     return connection
 
 
-def prepare(path: Path, clock: Clock, *, synchronous: str) -> None:
-    """Make `path` a current Headgate database, or raise StorageUnusable and change nothing."""
+def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False) -> Sequence[Migration]:
+    """Make `path` a current Headgate database, or raise StorageUnusable and change nothing.
+
+    The migrations that were applied, or with `dry_run` would be: then nothing is written, nor a file made.
+    """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StorageUnusable(
             f"this Python comes with SQLite {sqlite3.sqlite_version}; Headgate needs "
@@ -55,14 +57,17 @@ def prepare(path: Path, clock: Clock, *, synchronous: str) -> None:
     _require_local(path)
     _require_ours(path)
     try:
+        if dry_run:
+            return _missing(path)
         connection = connect(path, synchronous=synchronous, timeout=30)
         try:
             # SQLite does not wait by itself when several switch a new file at once.
             _insist(connection, "PRAGMA journal_mode = WAL", 30, clock, lambda _waited: None)
             connection.execute("BEGIN IMMEDIATE")
             try:
-                _migrate(connection, path, clock)
+                applied = _migrate(connection, path, clock)
                 connection.execute("COMMIT")
+                return applied
             finally:
                 # SQLite itself has rolled back after some errors, a full disk among them.
                 if connection.in_transaction:
@@ -184,49 +189,45 @@ def _is_empty_or_ours(path: Path) -> bool:
         connection.close()
 
 
-def _migrate(connection: sqlite3.Connection, path: Path, clock: Clock) -> None:
+def _missing(path: Path) -> Sequence[Migration]:
+    if not path.exists() or path.stat().st_size == 0:
+        return migrations()
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
+    try:
+        known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migration'").fetchone()
+        return migrations() if known is None else _pending(connection, path)
+    finally:
+        connection.close()
+
+
+def _migrate(connection: sqlite3.Connection, path: Path, clock: Clock) -> Sequence[Migration]:
     connection.execute(
         "CREATE TABLE IF NOT EXISTS migration"
         " (number INTEGER PRIMARY KEY, name TEXT NOT NULL, checksum TEXT NOT NULL, applied_at INTEGER NOT NULL)"
     )
+    missing = _pending(connection, path)
+    for migration in missing:
+        for statement in _split(migration.script):
+            connection.execute(statement)
+        connection.execute(
+            "INSERT INTO migration (number, name, checksum, applied_at) VALUES (?, ?, ?, ?)",
+            (migration.number, migration.name, migration.checksum, clock.now()),
+        )
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    return missing
+
+
+def _pending(connection: sqlite3.Connection, path: Path) -> Sequence[Migration]:
     applied = {
         number: (name, checksum)
         for number, name, checksum in connection.execute("SELECT number, name, checksum FROM migration")
     }
-    known = migrations()
-    for number, (name, checksum) in applied.items():
-        if number not in known:
-            raise StorageUnusable(
-                f"{path} was written by a newer Headgate (migration {number} {name!r} is unknown here); "
-                "upgrade this program"
-            )
-        if known[number][2] != checksum:
-            raise StorageUnusable(
-                f"migration {number} {name!r} of {path} differs from this program's; one of the two was edited: "
-                "install the release that made the file"
-            )
-    for number, (name, script, checksum) in sorted(known.items()):
-        if number in applied:
-            continue
-        for statement in _split(script):
-            connection.execute(statement)
-        connection.execute(
-            "INSERT INTO migration (number, name, checksum, applied_at) VALUES (?, ?, ?, ?)",
-            (number, name, checksum, clock.now()),
-        )
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    return pending(migrations(), applied, str(path))
 
 
-def migrations() -> dict[int, tuple[str, str, str]]:
-    """The migrations of this program: number to name, script and checksum."""
-    folder = resources.files(__package__) / "migrations"
-    known: dict[int, tuple[str, str, str]] = {}
-    for entry in folder.iterdir():
-        if entry.name.endswith(".sql"):
-            script = entry.read_text()
-            number, _, name = entry.name.removesuffix(".sql").partition("_")
-            known[int(number)] = (name, script, hashlib.sha256(script.encode()).hexdigest())
-    return known
+def migrations() -> Sequence[Migration]:
+    """The migrations of this program."""
+    return load_migrations(__package__)
 
 
 def _split(script: str) -> list[str]:
@@ -241,35 +242,3 @@ def _split(script: str) -> list[str]:
             statements.append(pending)
             pending = ""
     return statements
-
-
-def process_started(pid: int) -> str:
-    """When a process began, in the kernel's own ticks; empty if it has ended or it cannot be told."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    # The name in parentheses may hold anything, so count fields from its end.
-    state, *fields = stat.rpartition(")")[2].split()
-    return "" if state in "ZX" else fields[18]
-
-
-def pid_space() -> str:
-    """Which process ids this process sees: the same number means another process in another container."""
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return "one"
-
-
-def is_running(pid: int, started: str) -> bool:
-    """Whether the process that had this id and start is still there."""
-    if started:
-        return process_started(pid) == started
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -9,6 +9,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from headgate.limits.rule import NEVER
 from headgate.storage.admission import ask_of
 from headgate.storage.batcher import Batcher
 from headgate.storage.live_rules import LimitSetting
+from headgate.storage.migrations import Migration
 from headgate.storage.protocol import (
     Amendment,
     Beat,
@@ -35,7 +37,9 @@ from headgate.storage.protocol import (
     Dropped,
     JobFilter,
     NodeRecord,
+    Obstacle,
     QueueCounts,
+    QueueRecord,
     RecordedStart,
     Recovered,
     Standing,
@@ -61,6 +65,7 @@ _opened: Counter[tuple[Path, int]] = Counter()
 _decode_records = msgspec.json.Decoder(list[JobRecord]).decode
 _decode_attempts = msgspec.json.Decoder(list[Attempt]).decode
 _decode_counts = msgspec.json.Decoder(list[QueueCounts]).decode
+_decode_queues = msgspec.json.Decoder(list[QueueRecord]).decode
 _decode_ports = msgspec.json.Decoder(list[int]).decode
 _decode_ids = msgspec.json.Decoder(frozenset[str]).decode
 _decode_buckets = msgspec.json.Decoder(list[BucketRecord]).decode
@@ -150,6 +155,12 @@ class SqliteStorage:
             await self.close()
             raise
 
+    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
+        """As `Migrates.migrate`."""
+        self._require_no_fork()
+        prepare = partial(sqlite_file.prepare, synchronous=self._synchronous, dry_run=dry_run)
+        return await asyncio.to_thread(prepare, self.path, self._clock)
+
     def _connect(self) -> None:
         sqlite_file.prepare(self.path, self._clock, synchronous=self._synchronous)
         try:
@@ -222,6 +233,9 @@ class SqliteStorage:
         self._watchers.append(wake)
         return lambda: self._watchers.remove(wake)
 
+    def now(self) -> int:
+        return self._clock.now()
+
     def limit_now(self) -> int:
         return self._clock.monotonic() + self._ahead
 
@@ -254,6 +268,16 @@ class SqliteStorage:
     async def retry(self, job_id: str) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
             _Write(lambda transaction: transaction.retry(job_id), wakes=True)
+        )
+
+    async def pause_queue(self, queue: str) -> bool:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.pause_queue(queue))
+        )
+
+    async def resume_queue(self, queue: str) -> bool:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.resume_queue(queue), wakes=True)
         )
 
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
@@ -405,6 +429,14 @@ class SqliteStorage:
 
     async def counts(self) -> Sequence[QueueCounts]:
         return _decode_counts(await self._value(self._lists, "counts"))
+
+    async def queues(self) -> Sequence[QueueRecord]:
+        return _decode_queues(
+            await self._value(self._lists, "queues", now=self._clock.now(), limit_now=self.limit_now())
+        )
+
+    async def obstacles(self) -> Sequence[Obstacle]:
+        return ()
 
     async def buckets(
         self, limit: str | None = None, key: str | None = None, count: int = 100

@@ -21,11 +21,22 @@ from headgate.storage.admission import BucketVisit
 from headgate.storage.endings import late_ending, limit_in_use, poison_error
 from headgate.storage.fetched import dump_balance, load_balance
 from headgate.storage.live_rules import LimitSetting
-from headgate.storage.protocol import Amendment, Beat, Claim, Claimed, Deposit, Dropped, NodeRecord, Recovered
+from headgate.storage.permits import Given
+from headgate.storage.process import is_running, pid_space, process_started
+from headgate.storage.protocol import (
+    GATE_LIVES,
+    Amendment,
+    Beat,
+    Claim,
+    Claimed,
+    Deposit,
+    Dropped,
+    NodeRecord,
+    Recovered,
+)
 from headgate.storage.sqlite.bucket_views import BucketViews
 from headgate.storage.sqlite.claim import ClaimTransaction
-from headgate.storage.sqlite.connection import is_running, pid_space, process_started
-from headgate.storage.sqlite.permits import Given, give_permits
+from headgate.storage.sqlite.permits import give_permits
 from headgate.storage.sqlite.rows import decode_buckets
 from headgate.storage.sqlite.settings import CachedRules
 from headgate.storage.sqlite.statements import as_json, execute, fetch
@@ -108,6 +119,7 @@ _decode_prunable = msgspec.json.Decoder(list[Prunable]).decode
 _decode_nodes = msgspec.json.Decoder(list[NodeRow]).decode
 _decode_expiring = msgspec.json.Decoder(list[Expiring]).decode
 _decode_ids = msgspec.json.Decoder(list[str]).decode
+_decode_queues = msgspec.json.Decoder(frozenset[str]).decode
 
 
 class Transaction:
@@ -150,7 +162,18 @@ class Transaction:
     def claim(self, claim: Claim) -> Claimed:
         # Dated as late as can be: what was written before in this transaction has taken its time.
         now, limit_now = self._clock.now(), self._clock.monotonic() + self._ahead
+        paused = _decode_queues(fetch(self._connection, "paused_queues"))
+        if paused:
+            rooms = {queue: room for queue, room in claim.rooms.items() if queue not in paused}
+            claim = replace(claim, rooms=rooms)
         return ClaimTransaction(self._connection, claim, self._live, now, limit_now).run()
+
+    def pause_queue(self, queue: str) -> bool:
+        """Let no claim take a job of a queue; whether it was not paused before."""
+        return execute(self._connection, "pause_queue", queue=queue, now=self._now) == 1
+
+    def resume_queue(self, queue: str) -> bool:
+        return execute(self._connection, "resume_queue", queue=queue) == 1
 
     def finish(self, node: str, endings: Sequence[Ending]) -> list[bool]:
         pairs = as_json([(ending.id, ending.fence) for ending in endings])
@@ -376,9 +399,11 @@ class Transaction:
     def note_gates(self, signatures: Mapping[str, str]) -> dict[str, bool]:
         """Note this release's gates; the tasks that have no newer one, and whether their backlog is to be moved."""
         gates = as_json(list(signatures.items()))
+        execute(self._connection, "gates_changed", gates=gates)
         execute(self._connection, "note_gates", gates=gates, now=self._now)
-        newest = _decode_ids(fetch(self._connection, "newest_gates", gates=gates, only_to_do=0))
-        to_do = _decode_ids(fetch(self._connection, "newest_gates", gates=gates, only_to_do=1))
+        asked = {"gates": gates, "now": self._now, "lives": GATE_LIVES}
+        newest = _decode_ids(fetch(self._connection, "newest_gates", **asked, only_to_do=0))
+        to_do = _decode_ids(fetch(self._connection, "newest_gates", **asked, only_to_do=1))
         return {task: task in to_do for task in newest}
 
     def gates_done(self, signatures: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ from headgate.testing.conformance.jobs import JobsConformance
 from headgate.testing.conformance.live_limits import LiveLimitsConformance
 from headgate.testing.conformance.nodes import NodesConformance
 from headgate.testing.conformance.permits import PermitsConformance
+from headgate.testing.conformance.queues import QueuesConformance
 from headgate.testing.conformance.terms import TermsConformance
 
 __all__ = ["Hands", "StorageConformance", "at_once", "most_in_a_window", "rate", "recover", "strict"]
@@ -29,6 +30,7 @@ class StorageConformance(
     BudgetsConformance,
     EndingsConformance,
     NodesConformance,
+    QueuesConformance,
     PermitsConformance,
     TermsConformance,
     LiveLimitsConformance,

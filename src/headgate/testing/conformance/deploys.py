@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from headgate.clock import SECOND
 from headgate.jobs.gating import Regated
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.terms import GateTerms, Holding
+from headgate.storage.protocol import GATE_LIVES
 from headgate.testing.conformance.hands import Conformance, Hands, at_once, strict
 from headgate.testing.manual_clock import ManualClock
 
@@ -28,6 +30,39 @@ class DeploysConformance(Conformance):
         clock.advance(1)
         assert await storage.note_gates({"work": "c"}) == {"work": True}
 
+    async def test_after_a_rollback_the_older_gate_has_the_backlog_moved_back_to_it(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        storage = hands.storage
+        await storage.note_gates({"work": "a"})
+        clock.advance(1)
+        assert await storage.note_gates({"work": "b"}) == {"work": True}
+        await storage.gates_done({"work": "b"})
+        # Whoever has the newer one says so again and again, until none of them is left.
+        for _ in range(10):
+            clock.advance(60)
+            assert await storage.note_gates({"work": "a"}) == {}
+            assert await storage.note_gates({"work": "b"}) == {"work": False}
+        clock.advance(GATE_LIVES / SECOND - 1)
+        assert await storage.note_gates({"work": "a"}) == {}
+        clock.advance(1)
+        assert await storage.note_gates({"work": "a"}) == {"work": True}
+        await storage.gates_done({"work": "a"})
+        assert await storage.note_gates({"work": "a"}) == {"work": False}
+        # And forward again.
+        assert await storage.note_gates({"work": "b"}) == {"work": True}
+        assert await storage.note_gates({"work": "a"}) == {}
+
+    async def test_a_release_that_was_rolled_back_half_way_is_moved_back_too(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        storage = hands.storage
+        await storage.note_gates({"work": "a", "other": "x"})
+        clock.advance(1)
+        assert await storage.note_gates({"work": "b", "other": "x"}) == {"work": True, "other": False}
+        clock.advance(GATE_LIVES / SECOND)
+        assert await storage.note_gates({"work": "a", "other": "x"}) == {"work": True, "other": False}
+
     async def test_waiting_jobs_of_a_task_are_found_page_by_page(self, hands: Hands) -> None:
         hands.rules = {"api": strict(1), "old": strict(1)}
         first = await hands.add(3, draws=[("api", "acme")])
@@ -40,6 +75,9 @@ class DeploysConformance(Conformance):
             assert len(page) <= 2
             found += [job.id for job in page]
         assert found == waiting
+        elsewhere = await hands.add_one(queue="other")
+        assert [job.queue for job in await hands.storage.gated_jobs(TASKS)] == ["default"] * 5 + ["other"]
+        await hands.storage.cancel(elsewhere)
         assert await hands.storage.gated_jobs(frozenset({"other"})) == []
         unknown = await hands.storage.gated_jobs(TASKS, unknown_to=frozenset({"api"}))
         assert {job.id for job in unknown} == set(second) - set(running)
@@ -57,6 +95,19 @@ class DeploysConformance(Conformance):
         clock.advance(60)
         assert await hands.take_ids() == ids[4:]
         assert len(await hands.storage.starts("api", "globex", 0)) == 4
+
+    async def test_a_moved_job_holds_and_pays_what_it_asks_for_now(self, hands: Hands) -> None:
+        hands.rules = {"one": at_once(), "api": strict(5)}
+        permits = await hands.add(3)
+        costly = await hands.add(3)
+        terms = GateTerms(holds=(Holding(),))
+        moves = [Regated(id, (), (Draw("one", ""),), None, terms) for id in permits]
+        assert await hands.storage.regate([*moves, *(Regated(id, (), (ACME,), (2,), None) for id in costly)]) == 6
+        taken = await hands.take()
+        assert sorted(job.id for job in taken) == sorted([permits[0], *costly[:2]])
+        assert await hands.permits("one") == {permits[0]: 1}
+        await hands.succeed(*taken)
+        assert await hands.take_ids() == permits[1:2]
 
     async def test_jobs_of_a_limit_that_nobody_knows_any_more_can_be_moved_to_none(self, hands: Hands) -> None:
         hands.rules = {"api": strict(2)}

@@ -35,12 +35,37 @@ class NodesConformance(Conformance):
         assert second["node-b"].beat == nodes["node-b"].beat
         assert {node.id: node for node in await hands.storage.nodes()} == second
 
+    async def test_what_is_stored_is_dated_by_the_stores_own_now(self, hands: Hands, clock: ManualClock) -> None:
+        storage = hands.storage
+        for step in (0, 3600, -7200):
+            clock.step_wall(step)
+            clock.advance(1)
+            await hands.add()
+            job = await hands.take_one()
+            assert job.started_at == storage.now()
+            await hands.succeed(job)
+            assert (await hands.record(job.id)).finished_at == storage.now()
+            beat = await storage.beat(hands.node)
+            assert [node.beat_at for node in beat.nodes] == [storage.now()]
+
     async def test_a_finished_job_is_owned_no_more(self, hands: Hands) -> None:
         await hands.add(2)
         first, second = await hands.take()
         await hands.succeed(first)
         await hands.give_back(second)
         assert (await hands.storage.beat(hands.node)).owned == {}
+
+    async def test_what_a_claim_told_of_a_job_can_be_read_again(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(100), "all": strict(100)}
+        await hands.add(draws=[("api", "acme"), ("all", "")], costs=(2, 3), headers={"a": "b"})
+        clock.advance(1)
+        job = await hands.take_one()
+        assert (await hands.record(job.id)).as_claimed() == job
+        await hands.give_back(job)
+        clock.advance(1)
+        again = await hands.take_one()
+        assert again.fence == job.fence + 1
+        assert (await hands.record(job.id)).as_claimed() == again
 
     async def test_a_beat_does_not_bring_a_node_back(self, hands: Hands) -> None:
         beat = await hands.storage.beat("stranger")

@@ -924,7 +924,14 @@ def test_unknown_stores_and_limits_are_refused_where_they_are_declared() -> None
         Limiter("15/m")  # type: ignore[arg-type]
 
 
-def test_a_missing_redis_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "headgate.limits.redis.buckets", None)
-    with pytest.raises(DeclarationError, match="headgate\\[redis\\]"):
-        Limiter(RateLimit("1/m"), "redis://localhost")
+@pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [("redis://localhost", "redis", "redis"), ("postgresql://localhost/db", "asyncpg", "postgres")],
+)
+def test_a_missing_package_is_named(url: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.startswith((f"{package}.", f"headgate.limits.{extra}.", f"headgate.storage.{extra}.")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DeclarationError, match=f"{package} package.*headgate\\[{extra}\\]"):
+        Limiter(RateLimit("1/m"), url)

@@ -47,6 +47,12 @@ CREATE INDEX lane_asleep ON lane (queue, wakes_at) WHERE since IS NULL AND wakes
 CREATE INDEX lane_behind ON lane (behind, queue, since, id) WHERE behind IS NOT NULL;
 CREATE INDEX lane_empty ON lane (id) WHERE gated AND waiting = 0;
 
+-- No claim takes a job of these queues.
+CREATE TABLE paused_queue (
+    queue       TEXT PRIMARY KEY,
+    paused_at   INTEGER NOT NULL
+) WITHOUT ROWID;
+
 -- opens_at is set while a lane waits behind the bucket; with idle_at and closed_until it is limit time.
 CREATE TABLE bucket (
     id            INTEGER PRIMARY KEY,
@@ -72,11 +78,12 @@ CREATE TABLE bucket_note (
 ) WITHOUT ROWID;
 CREATE INDEX bucket_note_until ON bucket_note (until);
 
--- What the gates of tasks looked like in each release, and whether the backlog was moved to it.
+-- What the gates of tasks looked like in each release, and whether the backlog is where it would have it.
 CREATE TABLE task_gate (
     task        TEXT NOT NULL,
     signature   TEXT NOT NULL,
     first_seen  INTEGER NOT NULL,
+    last_seen   INTEGER NOT NULL,
     is_done     INTEGER NOT NULL,
     PRIMARY KEY (task, signature)
 ) WITHOUT ROWID;

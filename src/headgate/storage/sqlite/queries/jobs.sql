@@ -9,7 +9,7 @@ SELECT json_group_array(
         CASE WHEN bucket.opens_at > :limit_now THEN bucket.opens_at END,
         CASE WHEN bucket.opens_at > :limit_now THEN json_array(bucket.limit_name, bucket.key) END,
         CASE WHEN job.state = 'waiting' THEN coalesce(lane.waiting, 0) ELSE 0 END,
-        json(job.costs), json(job.terms), job.held
+        json(job.costs), json(job.terms), job.held, job.charged_at, job.uncharged
     )
 )
 FROM (

@@ -1,4 +1,11 @@
--- The keys of a limit whose buckets have opened for those who wait behind them. A key that has starts in the window is
--- let in a microsecond after those that have none, and is a rival already.
+-- The keys of a limit whose buckets have opened for those who wait behind them, unless all of these are in paused
+-- queues. A key that has starts in the window is let in a microsecond after those that have none, and is a rival already.
 SELECT json_group_array(key)
-FROM (SELECT key FROM bucket WHERE limit_name = :limit AND opens_at <= :limit_now + 1 LIMIT 1000)
+FROM (
+    SELECT key FROM bucket
+    WHERE limit_name = :limit AND opens_at <= :limit_now + 1
+        AND EXISTS (
+            SELECT 1 FROM lane WHERE behind = bucket.id AND queue NOT IN (SELECT queue FROM paused_queue)
+        )
+    LIMIT 1000
+)

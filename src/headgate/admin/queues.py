@@ -1,0 +1,94 @@
+"""Queues as operators see and pause them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from headgate.clock import SECOND, to_datetime
+from headgate.errors import UnknownQueue
+from headgate.storage.protocol import QueueCounts, QueueRecord, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """A queue: its jobs by state, and how those that wait are served; durations in seconds.
+
+    `oldest` is for how long the waiting job has been ready that has been so for longest, whatever its limits say (None:
+    no job is ready). `lag` is for how long a job has lacked nothing but a free slot: where it grows, there are too few.
+    It is 0 where all that could start does, and while the queue is paused, which it is since `paused_at`.
+    """
+
+    queue: str
+    waiting: int
+    running: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    oldest: float | None = None
+    lag: float = 0.0
+    paused_at: datetime | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        return self.paused_at is not None
+
+    @property
+    def has_jobs(self) -> bool:
+        """Whether it has any, in whatever state."""
+        return any((self.waiting, self.running, self.succeeded, self.failed, self.cancelled))
+
+
+class QueuesAdmin:
+    """The queues of one app, and all others that have jobs in its store, whichever process runs them."""
+
+    def __init__(self, storage: Storage, declared: frozenset[str]) -> None:
+        self._storage = storage
+        self._declared = declared
+
+    async def list(self) -> Sequence[QueueStatus]:
+        """All queues by name: those that are declared, have jobs or are paused."""
+        counts = {each.queue: each for each in await self._storage.counts()}
+        records = {each.queue: each for each in await self._storage.queues()}
+        now = self._storage.now()
+        names = sorted(self._declared | counts.keys() | records.keys())
+        return [_status(name, counts.get(name), records.get(name), now) for name in names]
+
+    async def is_paused(self, queue: str) -> bool:
+        """Whether none of its jobs is given out."""
+        return any(each.queue == queue and each.paused_at is not None for each in await self._storage.queues())
+
+    async def pause(self, queue: str) -> bool:
+        """Give out none of its jobs to any node until `resume`; what runs goes on, what is enqueued waits.
+
+        False if it was paused already. Raises UnknownQueue for one that is not declared and has no job.
+        """
+        if queue not in self._declared:
+            known = self._declared | {each.queue for each in await self._storage.counts()}
+            if queue not in known:
+                raise UnknownQueue(
+                    f"queue {queue!r} is not declared by this app and has no job, so there is nothing to pause; check "
+                    f"its name, or declare it with app.queue({queue!r}). There are: {', '.join(sorted(known))}"
+                )
+        return await self._storage.pause_queue(queue)
+
+    async def resume(self, queue: str) -> bool:
+        """End a pause; whether there was one."""
+        return await self._storage.resume_queue(queue)
+
+
+def _status(name: str, counts: QueueCounts | None, record: QueueRecord | None, now: int) -> QueueStatus:
+    counts = counts or QueueCounts(name, 0, 0, 0, 0, 0)
+    record = record or QueueRecord(name, None, None, None)
+    return QueueStatus(
+        queue=name,
+        waiting=counts.waiting,
+        running=counts.running,
+        succeeded=counts.succeeded,
+        failed=counts.failed,
+        cancelled=counts.cancelled,
+        oldest=None if record.oldest_at is None else max(0, now - record.oldest_at) / SECOND,
+        lag=0.0 if record.ready_at is None else max(0, now - record.ready_at) / SECOND,
+        paused_at=None if record.paused_at is None else to_datetime(record.paused_at),
+    )

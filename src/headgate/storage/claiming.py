@@ -1,0 +1,475 @@
+"""What one claim takes and leaves: decided from the rows that a store has read, and told as the rows it is to write.
+
+A store that keeps rows claims in three steps. It reads lanes, the first jobs of each and their buckets; lets a
+`ClaimPlan` decide; and writes what came of it, all in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+
+import msgspec
+
+from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobState, truncated_error
+from headgate.jobs.terms import GateTerms, variant_discards, without
+from headgate.limits.concurrency import Semaphore
+from headgate.limits.rule import NEVER
+from headgate.storage.admission import (
+    TURN,
+    BucketView,
+    LaneView,
+    RowId,
+    admit,
+    ask_of,
+    charges_elsewhere,
+    gated_share,
+    starved_by,
+)
+from headgate.storage.endings import late_ending, rejection_error
+from headgate.storage.permits import Given
+from headgate.storage.protocol import Claim, Claimed, Dropped, Starved, Throttled
+
+EXPIRED_A_VISIT = 100
+"""How many expired jobs of one lane a claim passes over before it leaves the lane for the next claim."""
+
+
+class LaneRow(msgspec.Struct, array_like=True):
+    """A lane as it is stored; the lane of jobs without limits draws on nothing."""
+
+    id: RowId
+    queue: str
+    draws: tuple[Draw, ...]
+    waiting: int
+    since: int | None
+    behind: RowId | None
+    wakes_at: int | None
+    variant: str
+
+
+class Head(msgspec.Struct, array_like=True):
+    """A job near the front of its lane. `seq` is what the store knows it by, and grows as jobs are added."""
+
+    seq: int | str
+    lane: RowId
+    id: str
+    task: str
+    queue: str
+    payload: str
+    priority: int
+    run_at: int
+    attempt: int
+    fence: int
+    lost: int
+    enqueued_at: int
+    expires_at: int | None
+    costs: tuple[int, ...] | None
+    headers: dict[str, str] | None
+    options: JobOptions | None
+    terms: GateTerms | None
+    held: int
+    passed: int
+    give_up_at: int | None
+    draws: tuple[Draw, ...] | None
+    """All its draws, if it holds permits of some."""
+
+    @property
+    def passes(self) -> int:
+        """The draws of the job that its lane does not have."""
+        return self.held | self.passed
+
+    def is_late(self, now: int) -> bool:
+        """Whether its time to start has passed."""
+        expires_at, give_up_at = self.expires_at, self.give_up_at
+        return (expires_at is not None and expires_at <= now) or (give_up_at is not None and give_up_at <= now)
+
+
+class Move(msgspec.Struct, array_like=True):
+    """Where a lane is after the claim, and how many jobs are gone from it; `behind` a bucket of that limit and key."""
+
+    lane: RowId
+    gone: int
+    since: int | None
+    behind_limit: str | None
+    behind_key: str | None
+    wakes_at: int | None
+
+
+class Visit:
+    """A lane that a claim looks at, and what became of it."""
+
+    __slots__ = ("complete", "expired", "heads", "rejected", "row", "taken", "view")
+
+    def __init__(self, row: LaneRow) -> None:
+        self.row = row
+        self.heads: list[Head] = []
+        self.expired: list[Head] = []
+        # Whether all ready jobs of the lane that this node knows were read.
+        self.complete = True
+        self.taken = 0
+        self.rejected: list[Head] = []
+        self.view: LaneView | None = None
+
+    @property
+    def is_barren(self) -> bool:
+        """Whether nothing of use was found in it."""
+        return not self.heads and not self.expired
+
+    def wakes_by(self, now: int) -> bool:
+        """Whether jobs that asked for a time may be due."""
+        return self.row.wakes_at is not None and self.row.wakes_at <= now
+
+    @property
+    def closed(self) -> BucketView | None:
+        """The closed bucket that the lane met."""
+        return self.view.behind if self.view is not None else None
+
+    @property
+    def behind(self) -> BucketView | None:
+        """The closed bucket that the lane waits behind from now on."""
+        return None if self.view is None or self.view.discards else self.view.behind
+
+    @property
+    def gone(self) -> int:
+        """How many jobs left the lane: started, expired, rejected, or failed for being impossible."""
+        impossible = self.view is not None and self.view.failed is not None
+        return self.taken + len(self.expired) + len(self.rejected) + impossible
+
+    @property
+    def all_gone(self) -> bool:
+        return self.complete and self.gone == len(self.heads) + len(self.expired)
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether jobs of the lane may be left that could go at once."""
+        return self.behind is None and not self.all_gone
+
+
+class ClaimPlan:
+    """One claim at one instant: `now` in wall time, `limit_now` in limit time."""
+
+    def __init__(self, claim: Claim, now: int, limit_now: int) -> None:
+        self.claim = claim
+        self.now = now
+        self.limit_now = limit_now
+        self.gated: list[Visit] = []
+        self.ungated: list[Visit] = []
+        self.opened: list[BucketView] = []
+        self.unknown: set[str] = set()
+        self.given: list[Given] = []
+        self._dropped: list[Dropped] = []
+        self._page_was_full = False
+        self._more_opened = False
+        self._next_timer: int | None = None
+        self._next_wake: int | None = None
+
+    def at(self, now: int, limit_now: int) -> ClaimPlan:
+        """The same at a later instant, for a store that waits for locks between choosing lanes and reading them."""
+        later = ClaimPlan(self.claim, now, limit_now)
+        later.unknown, later._page_was_full = self.unknown, self._page_was_full
+        return later
+
+    # --------------------------------------------------------------------------------------- what to read
+
+    @property
+    def page(self) -> int:
+        """How many lanes and buckets of each kind are worth reading; more could not be used."""
+        return max([1, *(room.slots for room in self.claim.rooms.values())])
+
+    def usable(self, rows: Iterable[LaneRow]) -> list[LaneRow]:
+        """The lanes of which this node knows all limits."""
+        rules = self.claim.rules
+        return [row for row in rows if all(draw.limit in rules for draw in row.draws)]
+
+    def grants(self) -> dict[RowId, int]:
+        """Of each opened bucket that grants anything, how many starts."""
+        grants = {view.id: view.grants(self.limit_now, self.page) for view in self.opened if view.id is not None}
+        return {id: grant for id, grant in grants.items() if grant}
+
+    def choose(
+        self,
+        grants: Mapping[RowId, int],
+        behind: Sequence[LaneRow],
+        due: Sequence[LaneRow],
+        shares: Mapping[str, int],
+    ) -> list[Visit]:
+        """Lanes behind opened buckets, then due ones, each kind longest waiting first.
+
+        No more than can be expected to fill the `shares`: what is read and locked in vain costs the most.
+        """
+        rows = sorted(self.usable(behind), key=_place_in_line)
+        order = {id: index for index, id in enumerate(grants)}
+        left_of = dict(grants)
+        released: list[LaneRow] = []
+        for row in rows:
+            if row.behind is not None and left_of.get(row.behind, 0) > 0:
+                left_of[row.behind] -= 1
+                released.append(row)
+        released.sort(key=lambda row: order[row.behind])  # type: ignore[index]  # they are behind one
+        sharing = Counter(row.behind for row in released)
+        left = dict(shares)
+        seen: set[RowId] = set()
+        visits: list[Visit] = []
+        for row in (*released, *sorted(self.usable(due), key=_place_in_line)):
+            if left.get(row.queue, 0) > 0 and row.id not in seen:
+                left[row.queue] -= _expected(row, sharing, grants)
+                seen.add(row.id)
+                visits.append(Visit(row))
+        self._page_was_full = any(count <= 0 for count in left.values())
+        return visits
+
+    def shares(self, ready: Mapping[str, int]) -> dict[str, int]:
+        """How many gated jobs each queue may start, when so many ungated ones are ready."""
+        return {queue: gated_share(room, ready.get(queue, 0)) for queue, room in self.claim.rooms.items()}
+
+    def heads_wanted(self, visits: Sequence[Visit], wanted: int) -> int:
+        """How many jobs of each lane are worth reading."""
+        return max(TURN, -(-wanted // len(visits)))
+
+    def sort_in(self, visits: Sequence[Visit], heads: list[Head], count: int) -> None:
+        """Give each lane the jobs that were read of it, at most `count`, in their order."""
+        heads.sort(key=lambda head: (-head.priority, head.run_at, head.seq))
+        lanes = {visit.row.id: visit for visit in visits}
+        for visit in visits:
+            visit.heads, visit.expired, visit.complete = [], [], True
+        for head in heads:
+            visit = lanes[head.lane]
+            if len(visit.heads) >= count or len(visit.expired) >= EXPIRED_A_VISIT:
+                visit.complete = False
+            elif head.is_late(self.now):
+                visit.expired.append(head)
+            else:
+                visit.heads.append(head)
+        for visit in visits:
+            if len(visit.heads) + len(visit.expired) >= count:
+                visit.complete = False
+
+    # --------------------------------------------------------------------------------------------- decide
+
+    def decide(self, gated: Sequence[Visit], view: Callable[[Draw], BucketView], shares: Mapping[str, int]) -> None:
+        """Let the rules say how many jobs of each lane start."""
+        self.gated = list(gated)
+        for visit in gated:
+            views = [view(draw) for draw in visit.row.draws]
+            asks = [ask_of(head.id, head.costs, head.terms, head.passes) for head in visit.heads]
+            discards = variant_discards(visit.row.variant)
+            visit.view = LaneView(visit.row.id, visit.row.queue, views, asks, discards=discards)
+        admit([visit.view for visit in gated if visit.view is not None], shares, self.limit_now)
+        for visit in gated:
+            visit.taken = visit.view.taken if visit.view is not None else 0
+            if visit.closed is not None and visit.behind is None:
+                visit.rejected = visit.heads[visit.taken :]
+
+    def rest_for_ungated(self) -> dict[str, int]:
+        """How many ungated jobs each queue may start now that the gated ones are decided."""
+        left = {queue: room.slots for queue, room in self.claim.rooms.items()}
+        for visit in self.gated:
+            left[visit.row.queue] -= visit.taken
+        return {queue: max(0, slots) + self.claim.rooms[queue].ahead for queue, slots in left.items()}
+
+    @property
+    def visits(self) -> list[Visit]:
+        return [*self.gated, *self.ungated]
+
+    # ------------------------------------------------------------------------------------- what to write
+
+    @property
+    def taken(self) -> list[Head]:
+        """The jobs that start."""
+        return [head for visit in self.visits for head in visit.heads[: visit.taken]]
+
+    def permit_rows(self) -> list[tuple[int | str, int, int]]:
+        """Of jobs with terms that start: which permits they hold now, and which of their draws were not charged."""
+        rows: list[tuple[int | str, int, int]] = []
+        for visit in self.visits:
+            views = () if visit.view is None else visit.view.buckets
+            held = [isinstance(view.rule, Semaphore) for view in views]
+            for head in visit.heads[: visit.taken]:
+                if head.terms is not None:
+                    drawn = without(range(len(held) + head.passes.bit_count()), head.passes)
+                    now_held = sum(1 << draw for draw, is_held in zip(drawn, held, strict=True) if is_held)
+                    rows.append((head.seq, head.held | now_held, head.passes))
+        return rows
+
+    def drop(self) -> list[tuple[int | str, JobState, JobError]]:
+        """The jobs that end without running: expired ones, rejected ones, and those that cost more than can ever be.
+
+        What they held is in `given` afterwards.
+        """
+        rows: list[tuple[int | str, JobState, JobError]] = []
+        for visit in self.visits:
+            for head, state, error in self._endings(visit):
+                rows.append((head.seq, state, error))
+                self._dropped.append(Dropped(head.id, head.task, head.queue, state, error))
+                if head.held and head.terms is not None and head.draws is not None:
+                    kept = head.terms.kept(head.held, state)
+                    self.given.append(Given(head.seq, head.id, head.draws, head.terms, head.held & ~kept, kept))
+        return rows
+
+    def _endings(self, visit: Visit) -> Iterator[tuple[Head, JobState, JobError]]:
+        for head in visit.expired:
+            yield head, *late_ending(self.now, head.expires_at, head.give_up_at, head.terms, None)
+        closed = visit.closed
+        for head in visit.rejected:
+            assert head.terms is not None
+            assert closed is not None
+            assert visit.view is not None
+            opens_at = self._in_wall_time(visit.view.opens_at)
+            yield head, head.terms.rejected_as, rejection_error(closed.draw, opens_at, 0)
+        if visit.view is not None and visit.view.failed is not None:
+            # A limit was lowered below what a job costs: the job could only wait for ever.
+            yield visit.heads[visit.taken], JobState.FAILED, truncated_error(visit.view.failed)
+
+    def move(
+        self,
+        visit: Visit,
+        has_ready: Callable[[], bool],
+        earliest: Callable[[], int | None],
+        *,
+        is_emptied: bool = False,
+    ) -> Move | None:
+        """Where the lane is after this claim: empty, asleep, behind a bucket or last in line; None if unmoved.
+
+        `has_ready` tells whether a job is left in it that asked for no time, `earliest` when the next delayed one is
+        due; `is_emptied` is for stores that know without a look that none is left.
+        """
+        row, gone, behind = visit.row, visit.gone, visit.behind
+        stays_behind = behind is not None and behind.id is not None and behind.id == row.behind
+        if not gone and visit.heads and (behind is None or stays_behind):
+            return None
+        if is_emptied:
+            return Move(row.id, gone, None, None, None, None)
+        wakes_at = row.wakes_at
+        if visit.wakes_by(self.now):
+            # Delayed jobs of this lane were due and may be gone.
+            wakes_at = earliest()
+        is_ready = not visit.all_gone or (wakes_at is not None and wakes_at <= self.now) or has_ready()
+        if is_ready and not gone and not visit.heads and row.behind is None:
+            # Only jobs that this node does not know: the lane is left as it is.
+            return None
+        if not is_ready:
+            self.note_wake(wakes_at)
+            if not gone and row.since is None and wakes_at == row.wakes_at:
+                return None
+            return Move(row.id, gone, None, None, None, wakes_at)
+        if behind is None:
+            return Move(row.id, gone, self.limit_now, None, None, wakes_at)
+        # Who got nothing keeps the place that it had in the line.
+        since = row.since if not gone and row.since is not None else self.limit_now
+        return Move(row.id, gone, since, behind.draw.limit, behind.draw.key, wakes_at)
+
+    def timers(self, reopened: Set[Draw]) -> list[tuple[BucketView, int]]:
+        """When each bucket opens that lanes wait behind; `reopened` are those that permits have come back to."""
+        touched = {id(view): view for view in self.opened}
+        for visit in self.gated:
+            if visit.behind is not None:
+                touched[id(visit.behind)] = visit.behind
+        timers = [
+            (view, self.limit_now if view.draw in reopened else self._reopens_at(view)) for view in touched.values()
+        ]
+        for _, opens_at in timers:
+            if opens_at > self.limit_now:
+                self.note_timer(opens_at)
+                # Closed again, it makes room on the page for one that is open.
+                self._more_opened = self._more_opened or len(self.opened) >= self.page
+        return timers
+
+    def _reopens_at(self, view: BucketView) -> int:
+        opens_at = view.reopens_at(self.limit_now)
+        if opens_at <= self.limit_now and view.opens_at is not None:
+            # Open as it was: a lane that another node is waited for behind it costs no write.
+            return view.opens_at
+        return opens_at
+
+    def note_timer(self, opens_at: int) -> None:
+        """A bucket opens then."""
+        if opens_at < NEVER and (self._next_timer is None or opens_at < self._next_timer):
+            self._next_timer = opens_at
+
+    def note_wake(self, wakes_at: int | None) -> None:
+        """A delayed job of another lane is due then (wall time)."""
+        if wakes_at is not None and (self._next_wake is None or wakes_at < self._next_wake):
+            self._next_wake = wakes_at
+
+    # --------------------------------------------------------------------------------------- what to tell
+
+    def claimed(self, *, progressed: bool, reopened: bool, still_open: bool) -> Claimed:
+        """What came of it. `progressed`: something was written; `still_open`: an opened bucket grants more."""
+        cut_short = still_open or self._page_was_full or any(visit.cut_short for visit in self.visits)
+        return Claimed(
+            jobs=[self._job(head, visit) for visit in self.visits for head in visit.heads[: visit.taken]],
+            next_in=self._next_in(),
+            # Without progress the next look would see the same, so it waits for something to change.
+            # Whoever waits for what came back is to be looked at again.
+            more=(progressed and cut_short) or reopened or self._more_opened,
+            throttled=[throttled for visit in self.gated if (throttled := self._throttled(visit)) is not None],
+            starved=self._starved(),
+            dropped=self._dropped,
+            unknown=sorted(self.unknown),
+        )
+
+    def _throttled(self, visit: Visit) -> Throttled | None:
+        behind = visit.behind
+        if behind is None or behind.opens_at is None:
+            return None
+        return Throttled(behind.draw, self._in_wall_time(behind.opens_at), visit.row.waiting - visit.gone)
+
+    def _starved(self) -> list[Starved]:
+        """The buckets that are kept elsewhere and have nothing left here, each once."""
+        # Opened, and empty: those in line were not even looked at.
+        now = self.limit_now
+        starved = {
+            view.draw: Starved(view.draw, view.rule, 1, self.page)
+            for view in self.opened
+            if view.is_starved(now) and not view.grants(now, 1)
+        }
+        for visit in self.gated:
+            if visit.view is not None:
+                found = starved_by(visit.view, visit.row.waiting - visit.gone, now)
+                if found is not None:
+                    starved[found.draw] = found
+        return list(starved.values())
+
+    def _in_wall_time(self, instant: int | None) -> int | None:
+        """An instant of limit time as wall time; None for never."""
+        return None if instant is None or instant >= NEVER else self.now + (instant - self.limit_now)
+
+    def _next_in(self) -> int | None:
+        waits: list[int] = []
+        if self._next_timer is not None:
+            waits.append(self._next_timer - self.limit_now)
+        if self._next_wake is not None:
+            waits.append(self._next_wake - self.now)
+        return max(0, min(waits)) if waits else None
+
+    def _job(self, head: Head, visit: Visit) -> ClaimedJob:
+        return ClaimedJob(
+            head.id,
+            head.task,
+            head.queue,
+            head.payload,
+            head.attempt + 1,
+            head.fence + 1,
+            head.lost,
+            head.enqueued_at,
+            head.run_at,
+            self.now,
+            visit.row.draws,
+            None if head.costs is None else without(head.costs, head.passes),
+            self.limit_now,
+            None if visit.view is None else charges_elsewhere(visit.view.buckets),
+            head.headers,
+            head.options,
+        )
+
+
+def _place_in_line(row: LaneRow) -> tuple[int, RowId]:
+    return row.since or 0, row.id
+
+
+def _expected(row: LaneRow, sharing: Mapping[RowId | None, int], grants: Mapping[RowId, int]) -> int:
+    """How many starts a lane is likely to make. Those that share what a bucket grants may get one each."""
+    turn = max(1, min(TURN, row.waiting))
+    if row.behind is None:
+        return turn
+    return 1 if sharing[row.behind] > 1 else min(turn, grants.get(row.behind, 1))

@@ -1,0 +1,80 @@
+"""Migrations: numbered scripts, applied once each, and never edited once released."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from headgate.errors import StorageUnusable
+
+
+class Migration(NamedTuple):
+    """One script, `NNNN_name.sql`. A breaking one says so in its first line: older releases cannot work on after it."""
+
+    number: int
+    name: str
+    script: str
+    checksum: str
+
+    def __str__(self) -> str:
+        return f"{self.number:04} {self.name}"
+
+    @property
+    def is_breaking(self) -> bool:
+        return self.script.startswith("-- breaking")
+
+
+@runtime_checkable
+class Migrates(Protocol):
+    """A storage that can be brought up to date without being opened."""
+
+    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
+        """Apply what is missing; what was applied, or with `dry_run` would be."""
+        ...
+
+
+def load_migrations(package: str) -> Sequence[Migration]:
+    """The scripts in a package's folder `migrations`, in their order."""
+    return read_migrations(resources.files(package) / "migrations")
+
+
+def read_migrations(folder: Traversable) -> Sequence[Migration]:
+    """The scripts in a folder, in their order."""
+    found: list[Migration] = []
+    for entry in folder.iterdir():
+        if entry.name.endswith(".sql"):
+            script = entry.read_text()
+            number, _, name = entry.name.removesuffix(".sql").partition("_")
+            found.append(Migration(int(number), name, script, hashlib.sha256(script.encode()).hexdigest()))
+    return sorted(found)
+
+
+def pending(
+    known: Sequence[Migration],
+    applied: Mapping[int, tuple[str, str]],
+    where: str,
+    tolerated: Collection[int] = (),
+) -> list[Migration]:
+    """Those that are still to be applied, where name and checksum of the `applied` ones are as given.
+
+    Raises StorageUnusable for a database of a newer release, unless all that is unknown here is `tolerated`, or of one
+    that was edited.
+    """
+    by_number = {migration.number: migration for migration in known}
+    for number, (name, checksum) in applied.items():
+        if number not in by_number and number in tolerated:
+            continue
+        if number not in by_number:
+            raise StorageUnusable(
+                f"{where} was written by a newer Headgate (migration {number} {name!r} is unknown here); "
+                "upgrade this program"
+            )
+        if by_number[number].checksum != checksum:
+            raise StorageUnusable(
+                f"migration {number} {name!r} of {where} differs from this program's; one of the two was edited: "
+                "install the release that made the database"
+            )
+    return [migration for migration in known if migration.number not in applied]

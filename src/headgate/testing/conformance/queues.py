@@ -1,0 +1,239 @@
+"""What is promised of queues: pauses that no claim misses, and how long their jobs have been ready."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from headgate.clock import SECOND
+from headgate.jobs.job import JobState
+from headgate.limits.dynamic_window import DynamicWindow
+from headgate.storage.protocol import QueueRecord
+from headgate.testing.conformance.hands import Conformance, Hands, at_once, strict
+from headgate.testing.manual_clock import ManualClock
+
+BOTH = ("default", "other")
+
+
+async def record_of(hands: Hands, queue: str = "default") -> QueueRecord:
+    """A queue as the store lists it; all None if it does not."""
+    for record in await hands.storage.queues():
+        if record.queue == queue:
+            return record
+    return QueueRecord(queue, None, None, None)
+
+
+class QueuesConformance(Conformance):
+    # ----------------------------------------------------------------------------------------- pauses
+
+    async def test_a_paused_queue_gives_out_no_job_to_any_node(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(100)}
+        await hands.storage.join("node-b", "b")
+        free = await hands.add(2)
+        gated = await hands.add(2, draws=[("api", "acme")])
+        late = await hands.add(1, delay=5)
+        assert await hands.storage.pause_queue("default")
+        later = await hands.add(2)
+        clock.advance(10)
+        for node in (hands.node, "node-b"):
+            claimed = await hands.claim(ahead=5, node=node)
+            assert (list(claimed.jobs), claimed.more, claimed.next_in) == ([], False, None)
+        assert await hands.storage.resume_queue("default")
+        assert sorted(await hands.take_ids()) == sorted(free + gated + late + later)
+
+    async def test_other_queues_go_on(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.add(3, draws=[("api", "acme")])
+        await hands.storage.pause_queue("default")
+        ids = await hands.add(2, queue="other")
+        gated = await hands.add(2, queue="other", draws=[("api", "acme")])
+        assert sorted(await hands.take_ids(queues=BOTH)) == sorted(ids + gated[:1])
+        # What waits in the paused queue for the same bucket keeps nobody from it.
+        clock.advance(60)
+        assert await hands.take_ids(queues=BOTH) == gated[1:]
+        clock.advance(60)
+        assert await hands.take_ids(queues=BOTH) == []
+        await hands.storage.resume_queue("default")
+        assert len(await hands.take(queues=BOTH)) == 1
+
+    async def test_lanes_of_a_paused_queue_keep_no_permit_from_others(self, hands: Hands) -> None:
+        hands.rules = {"one": at_once()}
+        first = await hands.add_one(draws=[("one", "")])
+        (holder,) = await hands.take()
+        waits = await hands.add_one(draws=[("one", "")])
+        assert await hands.take() == []
+        await hands.storage.pause_queue("default")
+        other = await hands.add_one(queue="other", draws=[("one", "")])
+        await hands.succeed(holder)
+        (second,) = await hands.take(queues=BOTH)
+        assert (holder.id, second.id) == (first, other)
+        await hands.storage.resume_queue("default")
+        assert await hands.take(queues=BOTH) == []
+        await hands.succeed(second)
+        assert await hands.take_ids(queues=BOTH) == [waits]
+
+    async def test_keys_of_a_paused_queue_claim_no_share_of_a_ceiling(self, hands: Hands, clock: ManualClock) -> None:
+        ceiling: Any = DynamicWindow(per=60, capacity=8, min_count=1).rule
+        hands.rules = {"ceiling": ceiling}
+        for key in ("a", "b", "c"):
+            await hands.add(20, draws=[("ceiling", key)])
+        await hands.add(20, queue="other", draws=[("ceiling", "d")])
+        assert len(await hands.take(queues=BOTH)) == 8
+        await hands.storage.pause_queue("default")
+        clock.advance(180)
+        assert len(await hands.take(queues=BOTH)) == 8
+        await hands.storage.resume_queue("default")
+        clock.advance(180)
+        shares = Counter(job.draws[0].key for job in await hands.take(queues=BOTH))
+        assert shares == {"a": 2, "b": 2, "c": 2, "d": 2}
+
+    async def test_a_bucket_that_opens_during_a_pause_is_open_after_it(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        ids = await hands.add(3, draws=[("api", "acme")])
+        assert await hands.take_ids() == ids[:1]
+        await hands.storage.pause_queue("default")
+        clock.advance(600)
+        assert await hands.take() == []
+        await hands.storage.resume_queue("default")
+        assert await hands.take_ids() == ids[1:2]
+
+    async def test_what_runs_in_a_paused_queue_goes_on(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add(3)
+        done, returned, running = await hands.take()
+        await hands.storage.pause_queue("default")
+        await hands.succeed(done)
+        await hands.give_back(returned)
+        assert (await hands.storage.beat(hands.node)).owned == {running.id: running.fence}
+        assert await hands.take() == []
+        await hands.storage.resume_queue("default")
+        assert await hands.take_ids() == [returned.id]
+
+    async def test_jobs_of_a_paused_queue_expire_and_are_cancelled(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.storage.pause_queue("default")
+        late = await hands.add_one(expires_in=5)
+        unwanted = await hands.add_one()
+        await hands.storage.cancel(unwanted)
+        clock.advance(6)
+        assert [dropped.id for dropped in await hands.storage.expire()] == [late]
+        assert await hands.states([late, unwanted]) == [JobState.FAILED, JobState.CANCELLED]
+
+    async def test_pausing_and_resuming_tell_whether_they_changed_anything(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        storage = hands.storage
+        assert not await storage.resume_queue("default")
+        # A queue that never had a job is paused as well as any other.
+        assert await storage.pause_queue("default")
+        paused_at = storage.now()
+        clock.advance(5)
+        assert not await storage.pause_queue("default")
+        assert await storage.pause_queue("a queue")
+        assert list(await storage.queues()) == [
+            QueueRecord("a queue", storage.now(), None, None),
+            QueueRecord("default", paused_at, None, None),
+        ]
+        assert await storage.resume_queue("default")
+        assert await storage.resume_queue("a queue")
+        assert list(await storage.queues()) == []
+
+    async def test_resuming_wakes_whoever_watches(self, hands: Hands) -> None:
+        await hands.storage.pause_queue("default")
+        woken: list[Any] = []
+        unwatch = hands.storage.watch(lambda: woken.append(None))
+        woken.clear()
+        await hands.storage.resume_queue("default")
+        unwatch()
+        assert woken
+
+    # ---------------------------------------------------------------------------------- how long it waits
+
+    async def test_the_oldest_job_is_the_one_that_is_ready_for_longest(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        began = clock.now()
+        await hands.add(1, delay=10)
+        assert await record_of(hands) == QueueRecord("default", None, None, None)
+        clock.advance(1)
+        low = await hands.add(1)
+        clock.advance(1)
+        await hands.add(2, priority=9)
+        await hands.add(2, priority=9, draws=[("api", "acme")])
+        await hands.add(1, queue="other", draws=[("api", "acme")])
+        assert (await record_of(hands)).oldest_at == began + SECOND
+        assert (await record_of(hands, "other")).oldest_at == began + 2 * SECOND
+        assert [record.queue for record in await hands.storage.queues()] == ["default", "other"]
+        await hands.storage.cancel(low[0])
+        assert (await record_of(hands)).oldest_at == began + 2 * SECOND
+        # One of the two that draw on the same bucket has to wait.
+        assert len(await hands.take()) == 3
+        assert (await record_of(hands)).oldest_at == began + 2 * SECOND
+        clock.advance(8)
+        assert len(await hands.take()) == 1
+        await hands.storage.pause_queue("default")
+        clock.advance(3600)
+        assert (await record_of(hands)).oldest_at == began + 2 * SECOND
+
+    async def test_a_retry_is_as_old_as_the_instant_it_was_due_at(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add()
+        await hands.retry_later(await hands.take_one(), 10)
+        due_at = clock.now() + 10 * SECOND
+        assert await record_of(hands) == QueueRecord("default", None, None, None)
+        clock.advance(15)
+        assert await record_of(hands) == QueueRecord("default", None, due_at, due_at)
+
+    async def test_a_job_without_limits_lacks_a_slot_since_it_is_ready(self, hands: Hands, clock: ManualClock) -> None:
+        began = clock.now()
+        await hands.add(3)
+        clock.advance(5)
+        assert (await record_of(hands)).ready_at == began
+        await hands.take(2)
+        assert (await record_of(hands)).ready_at == began
+        await hands.take(1)
+        assert await hands.storage.queues() == []
+
+    async def test_a_job_whose_limits_are_open_lacks_a_slot_since_its_lane_is_due(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"api": strict(100)}
+        began = clock.now()
+        await hands.add(3, draws=[("api", "acme")])
+        # Limit time has nothing to do with it.
+        clock.step_wall(-3600)
+        clock.advance(5)
+        assert (await record_of(hands)).ready_at == began - 3600 * SECOND
+        await hands.take()
+        await hands.add(1, draws=[("api", "acme")], delay=10)
+        due_at = clock.now() + 10 * SECOND
+        assert (await record_of(hands)).ready_at is None
+        clock.advance(60)
+        assert (await record_of(hands)).ready_at == due_at
+
+    async def test_a_job_behind_a_closed_bucket_lacks_more_than_a_slot(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1), "one": at_once()}
+        began = clock.now()
+        await hands.add(2, draws=[("api", "acme")])
+        await hands.add(2, draws=[("one", "")], queue="other")
+        first = await hands.take(queues=BOTH)
+        assert len(first) == 2
+        assert await record_of(hands) == QueueRecord("default", None, began, None)
+        assert await record_of(hands, "other") == QueueRecord("other", None, began, None)
+        clock.advance(90)
+        assert (await record_of(hands)).ready_at == began + 60 * SECOND
+        assert (await record_of(hands, "other")).ready_at is None
+        await hands.succeed(*first)
+        assert (await record_of(hands, "other")).ready_at == clock.now()
+
+    async def test_a_job_of_a_paused_queue_lacks_more_than_a_slot(self, hands: Hands, clock: ManualClock) -> None:
+        began = clock.now()
+        await hands.add()
+        await hands.storage.pause_queue("default")
+        clock.advance(5)
+        assert await record_of(hands) == QueueRecord("default", began, began, None)
+        await hands.storage.resume_queue("default")
+        assert await record_of(hands) == QueueRecord("default", None, began, began)
+
+    # -------------------------------------------------------------------------------------- in the way
+
+    async def test_nothing_stands_in_the_way_of_a_store_that_nobody_else_uses(self, hands: Hands) -> None:
+        await hands.add(2)
+        await hands.take(1)
+        assert list(await hands.storage.obstacles()) == []

@@ -1,0 +1,211 @@
+"""Nodes whose own clock is wrong: jobs go by the clock of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from headgate import Headgate, JobState, RateLimited, RetryPolicy, Snooze, StrictRate, current_job
+from headgate.clock import SECOND, from_datetime
+from headgate.jobs.event import ClockSkewed, Event, JobEnqueued, JobStarted
+from headgate.storage.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
+
+HOUR = 3600
+
+
+def beside(clock: VirtualClock, seconds: float) -> VirtualClock:
+    """A clock of the same loop that tells another wall time."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    return VirtualClock(loop, start=clock.now() + round(seconds * SECOND))
+
+
+@pytest.mark.parametrize("wrong", [-HOUR, HOUR])
+def test_a_node_whose_clock_is_an_hour_off_starts_nothing_early_or_late(wrong: int) -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        began = clock.now()
+        started: list[tuple[str, float]] = []
+
+        def made(app_clock: VirtualClock) -> Headgate:
+            app = Headgate(store, clock=app_clock, retry=RetryPolicy(retries=1, base=30, jitter=False))
+
+            @app.task(name="work")
+            async def work(what: str) -> None:
+                started.append((what, (clock.now() - began) / SECOND))
+                if len([name for name, _ in started if name == what]) > 1:
+                    return
+                match what:
+                    case "fails":
+                        raise ValueError("as planned")
+                    case "snoozes":
+                        raise Snooze(40)
+                    case "refused":
+                        raise RateLimited(retry_after=50)
+
+            return app
+
+        right, skewed = made(clock), made(beside(clock, wrong))
+        async with right.open(), skewed:
+            for app in (right, skewed):
+                await app.tasks["work"].using(delay=60).enqueue("delayed")
+                await app.tasks["work"].enqueue("now")
+            for what in ("fails", "snoozes", "refused"):
+                await skewed.tasks["work"].enqueue(what)
+            await asyncio.sleep(100)
+        assert sorted((round(at), what) for what, at in started) == sorted(
+            [
+                *[(0, "now")] * 2,
+                *[(60, "delayed")] * 2,
+                *[(0, what) for what in ("fails", "snoozes", "refused")],
+                *[(30, "fails"), (40, "snoozes"), (50, "refused")],
+            ]
+        )
+
+    run_virtual(main)
+
+
+def test_an_instant_that_a_user_names_is_that_instant_by_the_stores_clock() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(MemoryStorage(clock), clock=beside(clock, -HOUR))
+        started: list[int] = []
+
+        @app.task
+        async def work() -> None:
+            started.append(clock.now())
+
+        async with app:
+            at = app.admin.now().replace(microsecond=0)
+            job = await work.using(at=at.replace(hour=at.hour + 1)).enqueue()
+            await job.result()
+            assert started == [from_datetime(at) + HOUR * SECOND]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("wrong", [-HOUR, HOUR])
+def test_what_a_node_with_a_wrong_clock_says_of_jobs_is_in_the_stores_time(wrong: int) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(MemoryStorage(clock), clock=beside(clock, wrong))
+
+        @app.task(limits=[StrictRate("1/m")])
+        async def work() -> None: ...
+
+        async with app:
+            first, second = await work.enqueue_many([(), ()])
+            await first.result()
+            status = await second.status()
+            assert 0 <= clock.now() - from_datetime(status.enqueued_at) < SECOND
+            assert status.predicted_start is not None
+            assert status.throttled_until is not None
+            (bucket,) = await app.admin.limits.list()
+            assert bucket.next_slot_at is not None
+            for instant in (status.predicted_start, status.throttled_until, bucket.next_slot_at):
+                assert 60 <= (instant - status.enqueued_at).total_seconds() < 62
+            await app.admin.limits.penalize("work:strict", "", 300)
+            (bucket,) = await app.admin.limits.list()
+            assert bucket.penalized_until is not None
+            assert round((bucket.penalized_until - app.admin.now()).total_seconds()) == 300
+            later = await work.using(delay=10).enqueue()
+            assert (await later.status()).is_scheduled
+
+    run_virtual(main)
+
+
+def test_a_node_whose_clock_is_ahead_deletes_no_job_before_its_retention() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(MemoryStorage(clock), clock=beside(clock, 30 * 24 * HOUR), retention=HOUR)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            job = await work.enqueue()
+            await job.result()
+            await asyncio.sleep(HOUR - 60)
+            assert (await job.status()).state is JobState.SUCCEEDED
+            await asyncio.sleep(180)
+            assert await app.admin.jobs() == []
+
+    run_virtual(main)
+
+
+def test_a_clock_that_is_more_than_5_s_off_is_told_once_until_it_was_right_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(clock: VirtualClock) -> None:
+        wrong = beside(clock, -7200)
+        app = Headgate(MemoryStorage(clock), clock=wrong)
+        told: list[Event] = []
+        app.subscribe(told.append, ClockSkewed)
+
+        def skews() -> list[float]:
+            return [event.seconds for event in told if isinstance(event, ClockSkewed)]
+
+        async with app:
+            await asyncio.sleep(100)
+            assert skews() == [-7200]
+            wrong.step_wall(7198)
+            await asyncio.sleep(10)
+            assert skews() == [-7200]
+            wrong.step_wall(62)
+            await asyncio.sleep(100)
+            assert skews() == [-7200, 60]
+
+    with caplog.at_level(logging.WARNING, logger="headgate"):
+        run_virtual(main)
+    lines = [record.message for record in caplog.records]
+    assert ["7200.0 s behind the store's" in line for line in lines] == [True, False]
+    assert "60.0 s ahead of the store's" in lines[1]
+
+
+def test_a_clock_that_is_right_is_not_told_of() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(MemoryStorage(clock), clock=beside(clock, 4))
+        told: list[Event] = []
+        app.subscribe(told.append, ClockSkewed)
+        async with app:
+            await asyncio.sleep(100)
+        assert told == []
+
+    run_virtual(main)
+
+
+def test_events_are_dated_by_the_clock_of_the_process_that_tells_them() -> None:
+    async def main(clock: VirtualClock) -> None:
+        own = beside(clock, HOUR)
+        app = Headgate(MemoryStorage(clock), clock=own)
+        told: list[Event] = []
+        app.subscribe(told.append, JobEnqueued, JobStarted)
+
+        @app.task
+        async def work() -> float:
+            return current_job().waited_for
+
+        async with app:
+            assert await (await work.enqueue()).result() < 1
+        assert [0 <= own.now() - event.at < SECOND for event in told] == [True, True]
+
+    run_virtual(main)
+
+
+def test_a_step_of_the_stores_clock_wakes_a_node_for_the_delayed_jobs_that_are_due_now() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(MemoryStorage(clock), clock=beside(clock, 0))
+        started = asyncio.Event()
+
+        @app.task
+        async def work() -> None:
+            started.set()
+
+        async with app:
+            await work.using(delay=HOUR).enqueue()
+            await asyncio.sleep(5)
+            clock.step_wall(HOUR)
+            await asyncio.sleep(1.5)
+            assert started.is_set()
+
+    run_virtual(main)

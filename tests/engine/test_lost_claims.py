@@ -1,0 +1,65 @@
+"""Claims that were made and not heard of: the node finds the jobs that it owns, and starts them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headgate import FixedWindow, Headgate, JobState, Mutex, current_job
+from headgate.errors import StorageUnavailable
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.protocol import Claim, Claimed
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+class ForgetfulStorage(MemoryStorage):
+    """Loses the reply of the first claim that took anything; or holds it back for so many seconds."""
+
+    held_back: float | None = None
+    has_lost = False
+
+    async def claim(self, claim: Claim) -> Claimed:
+        claimed = await super().claim(claim)
+        if claimed.jobs and not self.has_lost:
+            self.has_lost = True
+            if self.held_back is None:
+                raise StorageUnavailable("the reply was lost")
+            await asyncio.sleep(self.held_back)
+        return claimed
+
+
+async def run_one(clock: VirtualClock, storage: ForgetfulStorage) -> list[int]:
+    """The attempts that a job with a budget and a mutex comes to, and that its budget was charged once."""
+    app = Headgate(storage, clock=clock, heartbeat=5)
+    attempts: list[int] = []
+
+    @app.task(limits=[FixedWindow("10/d", key="{key}", name="daily"), Mutex("doc:{key}")])
+    async def work(key: str) -> None:
+        attempts.append(current_job().attempt)
+
+    async with app:
+        job = await work.enqueue("acme")
+        await asyncio.sleep(60)
+        assert (await job.status()).state is JobState.SUCCEEDED
+        (daily,) = await app.admin.limits.list("daily")
+        assert daily.used == 1
+        assert not await storage.attempts(job.id)
+        await work.enqueue("acme")
+        await asyncio.sleep(1)
+        assert await storage.check() == []
+    return attempts
+
+
+def test_a_claim_whose_reply_was_lost_is_charged_once_and_its_job_is_run_once() -> None:
+    async def main(clock: VirtualClock) -> None:
+        assert await run_one(clock, ForgetfulStorage(clock)) == [1, 1]
+
+    run_virtual(main)
+
+
+def test_a_claim_whose_reply_is_late_is_not_taken_for_lost() -> None:
+    async def main(clock: VirtualClock) -> None:
+        storage = ForgetfulStorage(clock)
+        storage.held_back = 23
+        assert await run_one(clock, storage) == [1, 1]
+
+    run_virtual(main)

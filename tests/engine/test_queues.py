@@ -1,0 +1,396 @@
+"""Queues on the engine, in virtual time: paused ones, and what runs at once over all nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from headgate import (
+    Concurrency,
+    DeclarationError,
+    Headgate,
+    JobFailed,
+    JobState,
+    LimitRejected,
+    Mutex,
+    RetryPolicy,
+    StrictRate,
+)
+from headgate.clock import SECOND
+from headgate.errors import UnknownQueue
+from headgate.jobs.event import BacklogMoved, Event
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.protocol import Recovered
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+# -------------------------------------------------------------------------------------------------------- pauses
+
+
+def test_a_paused_queue_starts_nothing_on_any_node_and_goes_on_at_once_when_it_is_resumed() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        started: list[tuple[str, int]] = []
+
+        def made() -> Headgate:
+            app = Headgate(store, clock=clock)
+            app.queue("mail")
+
+            @app.task(name="send", queue="mail")
+            async def send(number: int) -> None:
+                started.append(("mail", number))
+                await asyncio.sleep(20)
+
+            @app.task(name="other")
+            async def other(number: int) -> None:
+                started.append(("other", number))
+
+            return app
+
+        one, two = made(), made()
+        async with one, two:
+            running = await one.tasks["send"].enqueue(0)
+            await asyncio.sleep(1)
+            assert await two.admin.queues.pause("mail")
+            assert not await two.admin.queues.pause("mail")
+            waiting = await one.tasks["send"].enqueue(1)
+            await one.tasks["send"].using(delay=5).enqueue(2)
+            await one.tasks["other"].enqueue(3)
+            await running.result()
+            await asyncio.sleep(600)
+            assert started == [("mail", 0), ("other", 3)]
+            reason = (await one.admin.explain(waiting.id)).reason
+            assert reason == "queue 'mail' is paused; resume it with `headgate queues resume mail`"
+            (mail,) = [queue for queue in await one.admin.queues.list() if queue.queue == "mail"]
+            assert mail.paused_at is not None
+            assert (mail.is_paused, mail.waiting, mail.succeeded, mail.lag) == (True, 2, 1, 0.0)
+            assert mail.oldest is not None
+            assert round(mail.oldest) == 619
+            began = clock.now()
+            assert await one.admin.queues.resume("mail")
+            assert not await one.admin.queues.resume("mail")
+            await asyncio.sleep(0.1)
+            assert sorted(started[2:]) == [("mail", 1), ("mail", 2)]
+            assert clock.now() - began < SECOND
+            for app in (one, two):
+                assert app._node is not None
+                assert app._node.statistics()["swept"] == 0
+
+    run_virtual(main)
+
+
+def test_a_pause_outlives_every_node() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(MemoryStorage(clock), clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            await app.admin.queues.pause("default")
+        async with app:
+            job = await work.enqueue()
+            await asyncio.sleep(60)
+            assert (await job.status()).state is JobState.WAITING
+            await app.admin.queues.resume("default")
+            await job.result()
+
+    run_virtual(main)
+
+
+def test_a_queue_that_nobody_declares_can_be_paused_only_if_it_has_jobs() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        old, new = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        old.queue("legacy")
+
+        @old.task(queue="legacy")
+        async def work() -> None: ...
+
+        async with old.open(), new.open():
+            with pytest.raises(UnknownQueue, match=r"queue 'legacy' is not declared .* There are: default"):
+                await new.admin.queues.pause("legacy")
+            await work.enqueue()
+            assert await new.admin.queues.pause("legacy")
+            assert [(queue.queue, queue.is_paused) for queue in await new.admin.queues.list()] == [
+                ("default", False),
+                ("legacy", True),
+            ]
+
+    run_virtual(main)
+
+
+def test_the_lag_of_a_queue_tells_for_how_long_a_job_has_lacked_a_slot() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, concurrency=1)
+        may_end = asyncio.Event()
+
+        @app.task
+        async def work() -> None:
+            await may_end.wait()
+
+        @app.task(limits=[StrictRate("1/h")])
+        async def limited() -> None: ...
+
+        async with app:
+            await (await limited.enqueue()).result()
+            await limited.enqueue()
+            await asyncio.sleep(50)
+            (queue,) = await app.admin.queues.list()
+            # What only its limit holds back lacks no slot.
+            assert (queue.waiting, queue.lag) == (1, 0.0)
+            assert queue.oldest is not None
+            assert round(queue.oldest) == 50
+            await work.enqueue_many([(), ()])
+            await asyncio.sleep(30)
+            (queue,) = await app.admin.queues.list()
+            assert (queue.waiting, queue.running, round(queue.lag)) == (2, 1, 30)
+            may_end.set()
+            await asyncio.sleep(1)
+            (queue,) = await app.admin.queues.list()
+            assert (queue.waiting, queue.lag) == (1, 0.0)
+
+    run_virtual(main)
+
+
+# -------------------------------------------------------------------------------------------- global concurrency
+
+
+class Watched:
+    """Apps on one store whose tasks count how many of them run at once."""
+
+    def __init__(self, clock: VirtualClock, *, length: float = 1) -> None:
+        self.clock = clock
+        self.store = DeafStorage(clock)
+        self.length = length
+        self.running: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
+        self.doomed: set[str] = set()
+
+    def app(self, name: str, global_concurrency: int | None, **settings: Any) -> Headgate:
+        app = Headgate(self.store, clock=self.clock, **settings)
+        app.queue("mail", global_concurrency=global_concurrency)
+
+        async def work(number: int) -> None:
+            self.running["mail"] += 1
+            self.most["mail"] = max(self.most["mail"], self.running["mail"])
+            try:
+                await asyncio.sleep(10_000 if name in self.doomed else self.length)
+                self.done["mail"] += 1
+            finally:
+                self.running["mail"] -= 1
+
+        app.task(name="send", queue="mail")(work)
+        app.task(name="limited", queue="mail", limits=[StrictRate("1000/m")])(work)
+        app.task(name="elsewhere")(work)
+        return app
+
+
+class DeafStorage(MemoryStorage):
+    """Does not hear that a node leaves."""
+
+    is_deaf = False
+
+    async def leave(self, node: str) -> Recovered:
+        return Recovered() if self.is_deaf else await super().leave(node)
+
+
+def test_no_more_jobs_of_a_queue_run_at_once_over_all_nodes_than_its_global_concurrency() -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = Watched(clock)
+        one, two = world.app("one", 3), world.app("two", 3)
+        began = clock.now()
+        async with one, two:
+            jobs = [
+                *await one.tasks["send"].enqueue_many([(number,) for number in range(30)]),
+                *await two.tasks["limited"].enqueue_many([(number,) for number in range(20)]),
+                *await one.tasks["elsewhere"].using(queue="mail").enqueue_many([(number,) for number in range(10)]),
+            ]
+            for job in jobs:
+                await job.result()
+            # All of them is what may run at once, and all of it was used.
+            assert world.most["mail"] == 3
+            assert round((clock.now() - began) / SECOND) == 20
+            (bucket,) = [each for each in await one.admin.limits.list() if each.limit == "queue:mail"]
+            assert (bucket.rule, bucket.used, bucket.available) == ("3 at once", 0, 3)
+            # A task of that queue that is sent elsewhere is none of its business.
+            await asyncio.gather(
+                *(job.result() for job in await one.tasks["send"].using(queue="default").enqueue_many([(0,)] * 50))
+            )
+            assert world.most["mail"] == 50
+        assert await world.store.check() == []
+
+    run_virtual(main)
+
+
+def test_what_ran_on_a_crashed_node_gives_its_places_in_the_queue_back() -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = Watched(clock)
+        world.doomed = {"doomed"}
+        doomed = world.app("doomed", 2, lease=30, heartbeat=5)
+        other = world.app("other", 2, lease=30, heartbeat=5)
+        async with doomed.open(), other.open():
+            jobs = await doomed.tasks["send"].enqueue_many([(number,) for number in range(4)])
+            node = doomed._make_node()
+            dying = asyncio.create_task(node.run())
+            await asyncio.sleep(1)
+            assert world.running["mail"] == 2
+            world.store.is_deaf = True
+            dying.cancel()
+            await asyncio.gather(dying, return_exceptions=True)
+            world.store.is_deaf = False
+            async with other:
+                await asyncio.sleep(20)
+                # They are still the dead node's.
+                assert world.done["mail"] == 0
+                await asyncio.sleep(80)
+                assert [(await job.status()).state for job in jobs] == [JobState.SUCCEEDED] * 4
+        assert world.most["mail"] == 2
+        assert await world.store.check() == []
+
+    run_virtual(main)
+
+
+def test_a_global_concurrency_is_steered_live_like_any_limit() -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = Watched(clock, length=10)
+        app = world.app("one", 2)
+        async with app:
+            await app.tasks["send"].enqueue_many([(number,) for number in range(40)])
+            await asyncio.sleep(1)
+            assert world.running["mail"] == 2
+            await app.admin.limits.set("queue:mail", Concurrency(5))
+            await asyncio.sleep(1)
+            assert world.running["mail"] == 5
+            await app.admin.limits.pause("queue:mail")
+            await asyncio.sleep(30)
+            assert world.running["mail"] == 0
+            await app.admin.limits.resume("queue:mail")
+            await asyncio.sleep(1)
+            assert world.running["mail"] == 5
+            await app.admin.limits.unset("queue:mail")
+            await asyncio.sleep(15)
+            assert world.running["mail"] == 2
+
+    run_virtual(main)
+
+
+def test_a_deploy_that_brings_changes_or_drops_a_global_concurrency_moves_the_backlog() -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = Watched(clock)
+        told: list[Event] = []
+
+        def release(global_concurrency: int | None) -> Headgate:
+            app = world.app("one", global_concurrency)
+            app.subscribe(told.append, BacklogMoved)
+            world.most.clear()
+            return app
+
+        first = release(None)
+        async with first.open():
+            await first.tasks["send"].enqueue_many([(number,) for number in range(40)])
+            await first.tasks["limited"].enqueue_many([(number,) for number in range(20)])
+            # So that its gates are seen before those of the next.
+            await world.store.note_gates({name: first._registry.signature(t) for name, t in first.tasks.items()})
+            await first.admin.queues.pause("mail")
+        async with (second := release(2)):
+            await asyncio.sleep(5)
+            assert [event.jobs for event in told if isinstance(event, BacklogMoved)] == [60]
+            await second.admin.queues.resume("mail")
+            await asyncio.sleep(5.5)
+            assert world.most["mail"] == 2
+        async with release(4):
+            await asyncio.sleep(2.5)
+            assert world.most["mail"] == 4
+        # A rollback: it takes some minutes to tell it from an old worker that starts again beside the new ones.
+        async with release(None):
+            await asyncio.sleep(300)
+            assert world.most["mail"] > 4
+            assert world.done["mail"] == 60
+        assert await world.store.check() == []
+
+    run_virtual(main)
+
+
+def test_a_job_that_does_not_wait_for_its_limits_does_not_wait_for_its_queue_either() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.queue("mail", global_concurrency=1)
+
+        @app.task(queue="mail", limits=[StrictRate("100/m", on_limit="discard")], retry=RetryPolicy(retries=0))
+        async def send() -> None:
+            await asyncio.sleep(1)
+
+        async with app:
+            first, second = await send.enqueue_many([(), ()])
+            await first.result()
+            with pytest.raises(JobFailed) as failed:
+                await second.result()
+            assert isinstance(failed.value.__cause__, LimitRejected)
+            assert failed.value.__cause__.limit == "queue:mail"
+
+    run_virtual(main)
+
+
+def test_a_queue_may_get_its_global_concurrency_after_its_tasks_were_declared() -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = Watched(clock)
+        app = world.app("one", None)
+        app.queue("mail", concurrency=50, global_concurrency=2)
+        app.queue("default", global_concurrency=1)
+        async with app:
+            await app.tasks["send"].enqueue_many([(number,) for number in range(6)])
+            await asyncio.sleep(10)
+            assert (world.most["mail"], world.done["mail"]) == (2, 6)
+            world.most.clear()
+            await app.tasks["elsewhere"].enqueue_many([(number,) for number in range(3)])
+            await asyncio.sleep(10)
+            assert (world.most["mail"], world.done["mail"]) == (1, 9)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_global_concurrency_below_1_is_refused(count: int) -> None:
+    app = Headgate("memory://")
+    with pytest.raises(DeclarationError, match=r"global_concurrency=.* at least 1.*headgate queues pause mail"):
+        app.queue("mail", global_concurrency=count)
+    with pytest.raises(UnknownQueue):
+        app.task(name="send", queue="mail")(lambda: None)
+
+
+def test_the_names_of_queue_limits_cannot_be_taken() -> None:
+    app = Headgate("memory://")
+    with pytest.raises(DeclarationError, match=r"names a limit 'queue:mail'.*global_concurrency"):
+        app.limit("queue:mail", Concurrency(3))
+    with pytest.raises(DeclarationError, match="names a limit 'queue:mail'"):
+        app.task(limits=[Concurrency(3, name="queue:mail")])(_nothing)
+    # A task of that name is no mistake, as long as no queue needs the same.
+    app.task(name="queue", limits=[StrictRate("1/m"), Mutex("one")])(_nothing)
+    with pytest.raises(DeclarationError, match=r"queue 'strict' needs the limit name 'queue:strict'"):
+        app.queue("strict", global_concurrency=1)
+    app.queue("mail:strict", global_concurrency=1)
+    with pytest.raises(DeclarationError, match=r"task 'queue:mail' would name a limit 'queue:mail:strict'"):
+        app.task(name="queue:mail", limits=[StrictRate("1/m")])(_nothing)
+
+
+def test_declaring_a_queue_anew_replaces_what_was_said_of_it() -> None:
+    app = Headgate("memory://")
+    app.queue("mail", global_concurrency=3)
+    task = app.task(name="send", queue="mail")(_nothing)
+    with_limit = app._registry.signature(task)
+    assert app._registry.rules["queue:mail"].describe() == "3 at once"
+    app.queue("mail", global_concurrency=4)
+    assert app._registry.rules["queue:mail"].describe() == "4 at once"
+    # Another number holds for the same draws, so nothing is to be moved.
+    assert app._registry.signature(task) == with_limit
+    app.queue("mail")
+    assert "queue:mail" not in app._registry.rules
+    assert app._registry.gate(task, "mail") is task.gate
+    assert app._registry.signature(task) == task.gate.signature
+
+
+async def _nothing() -> None: ...

@@ -1,0 +1,67 @@
+"""What the driver's errors mean."""
+
+from __future__ import annotations
+
+import asyncpg
+import asyncpg.exceptions as errors
+import pytest
+
+from headgate.errors import HeadgateError, StorageUnavailable, StorageUnusable
+from headgate.storage.postgres.database import Deadlocked, translate
+
+AWAY = [
+    errors.ConnectionDoesNotExistError("cut"),
+    errors.AdminShutdownError("terminating"),
+    errors.CannotConnectNowError("starting up"),
+    errors.TooManyConnectionsError("full"),
+    errors.ReadOnlySQLTransactionError("a standby"),
+    errors.IdleInTransactionSessionTimeoutError("frozen"),
+    errors.LockNotAvailableError("ALTER TABLE"),
+    errors.QueryCanceledError("statement timeout"),
+    errors.DiskFullError("no room"),
+    errors.OutOfMemoryError("no memory"),
+    errors.PostgresIOError("a broken disk"),
+    errors.ObjectNotInPrerequisiteStateError("not accepting connections"),
+    errors.ProgramLimitExceededError("too many notifications"),
+    errors.InvalidSQLStatementNameError("a pooler"),
+    asyncpg.InterfaceError("released"),
+    asyncpg.InternalClientError("confused"),
+    ConnectionResetError("reset"),
+    TimeoutError(),
+]
+
+
+@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
+def test_a_server_that_is_away_or_busy_is_waited_for(error: Exception) -> None:
+    told = translate(error, "the database")
+    assert type(told) is StorageUnavailable
+    assert "the database" in str(told)
+
+
+@pytest.mark.parametrize("error", [errors.DeadlockDetectedError("x"), errors.SerializationError("x")], ids=str)
+def test_what_lost_a_race_is_done_again(error: Exception) -> None:
+    assert type(translate(error, "db")) is Deadlocked
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.InvalidPasswordError("wrong"),
+        errors.InvalidAuthorizationSpecificationError("no such role"),
+        errors.InvalidCatalogNameError("no such database"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_wrong_password_is_a_mistake_at_first_and_a_passing_trouble_later(error: Exception) -> None:
+    assert type(translate(error, "db", opening=True)) is StorageUnusable
+    assert type(translate(error, "db")) is StorageUnavailable
+
+
+@pytest.mark.parametrize("error", [errors.UndefinedColumnError("x"), errors.CheckViolationError("x"), KeyError("x")])
+def test_a_mistake_of_the_program_is_left_as_it_is(error: Exception) -> None:
+    assert translate(error, "db") is None
+
+
+def test_a_deadlock_that_goes_on_is_storage_trouble() -> None:
+    assert issubclass(Deadlocked, StorageUnavailable)
+    assert issubclass(Deadlocked, HeadgateError)

@@ -1,0 +1,242 @@
+"""Each constraint of the schema on PostgreSQL, and an attempt to break it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+
+from headgate.clock import SystemClock
+from headgate.errors import DeclarationError
+from headgate.storage.postgres.storage import PostgresStorage
+
+ID, OTHER_ID = bytes(16), bytes(15) + b"\1"
+
+LANE = {"id": ID, "queue": "default", "draws": "[]", "waiting": 1, "since": 1}
+BUCKET = {"id": ID, "limit_name": "calls", "key": "acme", "idle_at": 0}
+JOB = {
+    "id": "job-1",
+    "lane": ID,
+    "waiting": True,
+    "delayed": False,
+    "priority": 0,
+    "run_at": 1,
+    "enqueued_at": 1,
+    "task": "work",
+    "queue": "default",
+    "draws": "[]",
+    "payload": "{}",
+}
+NODE = {
+    "id": "node-1",
+    "name": "a",
+    "pid": 1,
+    "pid_space": "",
+    "process_started": "",
+    "boot_id": "",
+    "started_at": 0,
+    "beat_at": 0,
+}
+ARRIVAL = {
+    "lane": ID,
+    "queue": "default",
+    "draws": "[]",
+    "variant": "",
+    "jobs": 1,
+    "is_ready": True,
+    "since": 0,
+}
+ROWS: dict[str, dict[str, object]] = {
+    "lane": LANE,
+    "bucket": BUCKET,
+    "bucket_note": {"bucket": ID, "id": "claim-1", "until": 0},
+    "job": JOB,
+    "node": NODE,
+    "arrival": ARRIVAL,
+    "attempt": {"job": "job-1", "number": 1, "started_at": 0, "ended_at": 0, "outcome": "failed"},
+    "limit_setting": {"limit_name": "calls", "scope": "all", "target": ""},
+    "paused_queue": {"queue": "default", "paused_at": 0},
+    "task_gate": {"task": "work", "signature": "x", "first_seen": 0, "last_seen": 0, "is_done": False},
+    "migration": {"number": 999, "name": "x", "checksum": "y", "is_breaking": False},
+}
+
+
+@pytest.fixture(scope="module")
+def schema(postgres_url: str) -> Iterator[str]:
+    name = f"headgate_{uuid.uuid4().hex[:16]}"
+
+    async def drop() -> None:
+        connection = await asyncpg.connect(postgres_url)
+        await connection.execute(f"DROP SCHEMA IF EXISTS {name} CASCADE")
+        await connection.close()
+
+    asyncio.run(PostgresStorage(postgres_url, SystemClock(), schema=name).migrate())
+    yield name
+    asyncio.run(drop())
+
+
+class Tables:
+    """A transaction that is rolled back when the test ends."""
+
+    def __init__(self, connection: asyncpg.Connection) -> None:
+        self.connection = connection
+
+    async def insert(self, table: str, **values: object) -> None:
+        columns = ", ".join(values)
+        marks = ", ".join(f"${place}" for place in range(1, len(values) + 1))
+        await self.connection.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", *values.values())
+
+
+@asynccontextmanager
+async def tables_of(url: str, schema: str) -> AsyncIterator[Tables]:
+    connection = await asyncpg.connect(url, server_settings={"search_path": schema})
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        yield Tables(connection)
+    finally:
+        await transaction.rollback()
+        await connection.close()
+
+
+async def test_the_rows_of_these_tests_are_sound(postgres_url: str, schema: str) -> None:
+    async with tables_of(postgres_url, schema) as tables:
+        for table, row in ROWS.items():
+            await tables.insert(table, **row)
+
+
+@pytest.mark.parametrize(
+    ("table", "broken"),
+    [
+        ("lane", {"id": b"short"}),
+        ("lane", {"behind": b"short"}),
+        ("lane", {"behind": ID, "since": None}),
+        ("bucket", {"id": b"short"}),
+        ("bucket_note", {"bucket": b"short"}),
+        ("arrival", {"lane": b"short"}),
+        ("job", {"lane": b"short"}),
+        ("job", {"priority": -1}),
+        ("job", {"priority": 10}),
+        ("job", {"attempt": -1}),
+        ("job", {"lost": -1}),
+        ("job", {"state": "lost", "waiting": False}),
+        ("job", {"waiting": False}),
+        ("job", {"state": "running", "node": "node-1"}),
+        ("job", {"state": "running", "waiting": False}),
+        ("job", {"state": "running", "waiting": False, "node": "node-1", "finished_at": 5}),
+        ("job", {"state": "succeeded", "waiting": False}),
+        ("job", {"state": "failed", "waiting": False}),
+        ("job", {"state": "cancelled", "waiting": False}),
+        ("job", {"state": "succeeded", "finished_at": 5}),
+        ("job", {"finished_at": 5}),
+        ("limit_setting", {"scope": "tenant"}),
+    ],
+)
+async def test_an_impossible_row_is_refused(
+    postgres_url: str, schema: str, table: str, broken: dict[str, object]
+) -> None:
+    async with tables_of(postgres_url, schema) as tables:
+        with pytest.raises(asyncpg.CheckViolationError):
+            await tables.insert(table, **{**ROWS[table], **broken})
+
+
+@pytest.mark.parametrize("table", ["limit_time", "limit_revision"])
+async def test_what_is_kept_in_one_row_cannot_be_in_two(postgres_url: str, schema: str, table: str) -> None:
+    columns = "id, ahead, last_used" if table == "limit_time" else "id, revision"
+    values = columns.replace("id", "2", 1)
+    async with tables_of(postgres_url, schema) as tables:
+        assert await tables.connection.fetchval(f"SELECT count(*) FROM {table}") == 1
+        with pytest.raises(asyncpg.CheckViolationError):
+            await tables.connection.execute(f"INSERT INTO {table} ({columns}) SELECT {values} FROM {table}")
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    # A lane may be without since, and one that nobody has counted is empty.
+    [(table, column) for table, row in ROWS.items() for column in row if (table, column) != ("lane", "since")],
+)
+async def test_what_a_row_needs_cannot_be_left_out(postgres_url: str, schema: str, table: str, column: str) -> None:
+    async with tables_of(postgres_url, schema) as tables:
+        with pytest.raises(asyncpg.NotNullViolationError):
+            await tables.insert(table, **{**ROWS[table], column: None})
+
+
+@pytest.mark.parametrize(
+    ("table", "again"),
+    [
+        ("lane", {"queue": "other"}),
+        ("bucket", {"key": "globex"}),
+        ("bucket_note", {"until": 5}),
+        ("job", {"task": "other"}),
+        ("node", {"name": "b"}),
+        ("limit_setting", {"is_paused": True}),
+        ("paused_queue", {"paused_at": 5}),
+        ("task_gate", {"is_done": True}),
+        ("migration", {"name": "z"}),
+    ],
+)
+async def test_what_is_there_once_cannot_be_there_twice(
+    postgres_url: str, schema: str, table: str, again: dict[str, object]
+) -> None:
+    async with tables_of(postgres_url, schema) as tables:
+        await tables.insert(table, **ROWS[table])
+        with pytest.raises(asyncpg.UniqueViolationError):
+            await tables.insert(table, **{**ROWS[table], **again})
+
+
+async def test_whether_a_lane_is_gated_and_by_which_limits_follows_from_its_draws(
+    postgres_url: str, schema: str
+) -> None:
+    async with tables_of(postgres_url, schema) as tables:
+        await tables.insert("lane", **LANE)
+        draws = r'[["calls","ac\"me"],["all",""]]'
+        await tables.insert("lane", **{**LANE, "id": OTHER_ID, "draws": draws})
+        rows = await tables.connection.fetch("SELECT gated, limits FROM lane ORDER BY id")
+        assert [tuple(row) for row in rows] == [(False, "[]"), (True, '[["calls"],["all"]]')]
+        with pytest.raises(asyncpg.GeneratedAlwaysError):
+            await tables.connection.execute("UPDATE lane SET gated = true")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE lane SET behind = id, since = NULL",
+        "UPDATE job SET state = 'running'",
+        "UPDATE job SET state = 'succeeded', waiting = false",
+        "UPDATE job SET finished_at = 5",
+        "UPDATE job SET attempt = attempt - 1",
+    ],
+)
+async def test_updates_are_held_to_the_same(postgres_url: str, schema: str, statement: str) -> None:
+    async with tables_of(postgres_url, schema) as tables:
+        await tables.insert("lane", **LANE)
+        await tables.insert("job", **JOB)
+        with pytest.raises(asyncpg.CheckViolationError):
+            await tables.connection.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "Jobs", "1st", "pg_jobs", "a" * 32, "jobs-app", "jobs.app", 'jobs"; DROP SCHEMA public; --', "jobs\n", "jöbs"],
+)
+def test_a_schema_whose_name_needs_care_is_refused_where_it_is_declared(name: str) -> None:
+    with pytest.raises(DeclarationError, match="schema="):
+        PostgresStorage("postgresql://localhost/db", SystemClock(), schema=name)
+
+
+@pytest.mark.parametrize("name", ["user", "select", "_", "order"])
+async def test_a_name_that_means_something_in_sql_is_quoted(postgres_url: str, name: str) -> None:
+    storage = PostgresStorage(postgres_url, SystemClock(), schema=name)
+    try:
+        await storage.open()
+        assert await storage.queues() == []
+        assert await storage.check() == []
+    finally:
+        await storage.close()
+        connection = await asyncpg.connect(postgres_url)
+        await connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
+        await connection.close()

@@ -1,0 +1,60 @@
+"""Statements as they are written, and as the driver wants them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from headgate.errors import DeclarationError
+from headgate.storage.postgres.database import shown
+from headgate.storage.postgres.statements import checked_schema, in_schema, load_statements
+
+
+def test_names_become_numbers_and_the_schema_the_chosen_one() -> None:
+    sql, names = load_statements("shop")["settle_charges"]
+    assert names == ("ids", "charged_at", "costs")
+    assert "unnest($1::text[], $2::bigint[], $3::text[])" in sql
+    assert 'UPDATE "shop".job' in sql
+    assert "headgate." not in sql
+
+
+@pytest.mark.parametrize("name", sorted(load_statements("headgate")))
+def test_nothing_is_left_to_be_replaced(name: str) -> None:
+    sql, names = load_statements("headgate")[name]
+    assert not re.search(r"@\w", sql)
+    assert not re.search(r"(?<![:\w]):[a-z]", sql)
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("schema", ["headgate", "_x", "a" * 31, "tenant_42"])
+def test_a_plain_name_is_taken(schema: str) -> None:
+    assert checked_schema(schema) == schema
+
+
+@pytest.mark.parametrize(
+    "schema", ["", "Headgate", "1st", "a-b", 'a"; DROP TABLE job; --', "a" * 32, "pg_temp", "é", "a.b"]
+)
+def test_any_other_name_is_refused(schema: str) -> None:
+    with pytest.raises(DeclarationError, match="schema="):
+        checked_schema(schema)
+
+
+def test_only_table_names_are_put_into_the_schema() -> None:
+    assert in_schema("SELECT 'headgate', my_headgate.x FROM headgate.job", "s") == (
+        "SELECT 'headgate', my_headgate.x FROM \"s\".job"
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "harmless"),
+    [
+        ("postgresql://me:secret@db/x", "postgresql://me@db/x"),
+        ("postgresql://me@db/x", "postgresql://me@db/x"),
+        ("postgresql://me:secret@a:1,b:2/x?sslmode=require", "postgresql://me@a:1,b:2/x"),
+        ("postgresql://me:s/e#c?r@t@db/x", "postgresql://me@db/x"),
+        ("postgresql://db/x?user=me&password=secret", "postgresql://db/x"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, harmless: str) -> None:
+    assert shown(url) == harmless

@@ -1,0 +1,113 @@
+"""The server's time as a process knows it without asking."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.clock import SECOND
+from headgate.storage.postgres.server_time import OwnTime, ServerTime
+from headgate.testing.manual_clock import ManualClock
+
+HOUR = 3600 * SECOND
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def hear(time: ServerTime, clock: ManualClock, server: int, *, ahead: int = 0, took: float = 0.002) -> int:
+    """A reply that took so long, in the middle of which the server's clock was read."""
+    sent_at = clock.monotonic()
+    clock.advance(took)
+    return time.heard(sent_at, server, ahead)
+
+
+def test_it_is_told_between_two_replies_and_never_ahead_of_the_server(clock: ManualClock) -> None:
+    time = ServerTime(clock)
+    server = clock.now() + HOUR
+    assert hear(time, clock, server + 1000) == 0
+    # Read a millisecond before it was heard: by then it is later there.
+    assert time.now() == time.limit_now() == server + 1000
+    clock.advance(5)
+    assert time.now() == server + 1000 + 5 * SECOND
+
+
+def test_a_quicker_reply_makes_it_sharper(clock: ManualClock) -> None:
+    time = ServerTime(clock)
+    ahead = HOUR
+    hear(time, clock, clock.monotonic() + ahead + 250_000, took=0.5)
+    assert time.limit_now() == clock.monotonic() + ahead - 250_000
+    hear(time, clock, clock.monotonic() + ahead + 1_000, took=0.002)
+    assert time.limit_now() == clock.monotonic() + ahead - 1_000
+
+
+def test_limit_time_is_the_servers_clock_and_what_it_is_ahead(clock: ManualClock) -> None:
+    time = ServerTime(clock)
+    hear(time, clock, clock.now(), ahead=HOUR, took=0)
+    assert time.limit_now() - time.now() == HOUR
+
+
+@pytest.mark.parametrize("step", [-HOUR, -3 * SECOND, 3 * SECOND, HOUR])
+def test_a_step_of_the_servers_clock_is_seen_and_limit_time_goes_on_as_it_was(clock: ManualClock, step: int) -> None:
+    time = ServerTime(clock)
+    began = clock.monotonic()
+    hear(time, clock, HOUR, took=0)
+    clock.advance(10)
+    stepped = hear(time, clock, HOUR + clock.monotonic() - began + step, took=0)
+    assert abs(stepped - step) <= 20_000
+    # What was known goes on; wall time follows the server.
+    assert time.limit_now() == HOUR + clock.monotonic() - began
+    assert time.now() == HOUR + clock.monotonic() - began + step
+    # Made good in the database, it fits again.
+    clock.advance(1)
+    assert hear(time, clock, HOUR + clock.monotonic() - began + step, ahead=-stepped, took=0) == 0
+
+
+def test_a_reply_that_was_heard_late_is_no_step(clock: ManualClock) -> None:
+    time = ServerTime(clock)
+    began = clock.monotonic()
+    hear(time, clock, HOUR, took=0)
+    clock.advance(1)
+    # Sent, read at once there, and heard half a minute later: this process was busy.
+    server = HOUR + clock.monotonic() - began
+    assert hear(time, clock, server, took=30) == 0
+    assert -100_000 <= time.limit_now() - (HOUR + clock.monotonic() - began) <= 0
+
+
+@given(
+    drift=st.integers(-300, 300),
+    replies=st.lists(st.tuples(st.floats(0, 100), st.floats(0, 3)), min_size=1, max_size=30),
+    data=st.data(),
+)
+def test_an_honest_clock_never_steps_and_limit_time_is_close(
+    drift: int, replies: list[tuple[float, float]], data: st.DataObject
+) -> None:
+    """Whatever the replies take, and with clocks that part by up to 300 µs a second."""
+    clock = ManualClock()
+    time = ServerTime(clock)
+    began = clock.monotonic()
+
+    def server(at: int) -> int:
+        return HOUR + (at - began) + (at - began) * drift // 1_000_000
+
+    for pause, took in replies:
+        clock.advance(pause)
+        sent_at = clock.monotonic()
+        clock.advance(took)
+        read_at = data.draw(st.integers(sent_at, clock.monotonic()))
+        assert time.heard(sent_at, server(read_at), 0) == 0
+        known, real = time.limit_now(), server(clock.monotonic())
+        assert real - 3 * SECOND - 100_000 <= known <= real + 100_000
+
+
+def test_own_time_asks_nobody(clock: ManualClock) -> None:
+    time = OwnTime(clock)
+    clock.advance(5)
+    assert (time.now(), time.limit_now()) == (clock.now(), clock.now())
+    clock.step_wall(-3600)
+    assert time.limit_now() == clock.now() + HOUR
+    assert time.heard(0, 12345, 0) == 0
+    assert time.own() == (time.now(), time.limit_now())
