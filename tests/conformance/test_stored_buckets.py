@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from headgate.limits.bucket_store import BucketStore
 from headgate.storage.memory import MemoryStorage
+from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.stored_buckets import StoredBuckets
@@ -18,10 +19,14 @@ from headgate.testing.manual_clock import ManualClock
 
 
 class TestStoredBuckets(BucketStoreConformance):
-    @pytest_asyncio.fixture(params=["memory", "sqlite"])
-    async def store(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BucketStore]:
+    @pytest_asyncio.fixture(params=["memory", "sqlite", "postgres"])
+    async def store(
+        self, request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str, postgres_schema: str
+    ) -> AsyncIterator[BucketStore]:
         self.time = clock = ManualClock()
         storage: Storage = MemoryStorage(clock)
+        if request.param == "postgres":
+            storage = PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True)
         if request.param == "sqlite":
             storage = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
         await storage.open()

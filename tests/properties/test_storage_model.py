@@ -5,15 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import asyncpg
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import IllegalTransition, LimitInUse
@@ -27,6 +38,7 @@ from headgate.limits.stored_rule import dump_rule
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
 from headgate.storage.memory import MemoryStorage
+from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import Amendment, Claim, Claimed, JobFilter, Room, Storage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
@@ -106,9 +118,12 @@ RARE = [
     "finish_late",
     "forget",
     "lose_a_node",
+    "pause_a_queue",
     "penalize",
     "prune",
     "reset",
+    "resume_a_queue",
+    "resume_a_queue",
     "retry",
     "set_limit",
     "set_limit",
@@ -176,14 +191,15 @@ class StorageMachine(RuleBasedStateMachine):
         self.ids = IdSource()
         self.late: list[tuple[str, Ending]] = []
         self.charges: dict[tuple[str, int], Charge] = {}
+        self.paused: set[str] = set()
         for node in NODES:
             self.join(node)
 
     def teardown(self) -> None:
         if hasattr(self, "runner"):
             self.run(self.store.close())
-            self.scope.__exit__(None, None, None)
             self.runner.close()
+            self.scope.__exit__(None, None, None)
 
     def run(self, verb: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(verb)
@@ -261,6 +277,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     def claim_and_judge(self, claim: Claim) -> Claimed:
         claimed = self.run(self.store.claim(claim))
+        claim = replace(claim, rooms={queue: room for queue, room in claim.rooms.items() if queue not in self.paused})
         self.model.judge(claim, claimed, self.clock.now(), self.store.limit_now())
         return claimed
 
@@ -392,6 +409,16 @@ class StorageMachine(RuleBasedStateMachine):
         kept = {record.id for record in self.run(self.store.jobs(JobFilter(count=1000)))}
         assert self.model.prune(before, kept) == deleted == min(count, allowed)
 
+    def pause_a_queue(self, data: st.DataObject) -> None:
+        queue = data.draw(st.sampled_from(QUEUES))
+        assert self.run(self.store.pause_queue(queue)) is (queue not in self.paused)
+        self.paused.add(queue)
+
+    def resume_a_queue(self, data: st.DataObject) -> None:
+        queue = data.draw(st.sampled_from(QUEUES))
+        assert self.run(self.store.resume_queue(queue)) is (queue in self.paused)
+        self.paused.discard(queue)
+
     @rule(data=st.data(), verb=st.sampled_from(RARE))
     def something_else(self, data: st.DataObject, verb: str) -> None:
         """What is done now and then; as rules of their own these would leave no time for claims."""
@@ -461,6 +488,9 @@ class StorageMachine(RuleBasedStateMachine):
         for setting in list(self.model.settings.values()):
             self.run(self.store.change(setting, remove=True))
             self.model.change(setting, remove=True)
+        for queue in list(self.paused):
+            assert self.run(self.store.resume_queue(queue))
+        self.paused.clear()
         for node in NODES:
             if node not in self.model.nodes:
                 self.join(node)
@@ -540,6 +570,18 @@ class StorageMachine(RuleBasedStateMachine):
                 assert found == self.model.count(queue, state)
 
     @invariant()
+    def the_queues_agree(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        records = {record.queue: record for record in self.run(self.store.queues())}
+        assert records.keys() == self.paused | {queue for queue in QUEUES if self.model.count(queue, JobState.WAITING)}
+        for queue, record in records.items():
+            assert (record.paused_at is not None) is (queue in self.paused)
+            assert record.oldest_at == self.model.oldest(queue, self.clock.now())
+            if record.oldest_at is None or queue in self.paused:
+                assert record.ready_at is None
+
+    @invariant()
     def no_budget_is_exceeded(self) -> None:
         if hasattr(self, "store"):
             self.model.judge_budgets()
@@ -601,3 +643,32 @@ TestSqliteStorage = SqliteMachine.TestCase
 TestSqliteStorage.settings = settings(
     max_examples=int(os.environ.get("HEADGATE_MODEL_EXAMPLES", "40")), stateful_step_count=40, deadline=None
 )
+
+
+@contextmanager
+def postgres(url: str, clock: Clock) -> Iterator[Storage]:
+    schema = f"model_{uuid.uuid4().hex[:16]}"
+    yield PostgresStorage(url, clock, schema=schema, own_time=True)
+    asyncio.run(drop_schema(url, schema))
+
+
+async def drop_schema(url: str, schema: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+    await connection.close()
+
+
+@pytest.mark.slow
+def test_postgres_does_what_the_model_says(postgres_url: str) -> None:
+    class PostgresMachine(StorageMachine):
+        open_store = staticmethod(partial(postgres, postgres_url))
+
+    run_state_machine_as_test(
+        PostgresMachine,
+        settings=settings(
+            max_examples=int(os.environ.get("HEADGATE_MODEL_EXAMPLES", "12")),
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )

@@ -1,0 +1,1 @@
+"""The store on PostgreSQL: any number of worker processes on any number of machines."""

@@ -1,0 +1,604 @@
+"""Claiming from PostgreSQL: look without locks, lock, read, let a `ClaimPlan` decide, write.
+
+What keeps it exact:
+
+1. Buckets are locked in the order of their ids, by everybody; so nobody deadlocks, and a bucket is charged by one claim
+   at a time.
+2. Lanes are locked after them, and one that somebody else holds is left to him.
+3. Time and jobs are read by later statements than those that locked: a statement sees what was there when it began, and
+   it may have waited for its locks.
+4. The claiming node's row is held, so that nobody takes it for dead meanwhile; and what is set about limits is looked
+   at once more. Who changes it reopens the buckets after that, when no node is in the middle of a claim: a claim under
+   the old rules cannot close one after it.
+5. A lane is emptied only by who holds it and found no job in it. A job that came meanwhile has an arrival, which is
+   merged into the lane after this transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from headgate.clock import SECOND, Clock
+from headgate.jobs.job import Draw, JobOptions
+from headgate.jobs.terms import GateTerms
+from headgate.storage.admission import RowId
+from headgate.storage.claiming import EXPIRED_A_VISIT, ClaimPlan, Head, LaneRow, Move, Visit
+from headgate.storage.postgres.arrivals import merge
+from headgate.storage.postgres.bucket_views import BucketViews, ensure_rows, lock_buckets
+from headgate.storage.postgres.database import Database, Session
+from headgate.storage.postgres.floors import Floors
+from headgate.storage.postgres.limit_time import correct_limit_time
+from headgate.storage.postgres.permits import give_permits
+from headgate.storage.postgres.rows import BucketRow, bucket_id, drawn, lane_id, optional_json
+from headgate.storage.postgres.server_time import StoreTime
+from headgate.storage.postgres.settings import CachedRules
+from headgate.storage.postgres.waiting import Waiting
+from headgate.storage.protocol import Claim, Claimed, Dropped
+
+MERGE_EVERY = SECOND
+"""How often counts are brought up to date at least, where no lane waits for it."""
+
+SOON = SECOND // 50
+"""When to look again for what another node holds at this moment."""
+
+_TRIES = 5
+
+
+class _Ungated(msgspec.Struct, array_like=True):
+    """What the look saw in a lane without draws: jobs that are ready, those that were delayed and are due, …"""
+
+    ready: int
+    ripe: int
+    next_wake: int | None
+    unknown: list[str]
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there may be a job to take. Unknown ones may stand in front of it."""
+        return bool(self.ready or self.ripe or self.unknown)
+
+
+_decode_buckets = msgspec.json.Decoder(list[BucketRow]).decode
+_decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
+_decode_ungated = msgspec.json.Decoder(list[_Ungated]).decode
+_decode_draws = msgspec.json.Decoder(tuple[Draw, ...]).decode
+_decode_costs = msgspec.json.Decoder(tuple[int, ...]).decode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+_decode_options = msgspec.json.Decoder(JobOptions).decode
+_decode_terms = msgspec.json.Decoder(GateTerms).decode
+
+
+class _Overtaken(Exception):
+    """Something that the claim had read was changed before it was written; it begins anew."""
+
+
+class _Look:
+    """What a claim starts from, read without locks."""
+
+    def __init__(self, row: Any, queues: Sequence[str]) -> None:
+        self.now: int = row["now"]
+        self.limit_now: int = row["limit_now"]
+        self.ahead: int = row["ahead"]
+        self.has_joined: bool = row["has_joined"]
+        self.paused = frozenset(row["paused"])
+        self.revision: int = row["revision"]
+        self.has_arrivals: bool = row["has_arrivals"]
+        self.has_expired: bool = row["has_expired"]
+        self.opened = _decode_buckets(row["opened"])
+        self.due = _decode_lanes(row["due"])
+        self.woken = _decode_lanes(row["woken"])
+        self.behind: list[LaneRow] = []
+        self.ungated = dict(zip(queues, _decode_ungated(row["ungated"]), strict=True))
+        self.next_bucket: int | None = row["next_bucket"]
+        self.next_wake: int | None = row["next_wake"]
+
+
+class Claimer:
+    """Makes the claims of one process."""
+
+    def __init__(self, database: Database, time: StoreTime, clock: Clock, live: CachedRules) -> None:
+        self._database = database
+        self._time = time
+        self._clock = clock
+        self._live = live
+        self._expects_arrivals = True
+        self._merged_at = 0
+        self._last_place = 0
+        self._paused: frozenset[str] = frozenset()
+        self.floors = Floors(clock)
+
+    def expect_arrivals(self) -> None:
+        """Jobs with limits were added, here or elsewhere: the next claim merges before it looks."""
+        self._expects_arrivals = True
+
+    async def claim(self, claim: Claim) -> Claimed:
+        """Take what may go now."""
+        if not claim.rooms:
+            return Claimed(jobs=(), next_in=None)
+        for _ in range(_TRIES):
+            try:
+                return await self._database.run(lambda session: self._claim(session, claim))
+            except _Overtaken:
+                continue
+        # Others are busy with the same jobs.
+        return Claimed(jobs=(), next_in=0, more=True)
+
+    async def _claim(self, session: Session, asked: Claim) -> Claimed:
+        claim = self._without_paused(asked)
+        self.floors.begin()
+        has_more = False
+        if self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY:
+            has_more = await self.merge(session)
+        look = await self._look(session, claim)
+        if look.has_arrivals:
+            # Added by others, of whom nothing was heard yet.
+            has_more = await self.merge(session)
+            look = await self._look(session, claim)
+        if look.paused != self._paused:
+            self._paused = look.paused
+            raise _Overtaken
+        # A node that was declared dead must not own jobs: nobody would take them back.
+        if not look.has_joined:
+            return Claimed(jobs=(), next_in=None)
+        await self._live.refresh(session, look.revision)
+        dropped = await self._expire(session, claim) if look.has_expired else []
+        claimed = await _One(session, claim, self._live, self._time, self._clock, look, self.floors).run(self)
+        if look.has_arrivals or self.floors.are_used:
+            # Others are about to merge them, or something lies below a floor: soon looked at again.
+            claimed = replace(claimed, next_in=min(claimed.next_in or SOON, SOON))
+        if dropped or has_more:
+            claimed = replace(claimed, dropped=[*dropped, *claimed.dropped], more=True)
+        return claimed
+
+    async def _expire(self, session: Session, claim: Claim) -> list[Dropped]:
+        """A job that has expired is told by the claim that would have started it."""
+        lanes = [lane_id(queue, (), "") for queue in claim.rooms]
+        async with session.transaction():
+            waiting = Waiting(session, self._time.now(), self._time.limit_now())
+            return await waiting.expire(EXPIRED_A_VISIT, lanes, list(claim.tasks))
+
+    def _without_paused(self, claim: Claim) -> Claim:
+        """The claim without the queues that are paused, as far as it is known."""
+        if self._paused.isdisjoint(claim.rooms):
+            return claim
+        return replace(claim, rooms={queue: room for queue, room in claim.rooms.items() if queue not in self._paused})
+
+    async def merge(self, session: Session) -> bool:
+        """Count in their lanes what has arrived; whether there may be more."""
+        self._expects_arrivals = False
+        self._merged_at = self._clock.monotonic()
+        place, has_more = await merge(session, self._last_place)
+        self._last_place = max(self._last_place, place)
+        return has_more
+
+    async def _look(self, session: Session, claim: Claim) -> _Look:
+        look = await self.look(session, claim, known_only=False)
+        if look is None:
+            look = await self.look(session, claim, known_only=False)
+        if look is None:
+            raise _Overtaken
+        return look
+
+    async def look(self, session: Session, claim: Claim, *, known_only: bool) -> _Look | None:
+        """What a claim starts from; None if the server's clock had stepped, which is made good by now."""
+        queues = list(claim.rooms)
+        own = self._time.own()
+        sent_at = self._clock.monotonic()
+        row = await session.row(
+            "look",
+            node=claim.node,
+            queues=queues,
+            open_lanes=[lane_id(queue, (), "") for queue in queues],
+            count=max([1, *(room.slots for room in claim.rooms.values())]),
+            limits=list(claim.rules),
+            tasks=list(claim.tasks),
+            known_only=known_only,
+            now=None if own is None else own.now,
+            limit_now=None if own is None else own.limit_now,
+            floors=[self.floors.of(lane_id(queue, (), "")) for queue in queues],
+            due_floor=self.floors.due,
+            opened_floor=self.floors.opened,
+        )
+        look = _Look(row, queues)
+        self.floors.took(self._clock.monotonic() - sent_at)
+        self.floors.saw(
+            [lane.since or 0 for lane in look.due], [bucket.opens_at or 0 for bucket in look.opened], look.limit_now
+        )
+        stepped = self._time.heard(sent_at, look.now, look.ahead)
+        if stepped:
+            await correct_limit_time(session, self._time, look.ahead, stepped)
+            return None
+        return look
+
+
+class _One:
+    """One claim, after its look."""
+
+    def __init__(
+        self,
+        session: Session,
+        claim: Claim,
+        live: CachedRules,
+        time: StoreTime,
+        clock: Clock,
+        look: _Look,
+        floors: Floors,
+    ) -> None:
+        self._session = session
+        self._claim = claim
+        self._live = live
+        self._time = time
+        self._clock = clock
+        self._look = look
+        self._floors = floors
+        self._plan = ClaimPlan(claim, look.now, look.limit_now)
+        self._buckets = self._no_buckets(look.limit_now)
+        self._shares = self._plan.shares({queue: seen.ready + seen.ripe for queue, seen in look.ungated.items()})
+        self._plan.unknown = {task for seen in look.ungated.values() for task in seen.unknown}
+        self._wanted = sum(self._shares.values())
+        # Whether lanes of another release took the places of those that this node could claim from.
+        self._was_hidden = False
+
+    async def run(self, claimer: Claimer) -> Claimed:
+        visits = await self._choose() if self._wanted else []
+        if self._others_stand_in_the_way():
+            visits += await self._choose_known(claimer, visits)
+        if not visits and not self._plan.opened:
+            return await self._claim_ungated_only()
+        claimed = await self._claim_gated(visits)
+        if not self._was_hidden:
+            return claimed
+        # Lanes whose tasks are those of another release hide the lanes after them. Nothing was started yet.
+        visits = await self._choose_known(claimer, visits)
+        if not visits:
+            return _together(claimed, await self._claim_ungated_only())
+        return _together(claimed, await self._claim_gated(visits, is_first=False))
+
+    async def _choose_known(self, claimer: Claimer, known: Sequence[Visit]) -> list[Visit]:
+        """Lanes that this node can do something with, other than these."""
+        again = await claimer.look(self._session, self._claim, known_only=True)
+        if again is None:
+            raise _Overtaken
+        self._look.opened, self._look.due, self._look.woken = again.opened, again.due, again.woken
+        seen = {visit.row.id for visit in known}
+        return [visit for visit in await self._choose(known_only=True) if visit.row.id not in seen]
+
+    # --------------------------------------------------------------------------------------------- choose
+
+    def _no_buckets(self, limit_now: int) -> BucketViews:
+        return BucketViews(self._claim.rules, self._live.rules, limit_now)
+
+    async def _choose(self, *, known_only: bool = False) -> list[Visit]:
+        """The lanes to lock, by what the look has seen."""
+        plan, look = self._plan, self._look
+        buckets = self._no_buckets(look.limit_now)
+        plan.opened = [buckets.of(row) for row in look.opened]
+        grants = plan.grants()
+        look.behind = await self._lanes_behind(grants, known_only=known_only) if grants else []
+        return plan.choose(grants, look.behind, look.due + look.woken, self._shares)
+
+    async def _lanes_behind(self, grants: Mapping[RowId, int], *, known_only: bool) -> list[LaneRow]:
+        return _decode_lanes(
+            await self._session.value(
+                "behind",
+                buckets=list(grants),
+                counts=list(grants.values()),
+                queues=list(self._claim.rooms),
+                limits=list(self._claim.rules),
+                tasks=list(self._claim.tasks),
+                known_only=known_only,
+                now=self._look.now,
+                limit_now=self._look.limit_now,
+            )
+        )
+
+    def _others_stand_in_the_way(self) -> bool:
+        """Whether lanes that were read draw on limits which only another release knows."""
+        read = [*self._look.due, *self._look.woken, *self._look.behind]
+        return self._is_cut_short() and len(self._plan.usable(read)) < len(read)
+
+    def _is_cut_short(self) -> bool:
+        """Whether there may be more lanes than were read."""
+        look, page = self._look, self._plan.page
+        # Of the lanes behind a bucket no more are read than it grants, so they are always cut short.
+        return len(look.due) + len(look.woken) >= page or len(look.opened) >= page or bool(look.behind)
+
+    # ---------------------------------------------------------------------------------------------- claim
+
+    async def _claim_gated(self, visits: Sequence[Visit], *, is_first: bool = True) -> Claimed:
+        opened = [Draw(row.limit, row.key) for row in self._look.opened]
+        draws = self._buckets.with_homes([*opened, *(draw for visit in visits for draw in visit.row.draws)])
+        for _ in range(_TRIES):
+            try:
+                async with self._session.transaction():
+                    claimed = await self._in_transaction(visits, opened, draws, is_first=is_first)
+            except _BucketsNeeded as needed:
+                # Not inside of the transaction: what is locked later would be waited for out of its order.
+                draws |= needed.draws
+                await ensure_rows(self._session, draws, self._look.limit_now)
+            else:
+                self._remember_floors()
+                return claimed
+        raise _Overtaken
+
+    async def _in_transaction(
+        self, visits: Sequence[Visit], opened: Sequence[Draw], draws: set[Draw], *, is_first: bool
+    ) -> Claimed:
+        await self._lock(draws)
+        plan, buckets = self._plan, self._buckets
+        views = [buckets[draw] for draw in opened]
+        plan.opened = [view for view in views if view.opens_at is not None and view.opens_at <= plan.limit_now]
+        held = await self._lock_lanes(visits)
+        if held:
+            await self._read_heads(held)
+        plan.decide(held, buckets.__getitem__, self._shares)
+        barren = [visit for visit in held if visit.is_barren]
+        self._was_hidden = is_first and bool(barren) and self._is_cut_short() and not any(visit.taken for visit in held)
+        if not self._was_hidden:
+            await self._take_ungated()
+        claimed = await self._write(draws)
+        if len(held) < len(visits):
+            # Somebody holds the others; if it is only to count what arrived, they are still due.
+            claimed = replace(claimed, next_in=min(claimed.next_in or SOON, SOON))
+        return claimed
+
+    async def _lock(self, draws: set[Draw]) -> None:
+        """Hold the buckets, and know what time it is since they are held."""
+        sent_at = self._clock.monotonic()
+        locked = await lock_buckets(self._session, draws, node=self._claim.node)
+        if len(locked.rows) < len(draws) or locked.clock is None:
+            raise _BucketsNeeded(set())
+        now, ahead = locked.clock
+        stepped = self._time.heard(sent_at, now, ahead)
+        if stepped:
+            # Looked at again, which makes it good.
+            raise _Overtaken
+        own = self._time.own()
+        self._plan = plan = self._plan.at(now, now + ahead) if own is None else self._plan.at(*own)
+        self._buckets = self._no_buckets(plan.limit_now)
+        self._buckets.add(locked.rows)
+        await self._buckets.read_rivals(self._session)
+
+    async def _lock_lanes(self, visits: Sequence[Visit]) -> list[Visit]:
+        """Those of the lanes that can be had, as they are now."""
+        rows = await self._session.fetch(
+            "lock_lanes",
+            lanes=[visit.row.id for visit in visits],
+            opened=[view.id for view in self._plan.opened],
+            now=self._plan.now,
+        )
+        if rows[0]["revision"] != self._look.revision:
+            raise _Overtaken
+        newest = {row["id"]: row for row in rows}
+        held = [visit for visit in visits if visit.row.id in newest]
+        for visit in held:
+            _, _, visit.row.waiting, visit.row.since, visit.row.behind, visit.row.wakes_at = newest[visit.row.id]
+        return held
+
+    async def _read_heads(self, visits: Sequence[Visit]) -> None:
+        plan, tasks = self._plan, self._claim.tasks
+        most = plan.heads_wanted(visits, self._wanted)
+        mixed = [visit for visit in visits if visit.wakes_by(plan.now)]
+        plain = [visit for visit in visits if not visit.wakes_by(plan.now)]
+        if plain:
+            floors = [self._floors.of(_bytes(visit.row.id)) for visit in plain]
+            began = self._clock.monotonic()
+            heads = await self._heads("heads", plain, most, floors=floors)
+            self._floors.took(self._clock.monotonic() - began)
+            unknown = {head.task for head in heads if head.task not in tasks}
+            if unknown:
+                plan.unknown |= unknown
+                mixed, plain, heads = [*visits], [], []
+            plan.sort_in(plain, heads, most)
+            for visit, floor in zip(plain, floors, strict=False):
+                # Below the floor jobs may be left.
+                visit.complete = visit.complete and not floor
+        if mixed:
+            heads = await self._heads("heads_known", mixed, most, tasks=list(tasks), now=plan.now)
+            plan.sort_in(mixed, heads, most)
+            for visit in mixed:
+                # Jobs of unknown tasks may be left in it.
+                visit.complete = False
+
+    async def _heads(self, statement: str, visits: Sequence[Visit], most: int, **values: Any) -> list[Head]:
+        lanes = [visit.row.id for visit in visits]
+        rows = await self._session.fetch(statement, lanes=lanes, counts=[most] * len(lanes), **values)
+        return [_head(row) for row in rows]
+
+    async def _take_ungated(self) -> None:
+        """Take jobs without limits, with the room that is left."""
+        plan = self._plan
+        rest = plan.rest_for_ungated()
+        look = self._look.ungated
+        wanted = {queue: count for queue, count in rest.items() if count and look[queue].has_any}
+        if not wanted:
+            return
+        lanes = [lane_id(queue, (), "") for queue in wanted]
+        values = {
+            "node": self._claim.node,
+            "now": plan.now,
+            "limit_now": plan.limit_now,
+            "lanes": lanes,
+            "counts": list(wanted.values()),
+            "tasks": list(self._claim.tasks),
+        }
+        if any(look[queue].ripe for queue in wanted):
+            rows = await self._session.fetch("take_ungated_ripe", **values)
+        else:
+            floors = [self._floors.of(lane) for lane in lanes]
+            rows = await self._session.fetch("take_ungated", **values, floors=floors)
+        visits = {queue: Visit(LaneRow(lane_id(queue, (), ""), queue, (), 0, None, None, None, "")) for queue in wanted}
+        for row in rows:
+            head = _head(row)
+            # As it was before it was taken.
+            head.attempt -= 1
+            head.fence -= 1
+            visits[head.queue].heads.append(head)
+        for queue, visit in visits.items():
+            visit.heads.sort(key=lambda head: (-head.priority, head.run_at, head.seq))
+            visit.taken = len(visit.heads)
+            visit.complete = visit.taken < wanted[queue]
+        plan.ungated = list(visits.values())
+
+    async def _claim_ungated_only(self) -> Claimed:
+        plan = self._plan
+        await self._take_ungated()
+        self._remember_floors()
+        return self._told(progressed=bool(plan.taken), reopened=False, still_open=False)
+
+    # ---------------------------------------------------------------------------------------------- write
+
+    async def _write(self, locked: set[Draw]) -> Claimed:
+        plan, session = self._plan, self._session
+        dropped = plan.drop()
+        given = {draw for each in plan.given for draw in drawn(each.draws, each.given)}
+        if not given <= locked:
+            raise _BucketsNeeded(given)
+        starting = [head for visit in plan.gated for head in visit.heads[: visit.taken]]
+        moves = await self._moves([head.id for head in starting] + [str(row[0]) for row in dropped])
+        await self._write_claim(starting, moves)
+        if dropped:
+            ids, states, errors = zip(*dropped, strict=True)
+            lanes = {head.seq: visit.row.id for visit in plan.visits for head in (*visit.heads, *visit.expired)}
+            kept = {given.seq: given.kept for given in plan.given}
+            ended = await session.fetch(
+                "drop_waiting",
+                ids=ids,
+                lanes=[lanes[id] for id in ids],
+                states=states,
+                errors=[optional_json(error) for error in errors],
+                held=[kept.get(id, 0) for id in ids],
+                now=plan.now,
+            )
+            if len(ended) != len(dropped):
+                raise _Overtaken
+        # After the charges, which know nothing of what comes back.
+        reopened = await give_permits(session, plan.given, plan.limit_now)
+        timers = plan.timers(reopened)
+        if timers:
+            await session.execute(
+                "set_timers", ids=[view.id for view, _ in timers], opens_at=[opens_at for _, opens_at in timers]
+            )
+        still_open = any(opens_at <= plan.limit_now for _, opens_at in timers)
+        return self._told(progressed=bool(plan.taken or moves), reopened=bool(reopened), still_open=still_open)
+
+    async def _moves(self, gone: Sequence[str]) -> list[Move]:
+        """Where the lanes are now. Lanes of which nothing more may be left are looked into once more."""
+        plan = self._plan
+        unsure = [visit for visit in plan.gated if visit.wakes_by(plan.now) or visit.is_barren or _seems_empty(visit)]
+        left: dict[RowId, tuple[bool, int | None]] = {}
+        if unsure:
+            lanes = [visit.row.id for visit in unsure]
+            rows = await self._session.fetch("left_in_lanes", lanes=lanes, gone=gone)
+            left = {row[0]: (row[1], row[2]) for row in rows}
+        moves: list[Move] = []
+        for visit in plan.gated:
+            has_ready, earliest = left.get(visit.row.id, (False, visit.row.wakes_at))
+            if visit.row.id in left and visit.gone == len(visit.heads) + len(visit.expired):
+                # What the look into it says is all there is to know.
+                visit.complete = not has_ready and (earliest is None or earliest > plan.now)
+            move = plan.move(visit, lambda found=has_ready: found, lambda found=earliest: found)  # type: ignore[misc]
+            if move is not None:
+                moves.append(move)
+        return moves
+
+    async def _write_claim(self, starting: Sequence[Head], moves: Sequence[Move]) -> None:
+        ids, states, idle_at = self._buckets.charges()
+        if not starting and not moves and not ids:
+            return
+        plan = self._plan
+        permits = {row[0]: row for row in plan.permit_rows()}
+        started = await self._session.execute(
+            "write_claim",
+            node=self._claim.node,
+            now=plan.now,
+            limit_now=plan.limit_now,
+            buckets=ids,
+            states=states,
+            idle_at=idle_at,
+            lanes=[move.lane for move in moves],
+            gone=[move.gone for move in moves],
+            # A microsecond apart, so that they stay in the order in which they had their turns.
+            since=[None if move.since is None else move.since + place for place, move in enumerate(moves)],
+            behind=[
+                None if move.behind_limit is None else bucket_id(Draw(move.behind_limit, move.behind_key or ""))
+                for move in moves
+            ],
+            wakes_at=[move.wakes_at for move in moves],
+            ids=[head.id for head in starting],
+            job_lanes=[head.lane for head in starting],
+            held=[permits[head.seq][1] if head.seq in permits else 0 for head in starting],
+            uncharged=[permits[head.seq][2] if head.seq in permits else 0 for head in starting],
+        )
+        if started != len(starting):
+            # One of the jobs was cancelled, or has expired, since it was read.
+            raise _Overtaken
+
+    def _remember_floors(self) -> None:
+        """What was taken is committed: the next claim may begin after it."""
+        for visit in self._plan.visits:
+            if visit.taken:
+                self._floors.taken(_bytes(visit.row.id), visit.heads[: visit.taken])
+
+    def _told(self, *, progressed: bool, reopened: bool, still_open: bool) -> Claimed:
+        plan, look = self._plan, self._look
+        if look.next_bucket is not None:
+            plan.note_timer(look.next_bucket)
+        plan.note_wake(look.next_wake)
+        for seen in look.ungated.values():
+            plan.note_wake(seen.next_wake)
+        if not self._wanted and (look.due or look.woken or look.opened):
+            # There was no room for them.
+            plan.note_wake(plan.now)
+        return plan.claimed(progressed=progressed, reopened=reopened, still_open=still_open)
+
+
+class _BucketsNeeded(Exception):
+    """Buckets have no row to be locked yet, or more are needed than were locked."""
+
+    def __init__(self, draws: set[Draw]) -> None:
+        self.draws = draws
+
+
+def _together(first: Claimed, second: Claimed) -> Claimed:
+    """What two claims came to, one after the other."""
+    waits = [claimed.next_in for claimed in (first, second) if claimed.next_in is not None]
+    return Claimed(
+        jobs=[*first.jobs, *second.jobs],
+        next_in=min(waits, default=None),
+        more=first.more or second.more,
+        throttled=[*first.throttled, *second.throttled],
+        dropped=[*first.dropped, *second.dropped],
+        starved=[*first.starved, *second.starved],
+        unknown=sorted({*first.unknown, *second.unknown}),
+    )
+
+
+def _bytes(id: RowId) -> bytes:
+    assert isinstance(id, bytes)
+    return id
+
+
+def _seems_empty(visit: Visit) -> bool:
+    """Whether the count says that nothing is left, where not all was read. The count may lag behind."""
+    return not visit.complete and visit.row.waiting <= visit.gone
+
+
+def _head(row: Any) -> Head:
+    head = Head(*row)
+    # Most jobs have none of these.
+    if head.costs is not None:
+        head.costs = _decode_costs(row[13])
+    if head.headers is not None:
+        head.headers = _decode_headers(row[14])
+    if head.options is not None:
+        head.options = _decode_options(row[15])
+    if head.terms is not None:
+        head.terms = _decode_terms(row[16])
+    if head.draws is not None:
+        head.draws = _decode_draws(row[20])
+    return head

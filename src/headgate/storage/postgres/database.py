@@ -1,0 +1,382 @@
+"""Connections to PostgreSQL: a pool of them, transactions, and what their errors mean."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from random import Random
+from types import MappingProxyType
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import asyncpg
+
+from headgate.clock import SECOND, Clock, sleep
+from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
+from headgate.storage.postgres.statements import Statement, load_statements
+
+R = TypeVar("R")
+
+logger = logging.getLogger("headgate.storage")
+
+CONNECT_TIMEOUT = 5.0
+COMMAND_TIMEOUT = 10.0
+"""Seconds until a server that does not answer counts as gone."""
+
+CLOSE_TIMEOUT = 2.0
+"""Seconds that connections are given to end in order."""
+
+LOCK_TIMEOUT = "5s"
+"""How long a statement waits for a lock. Ours last milliseconds; a longer one is a user's, as of ALTER TABLE."""
+
+SETTINGS = {
+    "lock_timeout": LOCK_TIMEOUT,
+    # Sooner than the client gives up, so that nothing goes on that nobody waits for.
+    "statement_timeout": "9s",
+    # The statements are short and many, and each has one good plan, which is by index: planning a look anew took 0.6 ms
+    # each time, and a plan that was made while the tables were empty read them whole until they were analysed.
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "jit": "off",
+}
+"""What a session is told; behind a pooler, each transaction."""
+
+SCANNING = {name: "on" for name in SETTINGS if name.startswith("enable_")} | {"plan_cache_mode": "force_custom_plan"}
+"""What a transaction is told instead that may read whole tables: how that is best done differs by what is asked."""
+
+SUMMARIES = {"enable_bitmapscan": "on"}
+"""What a transaction is told as well that reads by the summaries of pages: a BRIN index is read in no other way."""
+
+FROZEN_AFTER = "2s"
+"""A claimer that stops in the middle of a transaction must not stop the others: the server ends it."""
+
+PATIENCE = 5 * SECOND
+"""How long what may be repeated is repeated, before the caller is told."""
+
+OLDEST_SERVER = 130000
+
+# Deadlock, serialization failure: the same again is expected to go through.
+_AGAIN = frozenset({"40001", "40P01"})
+# Lock or statement timeout, a full queue of notifications, disk full, out of memory, I/O errors: the connection is
+# fine, the write has not happened.
+_REFUSED = ("55P03", "57014", "54000", "53", "58")
+# Connection lost, shutting down, too many connections, a read-only server after a failover, a database that nobody may
+# connect to at this moment, a password that was changed.
+_GONE = ("08", "57P", "53300", "25006", "25P03", "25P04", "26000", "55000", "28", "3D000")
+
+
+class Session:
+    """Statements by name, on one connection. Outside of a `transaction` each commits by itself."""
+
+    def __init__(self, connection: Any, statements: dict[str, Statement], *, is_pooled: bool) -> None:
+        self._connection = connection
+        self._statements = statements
+        self._is_pooled = is_pooled
+        self._in_transaction = False
+
+    async def fetch(self, statement: str, /, **values: Any) -> list[Any]:
+        """The rows of a statement."""
+        if self._is_pooled and not self._in_transaction:
+            # Parsing and running a statement by itself may meet two server connections.
+            async with self.transaction():
+                return await self.fetch(statement, **values)
+        sql, names = self._statements[statement]
+        rows: list[Any] = await self._connection.fetch(sql, *[values[each] for each in names])
+        return rows
+
+    async def row(self, statement: str, /, **values: Any) -> Any:
+        """The only row of a statement, or None."""
+        rows = await self.fetch(statement, **values)
+        return rows[0] if rows else None
+
+    async def value(self, statement: str, /, **values: Any) -> Any:
+        """The first value of the first row of a statement, or None."""
+        rows = await self.fetch(statement, **values)
+        return rows[0][0] if rows else None
+
+    async def execute(self, statement: str, /, **values: Any) -> int:
+        """Run a statement that changes rows; how many it changed."""
+        if self._is_pooled and not self._in_transaction:
+            async with self.transaction():
+                return await self.execute(statement, **values)
+        sql, names = self._statements[statement]
+        status: str = await self._connection.execute(sql, *[values[each] for each in names])
+        return int(status.rpartition(" ")[2])
+
+    async def script(self, sql: str) -> None:
+        """Run statements without values."""
+        await self._connection.execute(sql)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, plans: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[None]:
+        """All of the block commits when it ends, or nothing does; `plans` is what is to be planned otherwise in it."""
+        settings = f"SET LOCAL idle_in_transaction_session_timeout = '{FROZEN_AFTER}'"
+        told = {**SETTINGS, **plans} if self._is_pooled else plans
+        settings += "".join(f"; SET LOCAL {name} = '{value}'" for name, value in told.items())
+        await self._connection.execute(f"BEGIN; {settings}")
+        self._in_transaction = True
+        try:
+            yield
+        except BaseException as error:
+            # A connection in an unknown state is not asked for anything more.
+            if _leaves_connection_usable(error):
+                await self._connection.execute("ROLLBACK")
+            raise
+        finally:
+            self._in_transaction = False
+        await self._connection.execute("COMMIT")
+
+
+class Database:
+    """A pool of connections to one database.
+
+    Behind a pooler that gives every transaction another server connection nothing is kept in a session: no prepared
+    statements, no settings, no LISTEN. That it is there shows in the process id, which is not the server's own.
+    """
+
+    def __init__(self, url: str, schema: str, clock: Clock, *, size: int) -> None:
+        self.url = url
+        self.schema = schema
+        self.name = shown(url)
+        self.is_pooled = False
+        self._clock = clock
+        self._size = size
+        self._random = Random()
+        self._statements = load_statements(schema)
+        self._surveys = self._lookups = asyncio.Semaphore()
+        self._pool: asyncpg.Pool[Any] | None = None
+
+    async def open(self) -> None:
+        """Connect. Raises StorageUnavailable if nobody answers, StorageUnusable for a server that is too old."""
+        await self.repeated(self.probe)
+        # However many people look at once, connections are left for heartbeats and claims.
+        self._surveys = asyncio.Semaphore(max(1, self._size // 4))
+        self._lookups = asyncio.Semaphore(max(1, self._size // 4))
+        settings = {} if self.is_pooled else SETTINGS
+        self._pool = await asyncpg.create_pool(
+            self.url,
+            min_size=0,
+            max_size=self._size,
+            connection_class=_Connection,
+            statement_cache_size=0 if self.is_pooled else 200,
+            max_inactive_connection_lifetime=300.0,
+            timeout=CONNECT_TIMEOUT,
+            command_timeout=COMMAND_TIMEOUT,
+            server_settings={"application_name": "headgate", **settings},
+        )
+
+    async def probe(self) -> None:
+        """Whether the server can be used, and whether a pooler stands before it. Raises as `open`."""
+        with self._translated(opening=True):
+            connection = await connect(self.url)
+            try:
+                # In a transaction: to parse and to run it may otherwise meet two connections of a pooler.
+                async with connection.transaction():
+                    version, pid = await connection.fetchrow(
+                        "SELECT current_setting('server_version_num')::int, pg_backend_pid()"
+                    )
+                if version < OLDEST_SERVER:
+                    raise StorageUnusable(f"{self.name} is PostgreSQL {version // 10000}; Headgate needs 13 or newer")
+                self.is_pooled = pid != connection.get_server_pid()
+            finally:
+                connection.terminate()
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT):  # noqa: TID251  # real connections, real time
+                    await pool.close()
+            except Exception as error:
+                # Nobody is left to say goodbye to; what was to be kept has been committed.
+                logger.debug("%s was left without closing: %s", self.name, error)
+            finally:
+                pool.terminate()
+
+    # ----------------------------------------------------------------------------------------- connections
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """A connection of the pool."""
+        async with self._connection() as connection:
+            yield Session(connection, self._statements, is_pooled=self.is_pooled)
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        pool = self._pool
+        if pool is None:
+            raise StorageUnavailable(f"{self.name} is not open")
+        with self._translated():
+            connection = await pool.acquire(timeout=COMMAND_TIMEOUT)
+            try:
+                yield connection
+            except BaseException as error:
+                if isinstance(error, TimeoutError):
+                    # The others lead to the same silence.
+                    await pool.expire_connections()
+                if not _leaves_connection_usable(error):
+                    # One that the driver has lost is back in the pool by itself.
+                    with contextlib.suppress(asyncpg.InterfaceError):
+                        connection.terminate()
+                raise
+            finally:
+                await pool.release(connection)
+
+    @contextlib.contextmanager
+    def _translated(self, *, opening: bool = False) -> Any:
+        try:
+            yield
+        except Exception as error:
+            told = translate(error, self.name, opening=opening)
+            if told is None:
+                raise
+            raise told from error
+
+    # --------------------------------------------------------------------------------------------- repeats
+
+    async def run(self, work: Callable[[Session], Awaitable[R]]) -> R:
+        """Do `work` on a connection; what lost a deadlock is done again."""
+        for tries_left in range(4, -1, -1):
+            try:
+                async with self.session() as session:
+                    return await work(session)
+            except Deadlocked:
+                if not tries_left:
+                    raise
+                await sleep(self._clock, self._random.uniform(0.001, 0.02))
+        raise AssertionError
+
+    async def transact(
+        self, work: Callable[[Session], Awaitable[R]], plans: Mapping[str, str] = MappingProxyType({})
+    ) -> R:
+        """Do `work` in one transaction."""
+
+        async def whole(session: Session) -> R:
+            async with session.transaction(plans):
+                return await work(session)
+
+        return await self.run(whole)
+
+    async def repeat(self, work: Callable[[Session], Awaitable[R]]) -> R:
+        """Do `work` until its reply is there: only for what may be done twice."""
+        return await self.repeated(lambda: self.run(work))
+
+    async def survey(self, work: Callable[[Session], Awaitable[R]]) -> R:
+        """Do what people look at: whole tables may be read for it, and it may be done twice."""
+        async with self._surveys:
+            return await self.repeated(lambda: self.transact(work, SCANNING))
+
+    async def look_up(self, work: Callable[[Session], Awaitable[R]]) -> R:
+        """Do what somebody waits to know, and may be done twice."""
+        async with self._lookups:
+            return await self.repeat(work)
+
+    async def repeated(self, work: Callable[[], Awaitable[R]]) -> R:
+        """What `work` returns, once the server is there for it."""
+        until = self._clock.monotonic() + PATIENCE
+        pause = 0.01
+        while True:
+            try:
+                return await work()
+            except StorageUnavailable:
+                if self._clock.monotonic() + pause * SECOND > until:
+                    raise
+            await sleep(self._clock, self._random.uniform(0.5, 1.0) * pause)
+            pause = min(pause * 2, 1.0)
+
+
+class Deadlocked(StorageUnavailable):
+    """Two transactions stood in each other's way, and this one was undone."""
+
+
+async def connect(url: str) -> Any:
+    """A connection outside of the pool, which prepares nothing."""
+    return await asyncpg.connect(
+        url,
+        timeout=CONNECT_TIMEOUT,
+        command_timeout=COMMAND_TIMEOUT,
+        statement_cache_size=0,
+        server_settings={"application_name": "headgate"},
+    )
+
+
+def translate(error: Exception, name: str, *, opening: bool = False) -> Exception | None:
+    """What an error of the driver means; None for one that is not about the connection or the server's state.
+
+    When it is `opening`, a wrong password or database is a mistake; later it is somebody's work in progress.
+    """
+    if isinstance(error, asyncpg.PostgresError):
+        code = error.sqlstate or ""
+        if code in _AGAIN:
+            return Deadlocked(f"{name}: {error}")
+        if opening and code.startswith(("28", "3D000", "42704")):
+            return StorageUnusable(f"{name} cannot be opened: {error}")
+        if code.startswith((*_REFUSED, *_GONE)):
+            return StorageUnavailable(f"{name} did not take it: {error}")
+        return None
+    if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
+        return StorageUnusable(f"{name} cannot be opened: {error}")
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
+        return StorageUnavailable(f"{name} does not answer")
+    if isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError)):
+        return StorageUnavailable(f"the connection to {name} was lost: {error}")
+    return None
+
+
+def _leaves_connection_usable(error: BaseException) -> bool:
+    """Whether the server itself has answered. After anything else nobody knows what the connection is about to say."""
+    if isinstance(error, asyncpg.PostgresError):
+        return not (error.sqlstate or "").startswith(_GONE)
+    return not isinstance(
+        error,
+        (
+            OSError,
+            TimeoutError,
+            asyncio.CancelledError,
+            GeneratorExit,
+            asyncpg.InterfaceError,
+            asyncpg.InternalClientError,
+        ),
+    )
+
+
+def shown(url: str) -> str:
+    """A URL as it may be shown: without its password and options, also where it is not written as a URL should be."""
+    scheme, separator, rest = url.partition("://")
+    user_info, at, place = rest.rpartition("@")
+    return f"{scheme}{separator}{user_info.partition(':')[0]}{at}{place.partition('?')[0]}"
+
+
+def checked_url(url: str) -> str:
+    """A URL that can be read; it may name several hosts. Raises DeclarationError."""
+    try:
+        hosts = urlsplit(url).netloc.rpartition("@")[2].split(",")
+        ports = [port for host in hosts if (port := host.rpartition("]")[2].rpartition(":")[2]) != host]
+    except ValueError as error:
+        raise DeclarationError(f"storage URL {shown(url)!r} cannot be read: {error}") from None
+    for port in ports:
+        if port and not port.isdigit():
+            raise DeclarationError(
+                f"storage URL {shown(url)!r} has a port that is no number; a password with / # ? @ or : in it has to "
+                "be written with percent signs"
+            )
+    return url
+
+
+def place_of(url: str) -> tuple[str, str, str]:
+    """The host, port and database that a URL leads to, as far as it tells: one server may have several names."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    host, port = parts.hostname or options.get("host", ""), str(parts.port or options.get("port", "5432"))
+    database = parts.path.strip("/") or options.get("database") or options.get("dbname") or parts.username or ""
+    return "localhost" if host in ("", "127.0.0.1", "::1") else host, port, unquote(database)
+
+
+class _Connection(asyncpg.Connection):
+    """Nothing is kept in a session, so there is nothing to reset: one round trip less."""
+
+    def get_reset_query(self) -> str:
+        return ""

@@ -1,0 +1,278 @@
+"""Attempts that end: by their node, with their node, or because their node has died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from headgate.jobs.job import Draw, JobError, JobState
+from headgate.jobs.lifecycle import Ending, Finished, Returned, is_poisonous
+from headgate.jobs.terms import GateTerms, spread, without
+from headgate.storage.endings import poison_error
+from headgate.storage.permits import Given
+from headgate.storage.postgres.arrivals import Arrival, arrive, lane_of
+from headgate.storage.postgres.bucket_views import lock_buckets
+from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.permits import give_permits
+from headgate.storage.postgres.rows import bucket_id, decode_draws, drawn, optional_json, optional_terms
+from headgate.storage.protocol import Recovered
+
+
+class Running(NamedTuple):
+    """A running job."""
+
+    id: str
+    fence: int
+    queue: str
+    draws: tuple[Draw, ...]
+    cancel_requested: bool
+    terms: GateTerms | None
+    held: int
+    passed: int
+    lost: int
+    uncharged: int
+    lane: bytes
+
+    def gives(self, state: JobState) -> Given | None:
+        """What it gives back when it becomes `state`, if it holds anything."""
+        if not self.held or self.terms is None:
+            return None
+        kept = self.kept(state)
+        return Given(self.id, self.id, self.draws, self.terms, self.held & ~kept, kept)
+
+    def kept(self, state: JobState) -> int:
+        """The permits that it keeps when it becomes `state`."""
+        return 0 if self.terms is None else self.terms.kept(self.held, state)
+
+    @property
+    def rates(self) -> tuple[Draw, ...]:
+        """The buckets that count its starts."""
+        return without(self.draws, 0 if self.terms is None else self.terms.permits)
+
+
+class Back(NamedTuple):
+    """How a running job is to wait again."""
+
+    job: Running
+    unspent: bool
+    lost: bool = False
+    run_at: int | None = None
+    error: JobError | None = None
+    is_retry: bool = False
+
+
+async def finish_plain(session: Session, node: str, endings: Sequence[Ending], now: int) -> set[str]:
+    """Write the endings that are no more than the job's own, in one statement; the ids of those that were written."""
+    plain = [
+        ending
+        for ending in endings
+        if isinstance(ending, Finished)
+        and ending.state is JobState.SUCCEEDED
+        and (ending.charge is None or (ending.charge.at is not None and ending.charge.costs is None))
+    ]
+    if not plain:
+        return set()
+    rows = await session.fetch(
+        "finish_plain",
+        node=node,
+        now=now,
+        ids=[ending.id for ending in plain],
+        fences=[ending.fence for ending in plain],
+        states=[ending.state for ending in plain],
+        results=[ending.result for ending in plain],
+        charged_at=[None if ending.charge is None else ending.charge.at for ending in plain],
+    )
+    return {row[0] for row in rows}
+
+
+async def finish(session: Session, node: str, endings: Sequence[Ending], now: int, limit_now: int) -> set[str]:
+    """Write any endings, inside a transaction; the ids of those that were written."""
+    by_id = {ending.id: ending for ending in endings}
+    running = [
+        job
+        for job in _jobs(await session.fetch("running_of", node=node, ids=list(by_id)))
+        if by_id[job.id].fence == job.fence
+    ]
+    await _lock_buckets_of(session, running, by_id)
+    jobs = [
+        job
+        for job in _jobs(await session.fetch("lock_running", node=node, ids=[job.id for job in running]))
+        if by_id[job.id].fence == job.fence
+    ]
+    finished = [(job, ending) for job in jobs if isinstance(ending := by_id[job.id], Finished)]
+    returned = [(job, ending) for job in jobs if isinstance(ending := by_id[job.id], Returned)]
+    await _settle(session, [(job, by_id[job.id]) for job in jobs])
+    await _keep_attempts(
+        session,
+        [
+            (job.id, str(ending.state), ending.error)
+            for job, ending in finished
+            if ending.state is not JobState.SUCCEEDED
+        ]
+        + [(job.id, ending.outcome, ending.error) for job, ending in returned],
+        now,
+    )
+    if finished:
+        await session.execute(
+            "finish",
+            now=now,
+            ids=[job.id for job, _ in finished],
+            states=[ending.state for _, ending in finished],
+            results=[ending.result for _, ending in finished],
+            errors=[optional_json(ending.error) for _, ending in finished],
+            held=[job.kept(ending.state) for job, ending in finished],
+        )
+    backs = [
+        Back(job, not ending.spent, run_at=ending.run_at, error=ending.error, is_retry=ending.spent)
+        for job, ending in returned
+    ]
+    await _wait_again(session, backs, now, limit_now)
+    given = [job.gives(ending.state) for job, ending in finished]
+    given += [back.job.gives(_state_after(back)) for back in backs]
+    await give_permits(session, [each for each in given if each is not None], limit_now)
+    for job, ending in returned:
+        if ending.closed_for is not None and job.rates:
+            await close_buckets(session, job.rates, limit_now + ending.closed_for)
+    return {job.id for job in jobs}
+
+
+async def _lock_buckets_of(session: Session, jobs: Iterable[Running], endings: dict[str, Ending]) -> None:
+    """Buckets are locked before jobs, and all that a transaction needs of them at once."""
+    draws: set[Draw] = set()
+    for job in jobs:
+        draws.update(drawn(job.draws, job.held))
+        ending = endings.get(job.id)
+        if isinstance(ending, Returned) and ending.closed_for is not None:
+            draws.update(job.rates)
+    await lock_buckets(session, draws)
+
+
+async def _settle(session: Session, endings: Sequence[tuple[Running, Ending]]) -> None:
+    charged = [(job, ending.charge) for job, ending in endings if ending.charge is not None]
+    if charged:
+        await session.execute(
+            "settle_charges",
+            ids=[job.id for job, _ in charged],
+            charged_at=[charge.at for _, charge in charged],
+            costs=[
+                optional_json(None if charge.costs is None else spread(charge.costs, job.uncharged))
+                for job, charge in charged
+            ],
+        )
+
+
+async def _keep_attempts(session: Session, attempts: Sequence[tuple[str, str, JobError | None]], now: int) -> None:
+    if attempts:
+        ids, outcomes, errors = zip(*attempts, strict=True)
+        await session.execute(
+            "keep_attempts", ids=ids, outcomes=outcomes, errors=[optional_json(error) for error in errors], now=now
+        )
+
+
+def _state_after(back: Back) -> JobState:
+    return JobState.CANCELLED if back.job.cancel_requested else JobState.WAITING
+
+
+async def _wait_again(session: Session, backs: Sequence[Back], now: int, limit_now: int) -> None:
+    """Running jobs wait, in the lanes of what they ask for next; or are cancelled, if that was asked for."""
+    if not backs:
+        return
+    rows: list[tuple[Any, ...]] = []
+    lanes = {}
+    for back in backs:
+        job, terms = back.job, back.job.terms
+        held = job.kept(_state_after(back))
+        passed = terms.free_retries if terms is not None and back.is_retry else job.passed
+        patience = None if terms is None else terms.patience
+        lane = lanes[job.id] = lane_of(job.queue, job.draws, terms, held | passed)
+        give_up_at = (back.run_at or now) + patience if patience else None
+        error = optional_json(back.error)
+        rows.append((job.id, int(back.unspent), int(back.lost), back.run_at, error, give_up_at, held, passed, lane.id))
+    ids, unspent, lost, run_at, errors, give_up, holds, passes, lane_ids = zip(*rows, strict=True)
+    written = await session.fetch(
+        "give_back",
+        now=now,
+        ids=ids,
+        unspent=unspent,
+        lost=lost,
+        run_at=run_at,
+        errors=errors,
+        give_up_at=give_up,
+        held=holds,
+        passed=passes,
+        lanes=lane_ids,
+    )
+    await arrive(
+        session,
+        [
+            Arrival(lanes[id], 1, not delayed, due_at if delayed else None)
+            for id, waits, delayed, due_at in written
+            if waits
+        ],
+        limit_now,
+    )
+
+
+async def close_buckets(session: Session, draws: Sequence[Draw], until: int) -> None:
+    """Nothing starts on these buckets before that limit time."""
+    await session.execute(
+        "close_buckets",
+        ids=[bucket_id(draw) for draw in draws],
+        limits=[draw.limit for draw in draws],
+        keys=[draw.key for draw in draws],
+        until=until,
+    )
+
+
+async def leave(session: Session, node: str, now: int, limit_now: int) -> Recovered:
+    """A node has stopped: what it still owned goes back unspent."""
+    await session.execute("remove_node", id=node, beat=None)
+    jobs = await _lock_all(session, node)
+    await _keep_attempts(session, [(job.id, "interrupted", None) for job in jobs], now)
+    backs = [Back(job, unspent=True) for job in jobs]
+    await _wait_again(session, backs, now, limit_now)
+    await _give_all(session, [(back.job, _state_after(back)) for back in backs], limit_now)
+    return Recovered(returned=[job.id for job in jobs if not job.cancel_requested])
+
+
+async def recover(session: Session, node: str, beat: int, now: int, limit_now: int) -> Recovered | None:
+    """A node has died, unless it was heard since: its jobs wait again, and the poisonous among them are failed."""
+    if not await session.execute("remove_node", id=node, beat=beat):
+        return None
+    jobs = await _lock_all(session, node)
+    await _keep_attempts(session, [(job.id, "lost", None) for job in jobs], now)
+    doomed = [job for job in jobs if is_poisonous(job.lost + 1) and not job.cancel_requested]
+    returned = [job for job in jobs if not is_poisonous(job.lost + 1) or job.cancel_requested]
+    if doomed:
+        await session.execute(
+            "fail_poisonous",
+            now=now,
+            ids=[job.id for job in doomed],
+            errors=[optional_json(poison_error(job.lost + 1)) for job in doomed],
+            held=[job.kept(JobState.FAILED) for job in doomed],
+        )
+    backs = [Back(job, unspent=False, lost=True) for job in returned]
+    await _wait_again(session, backs, now, limit_now)
+    left = [(job, JobState.FAILED) for job in doomed] + [(back.job, _state_after(back)) for back in backs]
+    await _give_all(session, left, limit_now)
+    return Recovered(
+        returned=[job.id for job in returned if not job.cancel_requested], poisonous=[job.id for job in doomed]
+    )
+
+
+async def _lock_all(session: Session, node: str) -> list[Running]:
+    jobs = _jobs(await session.fetch("running", node=node))
+    await _lock_buckets_of(session, jobs, {})
+    return _jobs(await session.fetch("lock_running", node=node, ids=[job.id for job in jobs]))
+
+
+async def _give_all(session: Session, jobs: Iterable[tuple[Running, JobState]], limit_now: int) -> None:
+    given = [job.gives(state) for job, state in jobs]
+    await give_permits(session, [each for each in given if each is not None], limit_now)
+
+
+def _jobs(rows: Iterable[Any]) -> list[Running]:
+    return [
+        Running(id, fence, queue, decode_draws(draws), cancel_requested, optional_terms(terms), *rest)
+        for id, fence, queue, draws, cancel_requested, terms, *rest in rows
+    ]

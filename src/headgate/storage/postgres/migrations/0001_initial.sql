@@ -1,0 +1,190 @@
+-- Jobs, the lanes they wait in, the buckets they draw on, and the nodes that run them.
+-- Lanes and buckets have a hash of what they are for an id, so that they can be named without being read.
+
+-- Limit time is the server's clock and what is added to it (microseconds); last_used is how far it is known to have gone.
+CREATE TABLE headgate.limit_time (
+    id         smallint PRIMARY KEY CHECK (id = 1),
+    ahead      bigint NOT NULL,
+    last_used  bigint NOT NULL
+);
+INSERT INTO headgate.limit_time (id, ahead, last_used) VALUES (1, 0, 0);
+
+-- What is set about limits at run time. `revision` grows with each change, so that a claim knows what it has read.
+CREATE TABLE headgate.limit_setting (
+    limit_name  text COLLATE "C" NOT NULL,
+    scope       text COLLATE "C" NOT NULL CHECK (scope IN ('all', 'key', 'pattern', 'tier', 'member')),
+    target      text COLLATE "C" NOT NULL,
+    rule        text,
+    is_paused   boolean NOT NULL DEFAULT false,
+    tier        text COLLATE "C",
+    PRIMARY KEY (limit_name, scope, target)
+);
+CREATE TABLE headgate.limit_revision (
+    id        smallint PRIMARY KEY CHECK (id = 1),
+    revision  bigint NOT NULL
+);
+INSERT INTO headgate.limit_revision (id, revision) VALUES (1, 0);
+
+-- Queues of which no job is given out.
+CREATE TABLE headgate.paused_queue (
+    queue      text COLLATE "C" PRIMARY KEY,
+    paused_at  bigint NOT NULL
+);
+
+-- A lane is empty (nothing set), due (since), behind a bucket (since, behind) or asleep (wakes_at alone).
+-- since is limit time and the order of turns; wakes_at is wall time, no later than any delayed job of the lane.
+-- variant sets jobs of the same draws apart: those that do not wait, and those that share the permits of one owner.
+-- waiting is merged from arrivals, so it may lag behind what was just added or claimed. Of the lanes without draws,
+-- where jobs wait that no limit holds, it is all that is kept.
+CREATE TABLE headgate.lane (
+    id        bytea PRIMARY KEY CHECK (length(id) = 16),
+    queue     text COLLATE "C" NOT NULL,
+    draws     text COLLATE "C" NOT NULL,
+    variant   text COLLATE "C" NOT NULL DEFAULT '',
+    gated     boolean NOT NULL GENERATED ALWAYS AS (draws <> '[]') STORED,
+    -- The draws without their keys: few, however many lanes there are.
+    limits    text COLLATE "C" NOT NULL
+              GENERATED ALWAYS AS (regexp_replace(draws, '","([^"\\]|\\.)*"\]', '"]', 'g')) STORED,
+    waiting   bigint NOT NULL DEFAULT 0,
+    since     bigint,
+    behind    bytea CHECK (length(behind) = 16),
+    wakes_at  bigint,
+    CHECK (behind IS NULL OR since IS NOT NULL)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX lane_due ON headgate.lane (queue, since, id) WHERE gated AND behind IS NULL AND since IS NOT NULL;
+CREATE INDEX lane_asleep ON headgate.lane (queue, wakes_at) WHERE gated AND since IS NULL AND wakes_at IS NOT NULL;
+CREATE INDEX lane_behind ON headgate.lane (behind, queue, since, id) WHERE behind IS NOT NULL;
+
+-- opens_at is set while a lane waits behind the bucket; with idle_at and closed_until it is limit time.
+-- idle_at has no index, so that charging a bucket that nobody waits for touches no index at all.
+CREATE TABLE headgate.bucket (
+    id            bytea PRIMARY KEY CHECK (length(id) = 16),
+    limit_name    text COLLATE "C" NOT NULL,
+    key           text COLLATE "C" NOT NULL,
+    state         text,
+    idle_at       bigint NOT NULL,
+    opens_at      bigint,
+    closed_until  bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX bucket_opens ON headgate.bucket (opens_at) WHERE opens_at IS NOT NULL;
+CREATE INDEX bucket_limit ON headgate.bucket (limit_name, key);
+
+-- What plain code was answered that drew on a bucket under an id; a repeat is answered the same until then.
+CREATE TABLE headgate.bucket_note (
+    bucket  bytea NOT NULL CHECK (length(bucket) = 16),
+    id      text COLLATE "C" NOT NULL,
+    note    text,
+    until   bigint NOT NULL,
+    PRIMARY KEY (bucket, id)
+);
+CREATE INDEX bucket_note_until ON headgate.bucket_note (until);
+
+-- Jobs that came to a lane, and have not been merged into it yet. Adding a job writes nothing else that another
+-- transaction could want, so a long transaction of a user's stands in nobody's way. Jobs that left their lane otherwise
+-- than by its claim leave a negative one. since is limit time, and the place in the line of the lanes.
+CREATE TABLE headgate.arrival (
+    id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    lane      bytea NOT NULL CHECK (length(lane) = 16),
+    queue     text COLLATE "C" NOT NULL,
+    draws     text COLLATE "C" NOT NULL,
+    variant   text COLLATE "C" NOT NULL,
+    jobs      integer NOT NULL,
+    is_ready  boolean NOT NULL,
+    since     bigint NOT NULL,
+    wakes_at  bigint
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+
+-- What the gates of tasks looked like in each release, and whether the backlog is where it would have it.
+CREATE TABLE headgate.task_gate (
+    task        text COLLATE "C" NOT NULL,
+    signature   text COLLATE "C" NOT NULL,
+    first_seen  bigint NOT NULL,
+    last_seen   bigint NOT NULL,
+    is_done     boolean NOT NULL,
+    PRIMARY KEY (task, signature)
+);
+
+CREATE TABLE headgate.job (
+    id                text COLLATE "C" PRIMARY KEY,
+    lane              bytea NOT NULL CHECK (length(lane) = 16),
+    -- Set while the state is 'waiting'.
+    waiting           boolean NOT NULL,
+    delayed           boolean NOT NULL,
+    cancel_requested  boolean NOT NULL DEFAULT false,
+    priority          smallint NOT NULL CHECK (priority BETWEEN 0 AND 9),
+    attempt           integer NOT NULL DEFAULT 0 CHECK (attempt >= 0),
+    fence             integer NOT NULL DEFAULT 0,
+    lost              integer NOT NULL DEFAULT 0 CHECK (lost >= 0),
+    -- What its limits ask beyond draws and costs is in terms; held and passed are sets of its draws: bit i is the i-th.
+    held              bigint NOT NULL DEFAULT 0,
+    passed            bigint NOT NULL DEFAULT 0,
+    uncharged         bigint NOT NULL DEFAULT 0,
+    run_at            bigint NOT NULL,
+    enqueued_at       bigint NOT NULL,
+    expires_at        bigint,
+    give_up_at        bigint,
+    started_at        bigint,
+    finished_at       bigint,
+    -- The last start as it was charged: when (limit time), for which draws not, and what it was settled at.
+    charged_at        bigint,
+    state             text COLLATE "C" NOT NULL DEFAULT 'waiting'
+                      CHECK (state IN ('waiting', 'running', 'succeeded', 'failed', 'cancelled')),
+    task              text COLLATE "C" NOT NULL,
+    queue             text COLLATE "C" NOT NULL,
+    node              text COLLATE "C",
+    draws             text COLLATE "C" NOT NULL,
+    payload           text COLLATE "C" NOT NULL,
+    costs             text,
+    headers           text,
+    options           text,
+    terms             text,
+    settled           text,
+    result            text,
+    error             text,
+    CHECK (waiting = (state = 'waiting')),
+    CHECK (state <> 'running' OR node IS NOT NULL),
+    CHECK ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled')))
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+-- A statement that finds jobs by their ids must not spell the condition of one of these indexes, or it may be planned over
+-- that index and meet all that it has ever held. There a job waits if `state = 'waiting'`, and runs if it is neither
+-- waiting nor finished.
+CREATE INDEX job_waiting ON headgate.job (lane, delayed, priority DESC, run_at, id) WHERE waiting;
+CREATE INDEX job_running ON headgate.job (node) WHERE state = 'running';
+CREATE INDEX job_failed ON headgate.job (id) WHERE state IN ('failed', 'cancelled');
+CREATE INDEX job_held ON headgate.job (id) WHERE held <> 0;
+CREATE INDEX job_expires ON headgate.job (expires_at) WHERE waiting AND expires_at IS NOT NULL;
+CREATE INDEX job_gives_up ON headgate.job (give_up_at) WHERE waiting AND give_up_at IS NOT NULL;
+-- Jobs start and finish about in the order in which they lie there, so that a summary of each few pages is all that
+-- pruning and looking at starts need.
+CREATE INDEX job_times ON headgate.job USING brin (finished_at, charged_at)
+    WITH (pages_per_range = 32, autosummarize = on);
+
+-- One row for each attempt that did not succeed.
+CREATE TABLE headgate.attempt (
+    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    job         text COLLATE "C" NOT NULL,
+    number      integer NOT NULL,
+    node        text COLLATE "C",
+    started_at  bigint NOT NULL,
+    ended_at    bigint NOT NULL,
+    outcome     text COLLATE "C" NOT NULL,
+    error       text,
+    charged_at  bigint,
+    uncharged   bigint NOT NULL DEFAULT 0,
+    settled     text
+);
+CREATE INDEX attempt_job ON headgate.attempt (job);
+
+-- A process that runs jobs; its lease is the beat, which other nodes watch for growth. What tells the process itself
+-- is for nodes of the same machine, which see at once that it has ended.
+CREATE TABLE headgate.node (
+    id               text COLLATE "C" PRIMARY KEY,
+    name             text NOT NULL,
+    pid              integer NOT NULL,
+    pid_space        text NOT NULL,
+    process_started  text NOT NULL,
+    boot_id          text NOT NULL,
+    started_at       bigint NOT NULL,
+    beat_at          bigint NOT NULL,
+    beat             bigint NOT NULL DEFAULT 0
+);

@@ -1,0 +1,2 @@
+-- All buckets that grant permits.
+SELECT limit_name, key, state FROM headgate.bucket WHERE state LIKE '1:concurrency:%'

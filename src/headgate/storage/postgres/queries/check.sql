@@ -1,0 +1,38 @@
+-- Contradictions between jobs, lanes, arrivals and buckets, one sentence each. What has arrived and is not merged yet
+-- counts as merged.
+WITH line AS (
+    SELECT
+        coalesce(lane.id, arrived.lane) AS id,
+        coalesce(lane.waiting, 0) + coalesce(arrived.jobs, 0) AS waiting,
+        lane.since, lane.behind,
+        coalesce(lane.gated, arrived.gated) AS gated,
+        least(lane.wakes_at, arrived.wakes_at) AS wakes_at,
+        coalesce(arrived.is_ready, false) AS is_ready
+    FROM headgate.lane
+    FULL JOIN (
+        SELECT lane, sum(jobs) AS jobs, bool_or(is_ready) AS is_ready, min(wakes_at) AS wakes_at, bool_or(draws <> '[]') AS gated
+        FROM headgate.arrival GROUP BY lane
+    ) AS arrived ON arrived.lane = lane.id
+)
+SELECT format('lane %s counts %s waiting jobs and has %s', encode(id, 'hex'), waiting, found)
+FROM line CROSS JOIN LATERAL (SELECT count(*) AS found FROM headgate.job WHERE job.lane = line.id AND job.waiting) AS jobs
+WHERE waiting <> found
+UNION ALL
+SELECT format('lane %s waits behind bucket %s, which has no timer', encode(id, 'hex'), encode(behind, 'hex'))
+FROM line
+WHERE behind IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM headgate.bucket WHERE bucket.id = line.behind AND opens_at IS NOT NULL)
+UNION ALL
+SELECT format('lane %s sleeps although job %s is ready', encode(line.id, 'hex'), min(job.id))
+FROM line JOIN headgate.job ON job.lane = line.id AND job.waiting AND NOT job.delayed
+WHERE line.gated AND line.since IS NULL AND NOT line.is_ready
+GROUP BY line.id
+UNION ALL
+SELECT format('lane %s would oversleep job %s', encode(line.id, 'hex'), min(job.id))
+FROM line JOIN headgate.job ON job.lane = line.id AND job.waiting AND job.delayed
+WHERE line.gated AND line.since IS NULL AND (line.wakes_at IS NULL OR job.run_at < line.wakes_at) AND NOT line.is_ready
+GROUP BY line.id
+UNION ALL
+SELECT format('job %s waits in a lane that is not there', id)
+FROM headgate.job
+WHERE waiting AND NOT EXISTS (SELECT 1 FROM line WHERE line.id = job.lane)

@@ -1,0 +1,8 @@
+-- Running jobs that hold no permits become final, where they still are the node's under that fence. The charge of their
+-- start is settled, if it is given.
+UPDATE headgate.job
+SET state = ended.state, result = ended.result, error = NULL, finished_at = :now, charged_at = coalesce(ended.charged_at, job.charged_at)
+FROM unnest(:ids::text[], :fences::integer[], :states::text[], :results::text[], :charged_at::bigint[])
+    AS ended (id, fence, state, result, charged_at)
+WHERE job.id = ended.id AND job.fence = ended.fence AND job.finished_at IS NULL AND NOT job.waiting AND job.node = :node AND job.held = 0
+RETURNING job.id

@@ -1,0 +1,12 @@
+-- Waiting jobs of these tasks, by id; :limits leaves only those in lanes that draw on a limit that is not among them.
+SELECT id, task, queue, payload, headers, draws, costs, terms
+FROM headgate.job
+WHERE id > :after AND waiting AND task = ANY(:tasks::text[])
+    AND (
+        :limits::text[] IS NULL
+        OR EXISTS (
+            SELECT 1 FROM json_array_elements(draws::json) AS draw WHERE NOT draw ->> 0 = ANY(:limits::text[])
+        )
+    )
+ORDER BY id
+LIMIT :count

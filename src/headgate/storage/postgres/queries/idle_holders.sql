@@ -1,0 +1,6 @@
+-- Jobs that hold permits of a bucket without running, locked.
+SELECT @found_job
+FROM headgate.job
+WHERE held <> 0 AND state <> 'running' AND strpos(draws, :needle) > 0
+ORDER BY id
+FOR UPDATE

@@ -1,0 +1,3 @@
+-- Wake everybody who listens.
+WITH @unsynced
+SELECT pg_notify(:channel, :origin) FROM unsynced

@@ -1,0 +1,2 @@
+-- What the end of an attempt reads of its running job.
+id, fence, queue, draws, cancel_requested, terms, held, passed, lost, uncharged, lane

@@ -1,0 +1,2 @@
+-- End the pause of a queue.
+DELETE FROM headgate.paused_queue WHERE queue = :queue

@@ -1,0 +1,2 @@
+-- Which revision of the settings holds.
+SELECT revision FROM headgate.limit_revision

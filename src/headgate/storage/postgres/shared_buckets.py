@@ -1,0 +1,148 @@
+"""PostgresBuckets: the buckets of one schema, for plain code and for apps whose jobs are kept elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Self, TypeVar
+from urllib.parse import parse_qsl, urlencode
+
+from headgate.clock import SECOND, Clock, SystemClock, sleep
+from headgate.errors import DeclarationError, StorageUnavailable
+from headgate.limits.bucket_store import Bucket, Taken
+from headgate.limits.rule import Snapshot
+from headgate.storage.postgres.database import shown
+from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.stored_buckets import StoredBuckets
+
+R = TypeVar("R")
+
+logger = logging.getLogger("headgate.storage")
+
+SWEEP_EVERY = 60.0
+"""Seconds after which buckets that are as good as new are deleted. Workers do it too, but there may be none."""
+
+
+class PostgresBuckets(StoredBuckets):
+    """The BucketStore in a schema of a PostgreSQL database: the same tables, and buckets, as those of jobs there.
+
+    Connecting, and each request, may take `timeout` seconds, after which StorageUnavailable is raised.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        clock: Clock | None = None,
+        *,
+        schema: str = "headgate",
+        timeout: float = 5.0,
+        connections: int = 4,
+    ) -> None:
+        if not timeout > 0:
+            raise DeclarationError(f"timeout={timeout!r} of buckets in PostgreSQL must be above 0")
+        if connections < 1:
+            raise DeclarationError(f"connections={connections!r} of buckets in PostgreSQL must be at least 1")
+        self._clock = clock or SystemClock()
+        self._timeout = timeout
+        self._tables = PostgresStorage(url, self._clock, schema=schema, connections=connections, is_watched=False)
+        self._opening = asyncio.Lock()
+        self._sweeping: asyncio.Task[None] | None = None
+        super().__init__(self._tables)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Buckets at `postgresql://user:password@host/database`.
+
+        The URL may also say `?schema=`, `?timeout=` and `?connections=`; other options are the driver's. Raises
+        DeclarationError for one that cannot be read.
+        """
+        address, _, query = url.partition("?")
+        options = parse_qsl(query, keep_blank_values=True)
+        own = {name: value for name, value in options if name in _OPTIONS}
+        others = urlencode([(name, value) for name, value in options if name not in _OPTIONS])
+        try:
+            given: dict[str, Any] = {name: _OPTIONS[name](value) for name, value in own.items()}
+        except ValueError as error:
+            raise DeclarationError(f"{shown(url)} is not the URL of a PostgreSQL: {error}") from None
+        return cls(f"{address}?{others}" if others else address, **given)
+
+    @property
+    def place(self) -> object:
+        """As `PostgresStorage.place`."""
+        return self._tables.place
+
+    async def open(self) -> None:
+        """Connect, and make the tables where there are none. Raises StorageUnusable where the user may not."""
+        if self._sweeping is not None:
+            return
+        async with self._opening:
+            if self._sweeping is None:
+                await self._tables.open()
+                self._sweeping = asyncio.create_task(self._sweep(), name="headgate-sweep")
+
+    async def close(self) -> None:
+        async with self._opening:
+            sweeping, self._sweeping = self._sweeping, None
+            if sweeping is not None:
+                sweeping.cancel()
+                await asyncio.wait([sweeping])
+                await self._tables.close()
+
+    async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
+        ask = super().take
+        if id is None:
+            return await self._in_time(lambda: ask(bucket, cost, count=count))
+        return await self._in_time(lambda: self._until_told(lambda: ask(bucket, cost, count=count, id=id)))
+
+    async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
+        ask = super().reserve
+        return await self._in_time(lambda: self._until_told(lambda: ask(bucket, cost, id=id)))
+
+    async def cancel(self, bucket: Bucket, *, id: str) -> bool:
+        ask = super().cancel
+        return await self._in_time(lambda: ask(bucket, id=id))
+
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+        ask = super().amend
+        await self._in_time(lambda: ask(bucket, charged_at, cost, started_at, actual))
+
+    async def snapshot(self, bucket: Bucket) -> Snapshot:
+        ask = super().snapshot
+        return await self._in_time(lambda: self._until_told(lambda: ask(bucket)))
+
+    async def reset(self, bucket: Bucket) -> None:
+        ask = super().reset
+        await self._in_time(lambda: self._until_told(lambda: ask(bucket)))
+
+    async def _in_time(self, work: Callable[[], Awaitable[R]]) -> R:
+        try:
+            async with asyncio.timeout(self._timeout):  # noqa: TID251  # real connections, real time
+                return await work()
+        except TimeoutError as error:
+            raise StorageUnavailable(f"{self._tables} did not answer within {self._timeout:g} s") from error
+
+    async def _until_told(self, work: Callable[[], Awaitable[R]]) -> R:
+        """For what is answered the same when it is asked again: a lost connection is not the caller's to mend."""
+        until = self._clock.monotonic() + round(self._timeout * SECOND)
+        pause = 0.01
+        while True:
+            try:
+                return await work()
+            except StorageUnavailable:
+                if self._sweeping is None or self._clock.monotonic() + pause * SECOND > until:
+                    raise
+            await sleep(self._clock, pause)
+            pause = min(pause * 2, 0.5)
+
+    async def _sweep(self) -> None:
+        while True:
+            await sleep(self._clock, SWEEP_EVERY)
+            try:
+                while await self._tables.evict(1000) >= 1000:
+                    pass
+            except StorageUnavailable as error:
+                logger.debug("idle buckets were not swept: %s", error)
+
+
+_OPTIONS: dict[str, Callable[[str], Any]] = {"schema": str, "timeout": float, "connections": int}

@@ -1,0 +1,562 @@
+"""PostgresStorage: the storage protocol on one PostgreSQL database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from headgate.clock import Clock, sleep
+from headgate.errors import ForkedConnection, StorageUnavailable
+from headgate.jobs.gating import GatedJob, Regated
+from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
+from headgate.jobs.lifecycle import Ending
+from headgate.limits.limit import AnyRule
+from headgate.storage import permits
+from headgate.storage.batcher import Batcher
+from headgate.storage.live_rules import LimitSetting
+from headgate.storage.migrations import Migration
+from headgate.storage.permits import Holder
+from headgate.storage.postgres import endings, records
+from headgate.storage.postgres.addition import add_jobs
+from headgate.storage.postgres.bucket_views import lock_buckets
+from headgate.storage.postgres.buckets import Buckets
+from headgate.storage.postgres.claim import Claimer
+from headgate.storage.postgres.database import SUMMARIES, Database, Session, checked_url, place_of
+from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
+from headgate.storage.postgres.permits import give_permits
+from headgate.storage.postgres.rows import as_json, decode_draws, drawn, limit_needle, optional_terms
+from headgate.storage.postgres.schema import migrate
+from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
+from headgate.storage.postgres.settings import CachedRules, read_settings
+from headgate.storage.postgres.statements import checked_schema
+from headgate.storage.postgres.waiting import Waiting
+from headgate.storage.postgres.wake_ups import WakeUps
+from headgate.storage.process import is_running, pid_space, process_started
+from headgate.storage.protocol import (
+    GATE_LIVES,
+    Amendment,
+    Beat,
+    BucketRecord,
+    Claim,
+    Claimed,
+    Deposit,
+    Dropped,
+    JobFilter,
+    NodeRecord,
+    Obstacle,
+    QueueCounts,
+    QueueRecord,
+    RecordedStart,
+    Recovered,
+    Standing,
+)
+
+R = TypeVar("R")
+
+logger = logging.getLogger("headgate.storage")
+
+_decode_limits = msgspec.json.Decoder(list[tuple[str]]).decode
+
+
+class PostgresStorage:
+    """Jobs in one schema of a PostgreSQL database, shared by any number of processes on any number of machines.
+
+    Every verb has reached the server's disk when it returns, as far as the server's own `synchronous_commit` promises
+    it. `schema` is where the tables live. `listen_url` is for a `url` that leads through PgBouncer: a way to the
+    database itself, to be woken by other processes; without one they are noticed by polling. `own_time` trusts this
+    process's clock instead of the server's, for tests. Where it is not `is_watched`, nothing is noticed of what other
+    processes do, and no connection is spent on it. Needs PostgreSQL 13 or newer, and asyncpg.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        clock: Clock,
+        *,
+        schema: str = "headgate",
+        listen_url: str | None = None,
+        own_time: bool = False,
+        connections: int = 8,
+        is_watched: bool = True,
+    ) -> None:
+        self._clock = clock
+        self.schema = checked_schema(schema)
+        self._database = Database(checked_url(url), self.schema, clock, size=connections)
+        self._listen_url = None if listen_url is None else checked_url(listen_url)
+        self._is_watched = is_watched
+        self._time: StoreTime = OwnTime(clock) if own_time else ServerTime(clock)
+        self._live = CachedRules()
+        self._claimer = Claimer(self._database, self._time, clock, self._live)
+        self._additions: Batcher[Sequence[NewJob]] = Batcher(self._add)
+        self._wake_ups: WakeUps | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._watchers: list[Callable[[], None]] = []
+        self._pid = 0
+
+    def __str__(self) -> str:
+        return self._database.name
+
+    @property
+    def place(self) -> object:
+        """Where its tables are: equal for two of the same, as far as their URLs tell."""
+        return (*place_of(self._database.url), self.schema)
+
+    # ---------------------------------------------------------------------------------------- open, close
+
+    async def open(self) -> None:
+        if self._wake_ups is not None:
+            return
+        self._pid = os.getpid()
+        await self._database.open()
+        try:
+            await migrate(self._database, self._clock)
+            await self._database.repeat(self._read_clock)
+            listen_url = None if self._database.is_pooled else self._database.url
+            self._wake_ups = WakeUps(self._database, self._listen_url or listen_url, self._clock, self._wake)
+            await self._wake_ups.open(hears=self._is_watched)
+            self._following = asyncio.create_task(self._follow_clock(), name="headgate-clock")
+        except BaseException:
+            await self.close()
+            raise
+
+    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
+        """As `Migrates.migrate`."""
+        await self._database.repeated(self._database.probe)
+        return await migrate(self._database, self._clock, dry_run=dry_run)
+
+    async def _read_clock(self, session: Session) -> None:
+        await session.execute("raise_limit_time")
+        # Parsing it takes longer the first time: the second reading is the sharper one.
+        for _ in range(2):
+            await follow_clock(session, self._time, self._clock)
+
+    async def _follow_clock(self) -> None:
+        """A process that only enqueues asks for nothing that would tell it the time."""
+        while True:
+            await sleep(self._clock, FOLLOW_EVERY)
+            try:
+                await self._database.run(lambda session: follow_clock(session, self._time, self._clock))
+            except StorageUnavailable as error:
+                logger.debug("the time of %s could not be read: %s", self._database.name, error)
+
+    async def close(self) -> None:
+        if self._pid != os.getpid():
+            return
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
+        wake_ups, self._wake_ups = self._wake_ups, None
+        if wake_ups is not None:
+            await wake_ups.close()
+        await self._additions.drain()
+        await self._database.close()
+
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+        self._watchers.append(wake)
+        return lambda: self._watchers.remove(wake)
+
+    def _wake(self) -> None:
+        for wake in list(self._watchers):
+            wake()
+
+    def _changed(self) -> None:
+        """Tell this process and the others that something may have become claimable, or final."""
+        self._wake()
+        if self._wake_ups is not None:
+            self._wake_ups.tell()
+
+    def now(self) -> int:
+        return self._time.now()
+
+    def limit_now(self) -> int:
+        return self._time.limit_now()
+
+    def _require_usable(self) -> None:
+        if self._wake_ups is None:
+            raise StorageUnavailable(f"{self._database.name} is not open")
+        if self._pid != os.getpid():
+            raise ForkedConnection(
+                f"{self._database.name} was open in process {self._pid} when this process was forked from it, and a "
+                "connection cannot serve two; open the app only after the fork, or start the process with 'spawn'"
+            )
+
+    # -------------------------------------------------------------------------------------------- writes
+
+    async def add(self, jobs: Sequence[NewJob]) -> None:
+        self._require_usable()
+        await self._additions.write(jobs)
+        if any(job.draws for job in jobs):
+            self._claimer.expect_arrivals()
+        self._changed()
+
+    async def _add(self, group: Sequence[Sequence[NewJob]]) -> Sequence[Any]:
+        """Everything in one commit; if that fails for what one of them is, each alone, so that it fails alone."""
+        try:
+            # A repeat after a lost reply adds nothing twice: the ids are the jobs' own.
+            new = [job for jobs in group for job in jobs]
+            await self._database.repeat(lambda session: add_jobs(session, new, self.limit_now()))
+        except StorageUnavailable as error:
+            return [error] * len(group)
+        except Exception as error:
+            if len(group) == 1:
+                return [error]
+            return [(await self._add([jobs]))[0] for jobs in group]
+        return [None] * len(group)
+
+    async def claim(self, claim: Claim) -> Claimed:
+        self._require_usable()
+        claimed = await self._claimer.claim(claim)
+        if claimed.dropped:
+            # Somebody may wait for their results.
+            self._changed()
+        return claimed
+
+    async def finish(self, node: str, endings_: Sequence[Ending]) -> Sequence[bool]:
+        now, limit_now = self.now(), self.limit_now()
+        written = await self._run(lambda session: endings.finish_plain(session, node, endings_, now))
+        rest = [ending for ending in endings_ if ending.id not in written]
+        if rest:
+            written |= await self._transact(lambda session: endings.finish(session, node, rest, now, limit_now))
+        self._changed()
+        return [ending.id in written for ending in endings_]
+
+    async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
+        await self._transact(lambda session: self._buckets(session).amend(amendments, rules))
+        if any(amendment.actual < amendment.cost for amendment in amendments):
+            self._changed()
+
+    async def cancel(self, job_id: str) -> JobState | None:
+        state = await self._transact(lambda session: self._waiting(session).cancel(job_id))
+        await self._merge()
+        self._changed()
+        return state
+
+    async def retry(self, job_id: str) -> JobState | None:
+        state = await self._transact(lambda session: self._waiting(session).retry(job_id))
+        self._changed()
+        return state
+
+    async def deposit(self, deposits: Sequence[Deposit]) -> None:
+        await self._transact(lambda session: self._buckets(session).deposit(deposits))
+        self._changed()
+
+    async def withdraw(self, deposits: Sequence[Deposit]) -> Sequence[int]:
+        return await self._transact(lambda session: self._buckets(session).withdraw(deposits))
+
+    async def visit(
+        self, draw: Draw, rules: Mapping[str, AnyRule], look: Callable[[Any], R], *, id: str | None = None
+    ) -> R:
+        answer, reopens = await self._transact(lambda session: self._buckets(session).visit(draw, rules, look, id))
+        if reopens:
+            self._changed()
+        return answer  # type: ignore[no-any-return]
+
+    async def note_gates(self, signatures: Mapping[str, str]) -> Mapping[str, bool]:
+        gates = {"tasks": list(signatures), "signatures": list(signatures.values())}
+
+        async def note(session: Session) -> dict[str, bool]:
+            now = self.now()
+            await session.execute("gates_changed", **gates)
+            await session.execute("note_gates", **gates, now=now)
+            rows = await session.fetch("newest_gates", **gates, now=now, lives=GATE_LIVES)
+            return {task: not is_done for task, is_done in rows}
+
+        return await self._transact(note)
+
+    async def gates_done(self, signatures: Mapping[str, str]) -> None:
+        tasks, marks = list(signatures), list(signatures.values())
+        await self._run(lambda session: session.execute("gates_done", tasks=tasks, signatures=marks))
+
+    async def regate(self, jobs: Sequence[Regated]) -> int:
+        moved = [await self._regate(job) for job in jobs]
+        await self._merge()
+        self._changed()
+        return sum(moved)
+
+    async def _regate(self, job: Regated) -> bool:
+        return await self._transact(lambda session: self._waiting(session).regate(job))
+
+    async def change(self, setting: LimitSetting, *, remove: bool = False) -> None:
+        await self._transact(lambda session: self._buckets(session).change(setting, remove=remove))
+        await self._transact(lambda session: self._buckets(session).reopen(setting))
+        self._changed()
+
+    async def penalize(self, draw: Draw, until: int) -> None:
+        await self._transact(lambda session: endings.close_buckets(session, [draw], until))
+
+    async def reset(self, draw: Draw) -> int:
+        held = await self._transact(lambda session: self._buckets(session).reset(draw, self.now()))
+        await self._merge()
+        self._changed()
+        return held
+
+    async def forget(self, limit: str) -> None:
+        await self._transact(lambda session: self._buckets(session).forget(limit))
+
+    async def pause_queue(self, queue: str) -> bool:
+        paused = await self._run(lambda session: session.execute("pause_queue", queue=queue, now=self.now()))
+        self._changed()
+        return paused == 1
+
+    async def resume_queue(self, queue: str) -> bool:
+        resumed = await self._run(lambda session: session.execute("resume_queue", queue=queue))
+        self._changed()
+        return resumed == 1
+
+    async def _merge(self) -> None:
+        """Lanes that jobs have left wait for nothing any more, and what they waited for has no timer."""
+        await self._run(self._claimer.merge)
+
+    # --------------------------------------------------------------------------------------------- nodes
+
+    async def join(self, node: str, name: str) -> None:
+        pid = os.getpid()
+        await self._repeat(
+            lambda session: session.execute(
+                "join",
+                id=node,
+                name=name,
+                pid=pid,
+                pid_space=pid_space(),
+                process_started=process_started(pid),
+                boot_id=self._clock.boot_id(),
+                now=self.now(),
+            )
+        )
+
+    async def beat(self, node: str) -> Beat:
+        async def renew(session: Session) -> Beat:
+            known = await session.execute("beat", id=node, now=self.now()) == 1
+            await session.execute("use_limit_time", limit_now=self.limit_now())
+            owned = await session.fetch("running", node=node)
+            return Beat(
+                known=known,
+                nodes=await self._nodes(session),
+                owned={row["id"]: row["fence"] for row in owned},
+                cancels=frozenset(row["id"] for row in owned if row["cancel_requested"]),
+            )
+
+        return await self._run(renew)
+
+    async def cancels(self, node: str) -> frozenset[str]:
+        rows = await self._repeat(lambda session: session.fetch("cancels", node=node))
+        return frozenset(row[0] for row in rows)
+
+    async def nodes(self) -> Sequence[NodeRecord]:
+        return await self._repeat(self._nodes)
+
+    async def _nodes(self, session: Session) -> list[NodeRecord]:
+        boot_id, space = self._clock.boot_id(), pid_space()
+        return [
+            # Of another machine, or in another container, nothing is seen but the lease.
+            NodeRecord(
+                row["id"],
+                row["name"],
+                row["pid"],
+                row["started_at"],
+                row["beat_at"],
+                row["beat"],
+                row["running"],
+                row["boot_id"] == boot_id
+                and row["pid_space"] == space
+                and not is_running(row["pid"], row["process_started"]),
+            )
+            for row in await session.fetch("nodes")
+        ]
+
+    async def leave(self, node: str) -> Recovered:
+        recovered = await self._transact(lambda session: endings.leave(session, node, self.now(), self.limit_now()))
+        self._changed()
+        return recovered
+
+    async def recover(self, node: str, beat: int) -> Recovered | None:
+        recovered = await self._transact(
+            lambda session: endings.recover(session, node, beat, self.now(), self.limit_now())
+        )
+        if recovered is not None:
+            self._changed()
+        return recovered
+
+    # --------------------------------------------------------------------------------------- housekeeping
+
+    async def expire(self, count: int = 100) -> Sequence[Dropped]:
+        dropped = await self._transact(lambda session: self._waiting(session).expire(count))
+        if dropped:
+            await self._merge()
+            self._changed()
+        return dropped
+
+    async def prune(self, finished_before: int, count: int = 1000) -> int:
+        async def forget(session: Session) -> int:
+            found = await session.fetch("prunable", before=finished_before, count=count)
+            # A permit that was kept for a job until it succeeds is not kept longer than the job.
+            holders = {row["id"]: row for row in found if row["held"] and row["terms"] is not None}
+            held = {draw for row in holders.values() for draw in drawn(decode_draws(row["draws"]), row["held"])}
+            await lock_buckets(session, held)
+            ids = [row["id"] for row in found]
+            locked = await session.fetch("lock_prunable", ids=ids, before=finished_before)
+            ids = [row["id"] for row in locked]
+            given = [
+                permits.Given(id, id, decode_draws(holders[id]["draws"]), terms, row_held, 0)
+                for id, row_held in locked
+                if id in holders and row_held and (terms := optional_terms(holders[id]["terms"])) is not None
+            ]
+            await give_permits(session, given, self.limit_now())
+            if ids:
+                await session.execute("prune_attempts", ids=ids)
+                await session.execute("prune_jobs", ids=ids)
+            return len(ids)
+
+        self._require_usable()
+        return await self._database.transact(forget, SUMMARIES)
+
+    async def evict(self, count: int = 1000) -> int:
+        limit_now = self.limit_now()
+
+        async def forget(session: Session) -> int:
+            # Where nothing but plain code draws on buckets, nobody's heartbeat does it.
+            await session.execute("use_limit_time", limit_now=limit_now)
+            evicted = await session.execute("evict_buckets", limit_now=limit_now, count=count)
+            evicted += await session.execute("evict_notes", limit_now=limit_now, count=count)
+            return evicted + await session.execute("evict_lanes", count=count)
+
+        return await self._run(forget)
+
+    async def check(self) -> Sequence[str]:
+        async def look(session: Session) -> list[str]:
+            found = [row[0] for row in await session.fetch("check")]
+            holders = [
+                Holder(row[0], decode_draws(row[1]), optional_terms(row[2]), row[3])
+                for row in await session.fetch("holders")
+            ]
+            states = {Draw(row[0], row[1]): row[2] for row in await session.fetch("buckets_of_permits")}
+            return found + list(permits.contradictions(holders, states))
+
+        return await self._survey(look)
+
+    # --------------------------------------------------------------------------------------------- reads
+
+    async def job(self, job_id: str) -> JobRecord | None:
+        found = await self._by_id([job_id], final=False)
+        return found[0] if found else None
+
+    async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
+        return await self._by_id(list(job_ids), final=True)
+
+    async def jobs(self, filter: JobFilter) -> Sequence[JobRecord]:
+        needle = None
+        if filter.limit is not None:
+            needle = as_json(Draw(filter.limit, filter.key)) if filter.key is not None else limit_needle(filter.limit)
+        elif filter.key is not None:
+            needle = f",{as_json(filter.key)}]"
+        now, limit_now = self.now(), self.limit_now()
+        rows = await self._survey(
+            lambda session: session.fetch(
+                "jobs",
+                state=filter.state,
+                queue=filter.queue,
+                task=filter.task,
+                needle=needle,
+                before=filter.before,
+                count=filter.count,
+                limit_now=limit_now,
+            )
+        )
+        return [records.job_record(row, now, limit_now) for row in rows]
+
+    async def _by_id(self, ids: Sequence[str], *, final: bool) -> list[JobRecord]:
+        now, limit_now = self.now(), self.limit_now()
+        rows = await self._look_up(
+            lambda session: session.fetch("jobs_by_id", ids=ids, final=final, limit_now=limit_now)
+        )
+        return [records.job_record(row, now, limit_now) for row in rows]
+
+    async def attempts(self, job_id: str) -> Sequence[Attempt]:
+        rows = await self._look_up(lambda session: session.fetch("attempts", id=job_id))
+        return [records.attempt(row) for row in rows]
+
+    async def counts(self) -> Sequence[QueueCounts]:
+        rows = await self._survey(lambda session: session.fetch("counts"))
+        return [QueueCounts(row[0], max(0, row[1]), *row[2:]) for row in rows]
+
+    async def queues(self) -> Sequence[QueueRecord]:
+        now, limit_now = self.now(), self.limit_now()
+        rows = await self._survey(lambda session: session.fetch("queues", now=now, limit_now=limit_now))
+        return [QueueRecord(*row) for row in rows]
+
+    async def obstacles(self) -> Sequence[Obstacle]:
+        rows = await self._survey(lambda session: session.fetch("obstacles"))
+        return [Obstacle(*row) for row in rows]
+
+    async def buckets(
+        self, limit: str | None = None, key: str | None = None, count: int = 100
+    ) -> Sequence[BucketRecord]:
+        rows = await self._survey(lambda session: session.fetch("buckets", limit=limit, key=key, count=count))
+        return [records.bucket_record(row) for row in rows]
+
+    async def standing(self, job_id: str) -> Standing | None:
+        return await self._look_up(lambda session: records.standing(session, job_id))
+
+    async def outlook(self, queue: str, draws: Sequence[Draw], variant: str = "") -> Standing:
+        return await self._look_up(lambda session: records.outlook(session, queue, draws, variant))
+
+    async def starts(self, limit: str, key: str | None, since: int) -> Sequence[RecordedStart]:
+        needle = limit_needle(limit)
+        rows = await self._survey(
+            lambda session: session.fetch("starts", limit=limit, key=key, since=since, needle=needle)
+        )
+        return [RecordedStart(*row) for row in rows]
+
+    async def gated_jobs(
+        self, tasks: frozenset[str], *, unknown_to: frozenset[str] | None = None, after: str = "", count: int = 100
+    ) -> Sequence[GatedJob]:
+        limits = None if unknown_to is None else sorted(unknown_to)
+
+        async def look(session: Session) -> list[GatedJob]:
+            if unknown_to is not None and unknown_to >= await _limits_waited_for(session):
+                return []
+            rows = await session.fetch("gated_jobs", tasks=sorted(tasks), limits=limits, after=after, count=count)
+            return [records.gated_job(row) for row in rows]
+
+        return await self._look_up(look)
+
+    async def settings(self) -> Sequence[LimitSetting]:
+        return await self._look_up(read_settings)
+
+    # ------------------------------------------------------------------------------------------- helpers
+
+    def _buckets(self, session: Session) -> Buckets:
+        return Buckets(session, self._live, self._time, self._clock)
+
+    def _waiting(self, session: Session) -> Waiting:
+        return Waiting(session, self.now(), self.limit_now())
+
+    async def _run(self, work: Callable[[Session], Awaitable[R]]) -> R:
+        self._require_usable()
+        return await self._database.run(work)
+
+    async def _transact(self, work: Callable[[Session], Awaitable[R]]) -> R:
+        self._require_usable()
+        return await self._database.transact(work)
+
+    async def _survey(self, work: Callable[[Session], Awaitable[R]]) -> R:
+        self._require_usable()
+        return await self._database.survey(work)
+
+    async def _look_up(self, work: Callable[[Session], Awaitable[R]]) -> R:
+        self._require_usable()
+        return await self._database.look_up(work)
+
+    async def _repeat(self, work: Callable[[Session], Awaitable[R]]) -> R:
+        self._require_usable()
+        return await self._database.repeat(work)
+
+
+async def _limits_waited_for(session: Session) -> set[str]:
+    rows = await session.fetch("limits_waited_for")
+    return {limit for row in rows for (limit,) in _decode_limits(row[0])}

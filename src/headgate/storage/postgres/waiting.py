@@ -1,0 +1,230 @@
+"""Waiting jobs that leave their lanes without having run, or go to another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from headgate.jobs.gating import Regated
+from headgate.jobs.job import Draw, JobError, JobState
+from headgate.jobs.lifecycle import require_transition
+from headgate.jobs.terms import GateTerms, bits, kept_permits
+from headgate.limits.concurrency import load_permits
+from headgate.storage.endings import late_ending
+from headgate.storage.permits import Given
+from headgate.storage.postgres.arrivals import Arrival, Lane, arrive, lane_of
+from headgate.storage.postgres.bucket_views import lock_buckets
+from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.permits import give_permits
+from headgate.storage.postgres.rows import as_json, decode_draws, drawn, optional_json, optional_terms
+from headgate.storage.protocol import Dropped
+
+
+class Found(NamedTuple):
+    """A job in whatever state."""
+
+    id: str
+    state: JobState
+    queue: str
+    draws: tuple[Draw, ...]
+    terms: GateTerms | None
+    held: int
+    passed: int
+    has_costs: bool
+
+    @property
+    def lane(self) -> Lane:
+        """Where it waits, if it waits."""
+        return lane_of(self.queue, self.draws, self.terms, self.held | self.passed)
+
+    def gives(self, gone: int) -> list[Given]:
+        """What it gives back when these permits go."""
+        if not gone or self.terms is None:
+            return []
+        return [Given(self.id, self.id, self.draws, self.terms, gone, self.held & ~gone)]
+
+
+class Waiting:
+    """What can be done to jobs that wait, inside a transaction."""
+
+    def __init__(self, session: Session, now: int, limit_now: int) -> None:
+        self._session = session
+        self._now = now
+        self._limit_now = limit_now
+
+    async def cancel(self, job_id: str) -> JobState | None:
+        """Cancel a waiting job, or ask for the cancellation of a running one; the state it was in."""
+        found = await self._locked(job_id)
+        if found is None:
+            return None
+        if found.state is JobState.WAITING:
+            await self._session.execute("cancel_waiting", id=found.id, now=self._now)
+            await self._left(found.lane, have_costs=found.has_costs)
+            kept = 0 if found.terms is None else found.terms.kept(found.held, JobState.CANCELLED)
+            await give_permits(self._session, found.gives(found.held & ~kept), self._limit_now)
+        elif found.state is JobState.RUNNING:
+            await self._session.execute("request_cancel", id=found.id)
+        return found.state
+
+    async def retry(self, job_id: str) -> JobState | None:
+        """Let a failed or cancelled job wait again; the state it was in."""
+        found = await self._locked(job_id)
+        if found is None:
+            return None
+        require_transition(found.state, JobState.WAITING)
+        if found.state is JobState.RUNNING:
+            # Running jobs wait again by their outcome, never by an operator's word.
+            require_transition(JobState.WAITING, JobState.WAITING)
+        terms = found.terms
+        lane = lane_of(found.queue, found.draws, terms, found.held)
+        give_up_at = None if terms is None or not terms.patience else self._now + terms.patience
+        await self._session.execute("retry_job", id=found.id, lane=lane.id, now=self._now, give_up_at=give_up_at)
+        await arrive(self._session, [Arrival(lane, 1, is_ready=True)], self._limit_now)
+        return found.state
+
+    async def expire(
+        self, count: int, lanes: Sequence[bytes] | None = None, tasks: Sequence[str] = ()
+    ) -> list[Dropped]:
+        """End up to so many jobs whose time to start has passed; of all, or of these tasks in these lanes."""
+        rows = await self._session.fetch("expired", now=self._now, count=count, lanes=lanes, tasks=tasks)
+        late = [_Late.read(row, self._now) for row in rows]
+        await lock_buckets(self._session, {draw for job in late for draw in job.concerned})
+        waiting = await self._session.fetch("lock_waiting", ids=[job.id for job in late])
+        # One that has gone to another lane since it was read is looked at again by the next.
+        unmoved = {(row["id"], row["lane"], row["held"]) for row in waiting}
+        late = [job for job in late if (job.id, job.lane.id, job.held) in unmoved]
+        if not late:
+            return []
+        await self._session.fetch(
+            "drop_waiting",
+            ids=[job.id for job in late],
+            lanes=[job.lane.id for job in late],
+            states=[job.state for job in late],
+            errors=[optional_json(job.error) for job in late],
+            held=[job.kept for job in late],
+            now=self._now,
+        )
+        await arrive(self._session, [Arrival(job.lane, -1) for job in late], self._limit_now)
+        given = [
+            Given(job.id, job.id, job.draws, job.terms, job.held & ~job.kept, job.kept)
+            for job in late
+            if job.held and job.terms is not None
+        ]
+        await give_permits(self._session, given, self._limit_now)
+        await self._reopen_behind({job.lane.id for job in late if job.has_costs})
+        return [Dropped(job.id, job.task, job.queue, job.state, job.error) for job in late]
+
+    async def regate(self, job: Regated) -> bool:
+        """Move a job that still waits to the lane of what it asks for now."""
+        found = await self._locked(job.id)
+        if found is None or found.state is not JobState.WAITING or found.draws != job.before:
+            return False
+        held = kept_permits(job.id, found.draws, found.terms, found.held, job.draws, job.terms)
+        gone = found.held & bits(draw not in held for draw in found.draws)
+        await give_permits(self._session, found.gives(gone), self._limit_now)
+        kept = bits(draw in held for draw in job.draws)
+        passed = 0 if job.terms is None or not found.passed else job.terms.free_retries
+        lane = lane_of(found.queue, job.draws, job.terms, kept | passed)
+        ((delayed, run_at),) = await self._session.fetch(
+            "regate",
+            id=found.id,
+            draws=as_json(job.draws),
+            costs=optional_json(job.costs),
+            terms=optional_json(job.terms),
+            held=kept,
+            passed=passed,
+            lane=lane.id,
+        )
+        await self._left(found.lane, have_costs=found.has_costs)
+        await arrive(self._session, [Arrival(lane, 1, not delayed, run_at if delayed else None)], self._limit_now)
+        return True
+
+    async def release_idle(self, draw: Draw) -> int:
+        """Take the permits of a bucket from jobs that do not run; how many are held by others."""
+        locked = await lock_buckets(self._session, [draw])
+        if not locked.rows or not load_permits(locked.rows[0].state).holders:
+            return 0
+        for row in await self._session.fetch("idle_holders", needle=as_json(draw)):
+            job = _found(row)
+            given = bits(each == draw for each in job.draws) & job.held
+            if given and job.terms is not None:
+                await give_permits(self._session, job.gives(given), self._limit_now)
+                if job.state is JobState.WAITING:
+                    # It asks for that permit again, so it waits elsewhere.
+                    kept = job.held & ~given
+                    lane = lane_of(job.queue, job.draws, job.terms, kept | job.passed)
+                    await self._session.execute("set_held", id=job.id, held=kept, passed=job.passed, lane=lane.id)
+                    # Whether it is delayed is not known here: the lane is looked at at once, and finds out.
+                    await arrive(
+                        self._session, [Arrival(job.lane, -1), Arrival(lane, 1, True, self._now)], self._limit_now
+                    )
+        (left,) = (await lock_buckets(self._session, [draw])).rows
+        return load_permits(left.state).held
+
+    async def _locked(self, job_id: str) -> Found | None:
+        """The job, locked after the buckets that it may give permits back to."""
+        rows = await self._session.fetch("find_job", id=job_id)
+        if not rows:
+            return None
+        found = _found(rows[0])
+        await lock_buckets(self._session, concerned(found.draws, found.held, has_costs=found.has_costs))
+        rows = await self._session.fetch("lock_job", id=job_id)
+        return _found(rows[0]) if rows else None
+
+    async def _left(self, lane: Lane, *, have_costs: bool) -> None:
+        await arrive(self._session, [Arrival(lane, -1)], self._limit_now)
+        if have_costs:
+            await self._reopen_behind({lane.id})
+
+    async def _reopen_behind(self, lanes: set[bytes]) -> None:
+        """A bucket may have been closed for the costs of jobs that are gone, and be open for what others ask."""
+        if lanes:
+            await self._session.execute("reopen_behind", lanes=list(lanes), limit_now=self._limit_now)
+
+
+def concerned(draws: Sequence[Draw], held: int, *, has_costs: bool) -> list[Draw]:
+    """The buckets to lock before a job leaves its lane.
+
+    Those whose permits it holds; and for a costly one all, as a claim may be about to close one for its cost.
+    """
+    return list(draws) if has_costs else drawn(draws, held)
+
+
+class _Late(NamedTuple):
+    """A waiting job whose time to start has passed, and what becomes of it."""
+
+    id: str
+    lane: Lane
+    task: str
+    queue: str
+    terms: GateTerms | None
+    draws: tuple[Draw, ...]
+    held: int
+    has_costs: bool
+    state: JobState
+    error: JobError
+
+    @property
+    def kept(self) -> int:
+        return 0 if self.terms is None else self.terms.kept(self.held, self.state)
+
+    @property
+    def concerned(self) -> list[Draw]:
+        """The buckets that may change when it leaves."""
+        return concerned(self.draws, self.held, has_costs=self.has_costs)
+
+    @classmethod
+    def read(cls, row: Any, now: int) -> _Late:
+        terms = optional_terms(row["terms"])
+        draws = decode_draws(row["draws"])
+        behind = None if row["limit_name"] is None else Draw(row["limit_name"], row["key"])
+        state, error = late_ending(now, row["expires_at"], row["give_up_at"], terms, behind)
+        lane = lane_of(row["queue"], draws, terms, row["held"] | row["passed"])
+        return cls(
+            row["id"], lane, row["task"], row["queue"], terms, draws, row["held"], row["has_costs"], state, error
+        )
+
+
+def _found(row: Any) -> Found:
+    id, state, queue, draws, terms, held, passed, has_costs = row
+    return Found(id, JobState(state), queue, decode_draws(draws), optional_terms(terms), held, passed, has_costs)

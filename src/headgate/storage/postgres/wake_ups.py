@@ -1,0 +1,126 @@
+"""Waking other processes, and being woken by them: NOTIFY as a hint, polling as the truth.
+
+A notification takes a lock on the whole database when it commits, so it never rides in a transaction of jobs: it is
+sent by itself, at most once in 5 ms by each process. A connection of its own listens. It is asked something now and
+then, as a connection that is cut on the way never says so; while nobody listens, polling is faster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from headgate.clock import Clock, sleep, wait_for_event
+from headgate.errors import StorageUnavailable
+from headgate.storage.postgres.database import Database, connect, shown
+
+logger = logging.getLogger("headgate.storage")
+
+SEND_EVERY = 0.005
+LISTENING_POLL = 1.0
+BLIND_POLL = 0.1
+WATCHDOG = 5.0
+RECONNECT = 1.0
+
+
+class WakeUps:
+    """Tells the other processes of changes, and calls `wake` for theirs.
+
+    `listen_url` is where to listen: the database itself, not a pooler. None: nobody listens, and polling does it all.
+    """
+
+    def __init__(self, database: Database, listen_url: str | None, clock: Clock, wake: Callable[[], None]) -> None:
+        self._database = database
+        self._url = listen_url
+        self._clock = clock
+        self._wake = wake
+        self._channel = f"headgate_{database.schema}"
+        self._origin = f"{os.getpid()}-{os.urandom(4).hex()}"
+        self._has_news = asyncio.Event()
+        self._is_listening = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self, *, hears: bool = True) -> None:
+        """Begin. The first connection is waited for, so that nothing is missed that comes after."""
+        ready = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._send(), name="headgate-notify")]
+        if not hears:
+            return
+        self._tasks.append(asyncio.create_task(self._poll(), name="headgate-poll"))
+        if self._url is not None:
+            self._tasks.append(asyncio.create_task(self._listen(self._url, ready), name="headgate-listen"))
+            await wait_for_event(self._clock, ready, 2.0)
+
+    async def close(self) -> None:
+        tasks, self._tasks = set(self._tasks), []
+        while tasks:
+            # A driver may take a cancellation for a timeout of its own; then it is told once more.
+            for task in tasks:
+                task.cancel()
+            _, tasks = await asyncio.wait(tasks, timeout=1.0)
+
+    def tell(self) -> None:
+        """Something has changed that others may wait for."""
+        self._has_news.set()
+
+    async def _send(self) -> None:
+        while True:
+            await self._has_news.wait()
+            self._has_news.clear()
+            try:
+                await self._database.run(
+                    lambda session: session.fetch("notify", channel=self._channel, origin=self._origin)
+                )
+            except StorageUnavailable as error:
+                logger.debug("nobody was notified, and will find out by polling: %s", error)
+            except Exception as error:
+                # Whatever it is: without this task nobody would be notified any more.
+                logger.warning("notifying failed, and others find out by polling: %r", error)
+            await sleep(self._clock, SEND_EVERY)
+
+    async def _poll(self) -> None:
+        while True:
+            await sleep(self._clock, LISTENING_POLL if self._is_listening else BLIND_POLL)
+            try:
+                self._wake()
+            except Exception:
+                logger.exception("waking failed")
+
+    async def _listen(self, url: str, ready: asyncio.Event) -> None:
+        is_warned = False
+        while True:
+            try:
+                await self._listen_once(url, ready)
+            except Exception as error:
+                is_warned = is_warned and not self._is_listening
+                if not is_warned:
+                    logger.warning("not listening to %s, polling instead: %r", shown(url), error)
+                is_warned = True
+            self._is_listening = False
+            ready.set()
+            await sleep(self._clock, RECONNECT)
+
+    async def _listen_once(self, url: str, ready: asyncio.Event) -> None:
+        """Listen until the connection is lost."""
+        connection = await connect(url)
+        lost = asyncio.Event()
+        try:
+            connection.add_termination_listener(lambda *_: lost.set())
+            await connection.add_listener(self._channel, self._hear)
+            self._is_listening = True
+            ready.set()
+            # What came before is seen now.
+            self._wake()
+            while not await wait_for_event(self._clock, lost, WATCHDOG):
+                await connection.fetchval("SELECT 1", timeout=WATCHDOG)
+        finally:
+            with contextlib.suppress(Exception):
+                connection.terminate()
+
+    def _hear(self, _connection: Any, _pid: int, _channel: str, origin: object) -> None:
+        if origin != self._origin:
+            self._wake()

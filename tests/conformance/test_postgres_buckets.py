@@ -1,0 +1,20 @@
+"""PostgreSQL keeps the promises of every bucket store to plain code, on a real server and in its time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from headgate.limits.bucket_store import BucketStore
+from headgate.storage.postgres.shared_buckets import PostgresBuckets
+from headgate.testing.bucket_conformance import BucketStoreConformance
+
+
+class TestPostgresBuckets(BucketStoreConformance):
+    @pytest_asyncio.fixture
+    async def store(self, postgres_url: str, postgres_schema: str) -> AsyncIterator[BucketStore]:
+        store = PostgresBuckets.from_url(f"{postgres_url}?schema={postgres_schema}")
+        await store.open()
+        yield store
+        await store.close()
