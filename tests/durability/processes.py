@@ -68,6 +68,10 @@ class Child:
     def has_said(self, word: str) -> bool:
         return any(said == word for said, _ in self.said)
 
+    def all_said(self, word: str) -> list[list[Any]]:
+        """The values of all lines so far that begin with `word`."""
+        return [values for said, values in self.said if said == word]
+
     def tell(self, word: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(word.encode() + b"\n")

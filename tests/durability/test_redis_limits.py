@@ -81,7 +81,7 @@ async def test_two_processes_never_take_one_too_many_and_use_what_there_is(
     count, per, seconds = 40, 0.4, 3.0
     takers = [
         await children.start(
-            "redis_taker.py", url=server.url, limit="shared", count=count, per=per, seconds=seconds, tasks=4
+            "bucket_taker.py", url=server.url, limit="shared", count=count, per=per, seconds=seconds, tasks=4
         )
         for _ in range(2)
     ]

@@ -1,11 +1,17 @@
-"""A wire to a server that can be put to another one, and that can lose a reply."""
+"""A wire to a server that can be put to another one, lose a reply, break at a word, go silent, and be reset."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import AsyncIterator
+from enum import Enum
 from typing import Self
+
+# A connection that is closed with this is reset: the other side is not told in order.
+NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Wire:
@@ -14,8 +20,15 @@ class Wire:
     def __init__(self, port: int) -> None:
         self.port = 0
         self.replies_to_lose = 0
+        self.connections = 0
         self._target = port
         self._ends: set[asyncio.StreamWriter] = set()
+        self._ways: set[asyncio.Future[None]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._breaks: list[Break] = []
+        self._answers: list[Break] = []
+        self._flows = asyncio.Event()
+        self._flows.set()
         self._server: asyncio.Server | None = None
 
     @classmethod
@@ -28,8 +41,10 @@ class Wire:
             yield wire
         finally:
             wire._server.close()
-            wire.cut()
-            await asyncio.sleep(0)
+            # One that is about to be passed on is cut as soon as it is.
+            while wire._serving:
+                wire.cut()
+                await asyncio.wait(wire._serving, timeout=0.05)
 
     @property
     def url(self) -> str:
@@ -43,8 +58,54 @@ class Wire:
     def cut(self) -> None:
         for end in self._ends:
             end.transport.abort()
+        for way in self._ways:
+            way.cancel()
+
+    def reset(self) -> None:
+        """Cut, and let both sides know by an RST, whatever was on its way."""
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+        self.cut()
+
+    def hold(self) -> None:
+        """Take connections, pass on nothing, and tell nobody."""
+        self._flows.clear()
+
+    def release(self) -> None:
+        self._flows.set()
+
+    def break_after(self, words: bytes, *, within: bytes = b"") -> Break:
+        """Break once: the next request that has these words in it is answered, and the answer is lost.
+
+        With `within`, the same connection must have said that since it last said COMMIT or ROLLBACK.
+        """
+        return self._expect(Break(Loss.ANSWER, words, within))
+
+    def break_before(self, words: bytes, *, within: bytes = b"") -> Break:
+        """Break once: the next request that has these words in it does not arrive."""
+        return self._expect(Break(Loss.REQUEST, words, within))
+
+    def break_at_answer(self, words: bytes) -> Break:
+        """Break once: the next answer that has these words in it does not arrive."""
+        coming = Break(Loss.ANSWER, words, b"")
+        self._answers.append(coming)
+        return coming
+
+    def stall_before(self, words: bytes, *, within: bytes = b"") -> Break:
+        """Hold one connection, from the next request on that has these words in it, until the break `goes_on`."""
+        return self._expect(Break(Loss.TIME, words, within))
+
+    def _expect(self, coming: Break) -> Break:
+        self._breaks.append(coming)
+        return coming
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
         try:
             there, back = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
@@ -52,21 +113,90 @@ class Wire:
             return
         ends = {writer, back}
         self._ends |= ends
-        ways = [
-            asyncio.ensure_future(self._pass_on(reader, back, is_reply=False)),
-            asyncio.ensure_future(self._pass_on(there, writer, is_reply=True)),
-        ]
+        talk = Talk()
+        ways = {
+            asyncio.ensure_future(self._pass_requests(reader, back, talk)),
+            asyncio.ensure_future(self._pass_replies(there, writer, talk)),
+        }
+        self._ways |= ways
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         self._ends -= ends
         for end in ends:
             end.transport.abort()
+        for way in ways:
+            way.cancel()
         await asyncio.wait(ways)
+        self._ways -= ways
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_reply: bool) -> None:
+    async def _pass_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, talk: Talk) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
-                if is_reply and self.replies_to_lose:
+                await self._flows.wait()
+                if self._breaks and (met := self._meet(talk, data)):
+                    match met.loss:
+                        case Loss.ANSWER:
+                            talk.answers_are_lost = met
+                        case Loss.REQUEST:
+                            met.happened.set()
+                            return
+                        case Loss.TIME:
+                            met.happened.set()
+                            await met.goes_on.wait()
+                writer.write(data)
+                await writer.drain()
+
+    async def _pass_replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, talk: Talk) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                await self._flows.wait()
+                lost = talk.answers_are_lost or next((each for each in self._answers if each.words in data), None)
+                if lost is not None:
+                    if lost in self._answers:
+                        self._answers.remove(lost)
+                    lost.happened.set()
+                    return
+                if self.replies_to_lose:
                     self.replies_to_lose -= 1
                     return
                 writer.write(data)
                 await writer.drain()
+
+    def _meet(self, talk: Talk, data: bytes) -> Break | None:
+        talk.hear(data)
+        for each in self._breaks:
+            if each.words in data and each.within in talk.said:
+                self._breaks.remove(each)
+                return each
+        return None
+
+
+class Loss(Enum):
+    """What a break costs those who talk."""
+
+    ANSWER = "answer"
+    REQUEST = "request"
+    TIME = "time"
+
+
+class Break:
+    """A break that is to come; `happened` when it did."""
+
+    def __init__(self, loss: Loss, words: bytes, within: bytes) -> None:
+        self.loss = loss
+        self.words = words
+        self.within = within
+        self.happened = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+
+class Talk:
+    """What was said on one connection in the transaction that is open, as far as a break was to come."""
+
+    def __init__(self) -> None:
+        self.said = b""
+        self.answers_are_lost: Break | None = None
+        self._has_ended = False
+
+    def hear(self, data: bytes) -> None:
+        self.said = data if self._has_ended else self.said[-(1 << 20) :] + data
+        self._has_ended = b"COMMIT" in data or b"ROLLBACK" in data

@@ -9,12 +9,12 @@ from typing import Any
 
 from headgate.clock import SystemClock
 from headgate.limits.bucket_store import Bucket
-from headgate.limits.redis.buckets import RedisBuckets
+from headgate.limits.standalone.limiter import open_store
 from headgate.limits.strict_rate import StrictRate
 
 
 async def main(options: dict[str, Any]) -> None:
-    store = RedisBuckets.from_url(options["url"])
+    store = open_store(options["url"], None)
     await store.open()
     bucket = Bucket(options["limit"], "", StrictRate(options["count"], per=options["per"], margin=0).rule)
     say("ready")

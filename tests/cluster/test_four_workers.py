@@ -1,0 +1,208 @@
+"""Four worker processes, two hundred tenants and one PostgreSQL, while processes, connections and the server fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import statistics
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from headgate import Headgate
+from headgate.clock import SECOND
+from headgate.errors import StorageUnavailable
+from tests.cluster.load import EVERYONE, MAIL, TENANT, Ledger, Tasks, daily
+from tests.cluster.verdict import (
+    Span,
+    by_key,
+    calm_between,
+    excesses,
+    excesses_of_a_day,
+    overlaps,
+    read_ledgers,
+    use,
+)
+from tests.durability.postgres import Endings, ask, count_endings
+from tests.durability.processes import Child, Children, children_of
+from tests.postgres_server import PostgresServer, server_in
+
+SECONDS = float(os.environ.get("HEADGATE_CLUSTER_SECONDS", "28"))
+SEED = os.environ.get("HEADGATE_CLUSTER_SEED", "four workers")
+
+WORKERS = 4
+BUSY = [f"busy-{number}" for number in range(6)]
+GREEDY = [f"greedy-{number}" for number in range(4)]
+QUIET = [f"quiet-{number}" for number in range(190)]
+
+LEASE = 3.0
+FROZEN = 4.5
+
+# What is not held against the budget: so long after the fault nothing may start, or less.
+RECOVERY = {"kill": 2.0, "freeze": 3.5, "cut": 2.5, "restart": 5.0}
+
+USE = 0.99 if os.getloadavg()[0] < (os.cpu_count() or 1) else 0.95
+"""How much of a budget is used that is waited for. A machine that is busy with other things is late itself."""
+
+# Every session of the workers and of this process itself, at once.
+CUT = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'headgate'"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 90)]
+
+
+class Cluster:
+    """The workers, and the faults that befall them."""
+
+    def __init__(self, server: PostgresServer, children: Children, folder: Path) -> None:
+        self.outages: list[Span] = []
+        self.gone: list[Child] = []
+        self._server = server
+        self._children = children
+        self._folder = folder
+        self._workers: list[Child] = []
+        self._started = 0
+
+    async def start_worker(self) -> None:
+        self._started += 1
+        child = await self._children.start(
+            str(Path(__file__).with_name("worker.py")),
+            url=self._server.url,
+            ledger=str(self._folder / f"{self._started}.ledger"),
+            seconds=SECONDS,
+            settings={"heartbeat": 0.5, "lease": LEASE, "concurrency": 20},
+        )
+        await child.hear("started")
+        self._workers.append(child)
+
+    async def befall(self, fault: str, random: Random) -> None:
+        """Let it happen, and see that those who have to come back do."""
+        began = boottime()
+        worker = random.choice(self._workers)
+        match fault:
+            case "kill":
+                await worker.kill()
+                self._workers.remove(worker)
+                self.gone.append(worker)
+                await self.start_worker()
+            case "freeze":
+                worker.signal(signal.SIGSTOP)
+                await asyncio.sleep(FROZEN)
+                worker.signal(signal.SIGCONT)
+                await worker.hear("disowned")
+            case "cut":
+                await ask(self._server.url, CUT)
+            case "restart":
+                await asyncio.to_thread(self._server.stop, random.choice([signal.SIGINT, signal.SIGQUIT]))
+                await asyncio.to_thread(self._server.start)
+            case _:
+                raise AssertionError(fault)
+        self.outages.append((began, began + round(RECOVERY[fault] * SECOND)))
+
+    async def stop(self) -> None:
+        for worker in self._workers:
+            worker.signal(signal.SIGTERM)
+        for worker in self._workers:
+            assert await worker.end(30) == 0
+        self.gone += self._workers
+
+
+def faults(random: Random) -> list[tuple[float, str]]:
+    """When what happens: first each of them once, then any, with a calm stretch at the end."""
+    plan = [(5.5, "kill"), (7.5, "freeze"), (12.5, "cut"), (15, "restart")]
+    at = 26.0
+    while at < SECONDS - 8:
+        plan.append((at, random.choice(list(RECOVERY))))
+        at += random.uniform(7, 12)
+    return plan
+
+
+class Enqueuer:
+    """The parent's own app: it enqueues all the while, and knows what was acknowledged."""
+
+    def __init__(self, app: Headgate) -> None:
+        self.acknowledged: set[str] = set()
+        self._tasks = Tasks(app, SECONDS, Ledger(Path(os.devnull)))
+
+    async def fill(self) -> None:
+        """A backlog for those whose budget is to be used up."""
+        sync, mail, edit = self._tasks.sync, self._tasks.mail, self._tasks.edit
+        rounds = round(SECONDS * 8 / 3) + 20
+        await self._add(await sync.enqueue_many([(tenant,) for tenant in BUSY for _ in range(rounds)]))
+        await self._add(await sync.enqueue_many([(tenant, 10) for tenant in GREEDY for _ in range(rounds // 4)]))
+        await self._add(await mail.enqueue_many([(number,) for number in range(round(SECONDS * 20) + 100)]))
+        await self._add(await edit.enqueue_many([(number % 3,) for number in range(round(SECONDS * 30))]))
+
+    async def go_on(self, random: Random) -> None:
+        while True:
+            with contextlib.suppress(StorageUnavailable):
+                calls = [(random.choice(QUIET),) for _ in range(random.randrange(1, 4))]
+                await self._add(await self._tasks.sync.enqueue_many(calls))
+            await asyncio.sleep(0.2)
+
+    async def _add(self, jobs: object) -> None:
+        self.acknowledged |= {job.id for job in jobs}  # type: ignore[attr-defined]
+
+
+def boottime() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+
+
+async def test_four_workers_keep_every_limit_lose_nothing_and_use_the_budget_whatever_fails(tmp_path: Path) -> None:
+    random = Random(SEED)
+    with server_in(tmp_path, durable=True) as server:
+        async with children_of(tmp_path) as children:
+            app = Headgate(server.url)
+            enqueuer = Enqueuer(app)
+            async with app.open():
+                await count_endings(server.url)
+                await enqueuer.fill()
+                cluster = Cluster(server, children, tmp_path)
+                for _ in range(WORKERS):
+                    await cluster.start_worker()
+                began = boottime()
+                enqueuing = asyncio.ensure_future(enqueuer.go_on(random))
+                for at, fault in faults(random):
+                    await asyncio.sleep(at - (boottime() - began) / SECOND)
+                    await cluster.befall(fault, random)
+                await asyncio.sleep(SECONDS - (boottime() - began) / SECOND)
+                ended = boottime()
+                enqueuing.cancel()
+                await cluster.stop()
+                contradictions = await app._storage.check()
+            endings = await Endings.of(server.url)
+
+    lines = read_ledgers(tmp_path)
+    starts = [line for line in lines if line.kind == "begin"]
+    syncs = [start for start in starts if start.task == "sync"]
+    mails = [start for start in starts if start.task == "mail"]
+
+    # No key over its limit, by what the handlers themselves have seen.
+    assert excesses(by_key(syncs), TENANT, period=3) == []
+    assert excesses({"": syncs}, EVERYONE, period=1) == []
+    assert excesses({"": mails}, MAIL, period=1) == []
+    assert excesses_of_a_day(syncs, daily(SECONDS).rule.count) == []
+    assert overlaps(lines) == []
+
+    # Nothing lost, nothing finished twice, nothing run again without a reason on record.
+    assert enqueuer.acknowledged <= endings.states.keys()
+    assert Counter(endings.states.values()).keys() <= {"waiting", "succeeded"}
+    assert set(endings.times.values()) <= {1}
+    runs = Counter(start.job for start in starts)
+    assert {job for job, state in endings.states.items() if state == "succeeded"} <= runs.keys()
+    again = {job: count for job, count in runs.items() if count > 1 + endings.lost[job]}
+    assert again == {}
+    assert contradictions == []
+    # The look that is there for what was forgotten finds nothing, but what came a moment before it was told.
+    assert sum(told["swept"] for child in cluster.gone for (told,) in child.all_said("stopping")) <= WORKERS
+
+    # The budget is used.
+    calm = calm_between(cluster.outages, began + 2 * SECOND, ended)
+    shares = {tenant: use([start for start in syncs if start.key == tenant], TENANT, calm) for tenant in BUSY}
+    shares["mail"] = use(mails, MAIL, calm)
+    assert statistics.mean(shares.values()) >= USE, shares
+    assert min(shares.values()) >= USE - 0.02, shares

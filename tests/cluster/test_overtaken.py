@@ -1,0 +1,463 @@
+"""What happens between two statements of a claim: others commit, or hold what it wants, and nothing comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from headgate.clock import SECOND
+from headgate.errors import LimitInUse
+from headgate.jobs.gating import Regated
+from headgate.jobs.job import Draw, JobState
+from headgate.storage.postgres import arrivals, floors
+from headgate.storage.postgres.addition import add_jobs
+from headgate.storage.postgres.claim import SOON
+from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.rows import bucket_id
+from headgate.storage.postgres.statements import load_statements
+from headgate.storage.postgres.storage import PostgresStorage
+from headgate.testing.conformance.hands import Hands, at_once, rate
+from headgate.testing.manual_clock import ManualClock
+
+R = TypeVar("R")
+
+PLENTY = rate(1000, burst=1000)
+
+
+class World:
+    """Two nodes on one schema, each with a store of its own, and a connection of somebody else's."""
+
+    def __init__(self, clock: ManualClock, schema: str, left: Hands, right: Hands, connection: Any) -> None:
+        self.clock = clock
+        self.schema = schema
+        self.left = left
+        self.right = right
+        self.connection = connection
+        self._moments: dict[str, tuple[asyncio.Event, asyncio.Task[Any]]] = {}
+
+    def rule(self, **rules: Any) -> None:
+        """What both nodes are told about limits."""
+        self.left.rules = self.right.rules = rules
+
+    def after(self, statement: str, work: Callable[[], Awaitable[R]]) -> asyncio.Task[R]:
+        """Do this the next time a store has run that statement, which goes on when it is done or waits for a lock."""
+        moment = asyncio.Event()
+
+        async def do() -> R:
+            await moment.wait()
+            return await work()
+
+        task = asyncio.create_task(do())
+        self._moments[statement] = moment, task
+        return task
+
+    async def passed(self, statement: str) -> None:
+        """A store has run that statement."""
+        if statement in self._moments:
+            moment, task = self._moments.pop(statement)
+            moment.set()
+            async with asyncio.timeout(10):
+                while not await self._somebody_waits():
+                    if (await asyncio.wait([task], timeout=0.005))[0]:
+                        return
+
+    async def _somebody_waits(self) -> bool:
+        """Whether a statement on these tables waits for a lock."""
+        waits = await self.connection.fetchval(
+            "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND strpos(query, $1) > 0)",
+            self.schema,
+        )
+        return bool(waits)
+
+    @contextlib.asynccontextmanager
+    async def holding(self, sql: str) -> AsyncIterator[None]:
+        """Somebody else has run that and has not committed yet, and never will."""
+        transaction = self.connection.transaction()
+        await transaction.start()
+        try:
+            await self.connection.execute(sql)
+            yield
+        finally:
+            await transaction.rollback()
+
+    def end(self) -> None:
+        """Everything that was to happen has."""
+        unused = list(self._moments)
+        for _, task in self._moments.values():
+            task.cancel()
+        assert unused == [], f"no store has run {unused}"
+
+
+@pytest_asyncio.fixture
+async def world(postgres_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    clock = ManualClock()
+    stores = [
+        PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True, connections=3, is_watched=False)
+        for _ in range(2)
+    ]
+    left, right = (Hands(store, clock) for store in stores)
+    right.node = "node-b"
+    connection = await asyncpg.connect(postgres_url, server_settings={"search_path": postgres_schema})
+    world = World(clock, postgres_schema, left, right, connection)
+    try:
+        for hands, name in ((left, "a"), (right, "b")):
+            await hands.storage.open()
+            await hands.storage.join(hands.node, name)
+        for method in ("fetch", "execute"):
+            monkeypatch.setattr(Session, method, _watched(world, getattr(Session, method)))
+        yield world
+        world.end()
+        assert list(await left.storage.check()) == []
+    finally:
+        await connection.close()
+        for store in stores:
+            await store.close()
+
+
+def _watched(world: World, run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """As the method of a session, which tells what it has run, and fails where the store would try again."""
+
+    async def watched(session: Session, statement: str, /, **values: Any) -> Any:
+        try:
+            found = await run(session, statement, **values)
+        except asyncpg.DeadlockDetectedError as error:
+            raise AssertionError(f"{statement} was undone: {error}") from error
+        await world.passed(statement)
+        return found
+
+    return watched
+
+
+def take_one(visit: Any) -> bool:
+    """What plain code does with a bucket: one start, if it may start now."""
+    opens_at, state = visit.view.ask(visit.now, 1)
+    visit.view.keep(state)
+    return bool(opens_at <= visit.now)
+
+
+# ------------------------------------------------------------------------------------- jobs that go elsewhere meanwhile
+
+
+async def regated(hands: Hands, job: str, *draws: Draw) -> list[Regated]:
+    """The job as it asks for these draws, and was read before."""
+    (found,) = [gated for gated in await hands.storage.gated_jobs(frozenset({"work"})) if gated.id == job]
+    return [Regated(job, found.draws, draws, None, found.terms)]
+
+
+async def test_a_job_that_asks_for_another_permit_while_it_is_claimed_starts_with_that_one(world: World) -> None:
+    world.rule(mutex=at_once())
+    job = await world.left.add_one(draws=[("mutex", "a")])
+    moved = await regated(world.right, job, Draw("mutex", "b"))
+    moving = world.after("heads", lambda: world.right.storage.regate(moved))
+    claimed = await world.left.claim()
+    assert await moving == 1
+    (started,) = [*claimed.jobs, *await world.left.take()]
+    assert started.draws == (await world.left.record(job)).draws == (Draw("mutex", "b"),)
+    assert await world.left.permits("mutex", "a") == {}
+    assert await world.left.permits("mutex", "b") == {job: 1}
+    assert list(await world.left.storage.check()) == []
+    await world.left.succeed(started)
+    other = await world.left.add_one(draws=[("mutex", "a")])
+    assert await world.left.take_ids() == [other]
+
+
+async def test_a_late_job_whose_permit_is_taken_back_while_a_claim_drops_it_is_counted_once(world: World) -> None:
+    world.rule(r=PLENTY, slots=at_once())
+    job = await world.left.add_one(draws=[("r", "a"), ("slots", "s")], hold="until_final", expires_in=5)
+    await world.left.retry_later(await world.left.take_one(), 1)
+    world.clock.advance(10)
+    resetting = world.after("heads_known", lambda: world.right.storage.reset(Draw("slots", "s")))
+    claimed = await world.left.claim()
+    assert await resetting == 0
+    assert list(await world.left.storage.check()) == []
+    again = await world.left.claim()
+    assert [each.id for each in (*claimed.dropped, *again.dropped)] == [job]
+    assert [*claimed.jobs, *again.jobs] == []
+    assert (await world.left.record(job)).state is JobState.FAILED
+
+
+async def test_a_permit_taken_back_while_its_job_is_claimed_is_not_had_by_two(world: World) -> None:
+    world.rule(mutex=at_once(), r=PLENTY)
+    draws = [("r", "x"), ("mutex", "a")]
+    first = await world.left.add_one(draws=draws, hold="until_final")
+    await world.left.retry_later(await world.left.take_one(), 1)
+    world.clock.advance(2)
+    resetting = world.after("heads_known", lambda: world.right.storage.reset(Draw("mutex", "a")))
+    claimed = await world.left.claim()
+    await resetting
+    second = await world.left.add_one(draws=draws, hold="until_final")
+    started = [*claimed.jobs, *await world.left.take(), *await world.right.take()]
+    assert len(started) == 1
+    states = await world.left.states([first, second])
+    assert sorted(states) == [JobState.RUNNING, JobState.WAITING]
+    assert await world.left.permits("mutex", "a") == {started[0].id: 1}
+
+
+async def test_a_late_job_that_goes_to_another_lane_is_counted_there_and_expires_there(world: World) -> None:
+    world.rule(r=PLENTY)
+    job = await world.left.add_one(draws=[("r", "a")], expires_in=1)
+    await world.left.add_one(draws=[("r", "a")])
+    await world.left.add_one(draws=[("r", "b")])
+    moved = await regated(world.right, job, Draw("r", "b"))
+    world.clock.advance(2)
+    moving = world.after("expired", lambda: world.right.storage.regate(moved))
+    dropped = list(await world.left.storage.expire())
+    assert await moving == 1
+    assert list(await world.left.storage.check()) == []
+    dropped += await world.left.storage.expire()
+    assert [each.id for each in dropped] == [job]
+    assert len(await world.left.take()) == 2
+
+
+# --------------------------------------------------------------------------------------- buckets that change meanwhile
+
+
+async def wait_behind_two(world: World) -> None:
+    """A job waits behind each of two buckets, x and y, and x opens first."""
+    world.rule(r=rate(1, per=10, burst=1))
+    for key in "xy":
+        await world.left.add(2, draws=[("r", key)])
+        assert len(await world.left.take()) == 1
+        world.clock.advance(0.5)
+
+
+async def test_a_penalized_bucket_on_the_page_leaves_room_for_one_that_is_open(world: World) -> None:
+    await wait_behind_two(world)
+    await world.left.storage.penalize(Draw("r", "x"), world.left.storage.limit_now() + 600 * SECOND)
+    world.clock.advance(30)
+    job = await world.left.take_one()
+    assert job.draws == (Draw("r", "y"),)
+
+
+async def test_a_bucket_that_plain_code_has_emptied_leaves_room_for_one_that_is_open(world: World) -> None:
+    await wait_behind_two(world)
+    world.clock.advance(30)
+    assert await world.left.storage.visit(Draw("r", "x"), world.left.rules, take_one)
+    job = await world.left.take_one()
+    assert job.draws == (Draw("r", "y"),)
+
+
+async def test_a_bucket_closed_for_a_costly_job_that_is_cancelled_meanwhile_opens_for_cheaper_ones(
+    world: World,
+) -> None:
+    world.rule(r=rate(10, per=3600, burst=10))
+    await world.left.add(5, draws=[("r", "a")], costs=(1,))
+    assert len(await world.left.take()) == 5
+    costly = await world.left.add_one(draws=[("r", "a")], costs=(10,))
+    cheap = await world.left.add_one(draws=[("r", "a")], costs=(1,))
+    cancelling = world.after("heads", lambda: world.right.storage.cancel(costly))
+    claimed = await world.left.claim()
+    assert await cancelling is JobState.WAITING
+    assert [job.id for job in (*claimed.jobs, *await world.left.take())] == [cheap]
+
+
+async def test_a_bucket_that_comes_and_goes_while_plain_code_draws_on_it_is_made_anew(world: World) -> None:
+    world.rule(r=rate(1))
+    draw, rules = Draw("r", "x"), world.left.rules
+
+    async def come_and_go() -> asyncio.Task[int]:
+        assert await world.right.storage.visit(draw, rules, take_one)
+        world.clock.advance(3600)
+        return world.after("missing_buckets", world.right.storage.evict)
+
+    coming = world.after("lock_buckets", come_and_go)
+    assert await world.left.storage.visit(draw, rules, take_one)
+    assert await (await coming) == 1
+    assert not await world.left.storage.visit(draw, rules, take_one)
+
+
+async def test_a_limit_forgotten_while_jobs_come_for_it_leaves_none_of_them_stuck(world: World) -> None:
+    world.rule(r=rate(1, per=10, burst=1))
+    await world.left.add_one(draws=[("r", "a")])
+    await world.left.succeed(await world.left.take_one())
+
+    async def come() -> list[str]:
+        await world.right.add(2, draws=[("r", "a")])
+        return await world.right.take_ids()
+
+    coming = world.after("permits_of_limit", come)
+    await world.left.storage.forget("r")
+    assert len(await coming) == 1
+    assert list(await world.left.storage.check()) == []
+    world.clock.advance(10)
+    assert len(await world.left.take()) == 1
+
+
+async def test_a_limit_is_not_forgotten_in_the_middle_of_a_claim_of_its_jobs(world: World) -> None:
+    world.rule(r=rate(1, per=10, burst=1))
+    await world.left.add(2, draws=[("r", "a")])
+    forgetting = world.after("heads", lambda: world.right.storage.forget("r"))
+    assert len(await world.left.take()) == 1
+    with pytest.raises(LimitInUse):
+        await forgetting
+    world.clock.advance(10)
+    assert len(await world.left.take()) == 1
+
+
+# ------------------------------------------------------------------------------------------- what stands before others
+
+
+async def test_lanes_of_another_release_keep_no_limited_job_waiting_while_others_keep_coming(world: World) -> None:
+    world.rule(r=PLENTY)
+    for key in "pqrs":
+        await world.left.add_one(draws=[("r", key)], task="of another release")
+    await world.left.add(2, draws=[("r", "z")])
+    await world.left.add(40)
+    started = 0
+    for _ in range(4):
+        claimed = await world.left.claim(2)
+        started += sum(1 for job in claimed.jobs if job.draws)
+        world.clock.advance(0.2)
+    assert started == 2
+
+
+async def test_late_jobs_are_told_by_a_claim_that_looks_twice(world: World) -> None:
+    world.rule(r=PLENTY)
+    for key in "pq":
+        await world.left.add_one(draws=[("r", key)], task="of another release")
+    world.clock.advance(0.1)
+    late = await world.left.add_one(draws=[("r", "e")], expires_in=1)
+    world.clock.advance(2)
+    job = await world.left.add_one(draws=[("r", "z")])
+    claimed = await world.left.claim(3)
+    assert [each.id for each in claimed.dropped] == [late]
+    assert [each.id for each in claimed.jobs] == [job]
+
+
+async def test_a_claim_that_looks_twice_says_when_what_it_closed_first_opens(world: World) -> None:
+    world.rule(r=rate(1, per=10, burst=1), free=PLENTY)
+    await world.left.add_one(draws=[("r", "z")])
+    await world.left.take_one()
+    await world.left.add_one(draws=[("free", "p")], task="of another release")
+    world.clock.advance(0.1)
+    await world.left.add_one(draws=[("r", "z")])
+    world.clock.advance(0.1)
+    job = await world.left.add_one(draws=[("free", "q")])
+    claimed = await world.left.claim(2)
+    assert [each.id for each in claimed.jobs] == [job]
+    assert len(claimed.throttled) == 1
+    assert claimed.next_in == 98 * SECOND // 10
+
+
+@pytest.mark.parametrize("delay", [None, 1], ids=["plain", "delayed"])
+async def test_jobs_without_limits_have_half_of_the_room_whether_they_were_delayed_or_not(
+    world: World, delay: float | None
+) -> None:
+    world.rule(r=PLENTY)
+    await world.left.add(20, delay=delay)
+    world.clock.advance(5)
+    for key in range(10):
+        await world.left.add(2, draws=[("r", str(key))])
+    claimed = await world.left.claim(16)
+    assert sorted(bool(job.draws) for job in claimed.jobs) == [False] * 8 + [True] * 8
+
+
+# -------------------------------------------------------------------------------------- arrivals, and who merges them
+
+
+async def test_more_arrivals_than_are_merged_at_once_are_all_reached(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "MERGED_AT_ONCE", 3)
+    world.rule(r=rate(1, per=3600, burst=1))
+    added = [await world.right.add_one(draws=[("r", str(key))]) for key in range(14)]
+    assert sorted(await world.left.take_ids()) == sorted(added)
+
+
+async def test_arrivals_that_a_node_died_merging_are_looked_for_soon_and_not_in_a_busy_loop(world: World) -> None:
+    world.rule(r=rate(10))
+    job = await world.left.add_one(draws=[("r", "a")])
+    async with world.holding("SELECT FROM arrival FOR UPDATE"):
+        claimed = await world.left.claim()
+    assert claimed.jobs == []
+    assert not claimed.more
+    assert claimed.next_in is not None
+    assert 0 < claimed.next_in <= SOON
+    assert await world.left.take_ids() == [job]
+
+
+async def test_a_due_lane_that_somebody_holds_is_looked_at_soon(world: World) -> None:
+    world.rule(r=PLENTY)
+    job = await world.left.add_one(draws=[("r", "z")])
+    # A claim for another queue merges it.
+    assert (await world.left.claim(queues=["other"])).jobs == []
+    async with world.holding("UPDATE lane SET waiting = waiting"):
+        claimed = await world.left.claim()
+    assert claimed.jobs == []
+    assert not claimed.more
+    assert claimed.next_in is not None
+    assert 0 < claimed.next_in <= SOON
+    assert await world.left.take_ids() == [job]
+
+
+async def test_a_job_committed_long_after_it_was_added_is_found_below_the_floors(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if every statement were: floors are used from the first one on.
+    monkeypatch.setattr(floors, "SLOW", -1)
+    world.rule(r=PLENTY)
+    job = world.left.new(draws=[("r", "z")])
+    session = Session(world.connection, load_statements(world.schema), is_pooled=False)
+    async with world.connection.transaction():
+        await add_jobs(session, [job], world.left.storage.limit_now())
+        world.clock.advance(2)
+        assert (await world.left.claim()).jobs == []
+    world.clock.advance(0.5)
+    claimed = await world.left.claim()
+    assert claimed.jobs == []
+    assert claimed.next_in is not None
+    assert 0 < claimed.next_in <= SOON
+    world.clock.advance(0.5)
+    assert await world.left.take_ids() == [job.id]
+
+
+# ------------------------------------------------------------------------------------------------- nobody is deadlocked
+
+
+async def test_a_claim_that_drops_a_late_job_and_a_claim_of_the_same_limits_do_not_deadlock(world: World) -> None:
+    world.rule(slots=at_once(2), r=PLENTY)
+    # The permit that the late job holds comes first in the order of locks, and its lane draws only on the second.
+    key = next(key for key in map(str, range(100)) if bucket_id(Draw("slots", key)) < bucket_id(Draw("r", key)))
+    draws = [("r", key), ("slots", key)]
+    await world.left.add_one(draws=draws, hold="until_final", expires_in=3)
+    await world.left.retry_later(await world.left.take_one(), 1)
+    world.clock.advance(5)
+    job = await world.right.add_one(draws=draws, queue="other")
+    claiming = world.after("lock_lanes", lambda: world.right.take(queues=["other"]))
+    claimed = await world.left.claim()
+    assert len(claimed.dropped) == 1
+    assert [each.id for each in await claiming] == [job]
+
+
+async def test_late_jobs_that_a_bucket_was_closed_for_end_beside_a_claim_without_a_deadlock(world: World) -> None:
+    world.rule(r=rate(10, per=3600, burst=10), q=PLENTY)
+    await world.left.add_one(draws=[("r", "x")], costs=(10,))
+    await world.left.take_one()
+    await world.left.add_one(draws=[("r", "x")], costs=(2,), expires_in=1)
+    assert await world.left.take() == []
+    await world.left.add_one(draws=[("q", "y")], costs=(1,), expires_in=1, queue="one")
+    await world.left.add_one(draws=[("r", "x")], costs=(1,), queue="one")
+    world.clock.advance(2)
+    expiring = world.after("lock_lanes", lambda: world.right.storage.expire())
+    claimed = await world.left.claim(queues=["one"])
+    assert len([*claimed.dropped, *await expiring]) == 2
+
+
+@pytest.mark.parametrize("statement", ["prunable", "lock_prunable"])
+async def test_pruning_a_job_that_holds_a_permit_and_resetting_its_bucket_do_not_deadlock(
+    world: World, statement: str
+) -> None:
+    world.rule(slots=at_once(2))
+    await world.left.add_one(draws=[("slots", "x")], hold="until_success")
+    await world.left.fail(await world.left.take_one())
+    world.clock.advance(100)
+    resetting = world.after(statement, lambda: world.right.storage.reset(Draw("slots", "x")))
+    await world.left.storage.prune(world.left.storage.now())
+    assert await resetting == 0
+    assert await world.left.permits("slots", "x") == {}

@@ -1,0 +1,250 @@
+"""Whatever claims, adds, ends, cancels and dies at the same moment on one PostgreSQL: the books are right."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import asyncpg
+import pytest
+
+from headgate.clock import SECOND, SystemClock
+from headgate.errors import LimitInUse
+from headgate.jobs.identity import IdSource
+from headgate.jobs.job import ClaimedJob, Draw, JobState, NewJob
+from headgate.jobs.lifecycle import Ending, Finished, Returned
+from headgate.jobs.terms import GateTerms, Holding
+from headgate.limits.concurrency import Concurrency
+from headgate.limits.rate_limit import RateLimit
+from headgate.limits.strict_rate import StrictRate
+from headgate.storage.live_rules import LimitSetting
+from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.protocol import Amendment, Claim, Room
+from headgate.testing.conformance import most_in_a_window
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+SECONDS = float(os.environ.get("HEADGATE_RACE_SECONDS", "3"))
+
+RULES: dict[str, Any] = {
+    "strict": StrictRate(5, per=0.5, margin=0).rule,
+    "rate": RateLimit(300, per=1, burst=10).rule,
+    "shared": StrictRate(100, per=0.5, margin=0).rule,
+    "mutex": Concurrency(1).rule,
+    "slots": Concurrency(4).rule,
+}
+PERMITS = {"mutex", "slots"}
+KEYS = [f"key-{number}" for number in range(12)]
+
+
+class World:
+    """One schema, several processes' worth of stores, and what is known of the jobs."""
+
+    def __init__(self, url: str, schema: str, seed: int) -> None:
+        self.random = Random(seed)
+        self.clock = SystemClock()
+        self.ids = IdSource()
+        self.stores = [PostgresStorage(url, self.clock, schema=schema) for _ in range(3)]
+        self.added: set[str] = set()
+        self.starts: dict[Draw, list[int]] = defaultdict(list)
+        self.inside: dict[Draw, set[str]] = defaultdict(set)
+        self.finished: dict[str, int] = defaultdict(int)
+        self.is_over = False
+        self.dead: set[str] = set()
+
+    def new(self) -> NewJob:
+        random = self.random
+        key = random.choice(KEYS)
+        choices = [
+            (),
+            (Draw("strict", key),),
+            (Draw("rate", key), Draw("shared", "")),
+            (Draw("mutex", key),),
+            (Draw("slots", ""), Draw("strict", key)),
+            (Draw("mutex", key), Draw("slots", "")),
+        ]
+        draws = random.choice(choices)
+        until = random.choice(["running", "until_final"])
+        holds = tuple(Holding(until) if draw.limit in PERMITS else None for draw in draws)  # type: ignore[arg-type]
+        terms = GateTerms(holds=holds) if any(holds) else None
+        now = self.clock.now()
+        delayed = random.random() < 0.1
+        return NewJob(
+            id=self.ids.next(now),
+            task="work",
+            queue=random.choice(["left", "right"]),
+            payload="{}",
+            priority=random.choice([0, 0, 0, 5]),
+            delayed=delayed,
+            run_at=now + (random.randrange(300_000) if delayed else 0),
+            enqueued_at=now,
+            expires_at=now + SECOND // 2 if random.random() < 0.02 else None,
+            draws=draws,
+            terms=terms,
+            variant="" if terms is None else terms.variant(),
+        )
+
+    async def produce(self, store: PostgresStorage) -> None:
+        while not self.is_over:
+            jobs = [self.new() for _ in range(self.random.choice([1, 1, 3, 20]))]
+            await store.add(jobs)
+            self.added |= {job.id for job in jobs}
+            await asyncio.sleep(self.random.uniform(0, 0.03))
+
+    async def hold_back(self, url: str, store: PostgresStorage) -> None:
+        """A user's transaction that is open for long, with a job in it."""
+        from headgate.storage.postgres.addition import add_jobs
+        from headgate.storage.postgres.database import Session
+        from headgate.storage.postgres.statements import load_statements
+
+        connection = await asyncpg.connect(url)
+        try:
+            while not self.is_over:
+                job = self.new()
+                async with connection.transaction():
+                    session = Session(connection, load_statements(store.schema), is_pooled=False)
+                    await add_jobs(session, [job], store.limit_now())
+                    await asyncio.sleep(self.random.uniform(0.05, 0.4))
+                self.added.add(job.id)
+        finally:
+            await connection.close()
+
+    async def work(self, store: PostgresStorage, name: str) -> None:
+        """A node: claims, runs for a moment, ends; now and then it dies, and another takes its jobs back."""
+        random = self.random
+        while not self.is_over:
+            node = f"{name}-{random.getrandbits(32):x}"
+            await store.join(node, name)
+            while not self.is_over:
+                room = Room(random.choice([1, 4, 20]), gated_first=random.random() < 0.5)
+                claimed = await store.claim(Claim(node, {"left": room, "right": room}, RULES, frozenset({"work"})))
+                self.note_starts(claimed.jobs)
+                if random.random() < 0.01:
+                    self.dead.add(node)
+                    self.leave_bodies(claimed.jobs)
+                    break
+                await asyncio.sleep(random.uniform(0, 0.01) if claimed.jobs or claimed.more else 0.01)
+                await self.end(store, node, claimed.jobs)
+
+    def note_starts(self, jobs: Sequence[ClaimedJob]) -> None:
+        for job in jobs:
+            for draw in job.draws:
+                if draw.limit in PERMITS:
+                    most = RULES[draw.limit].count
+                    self.inside[draw].add(job.id)
+                    assert len(self.inside[draw]) <= most, f"{len(self.inside[draw])} hold {draw}"
+                else:
+                    self.starts[draw].append(job.charged_at)
+
+    def leave_bodies(self, jobs: Sequence[ClaimedJob]) -> None:
+        for job in jobs:
+            for draw in job.draws:
+                self.inside[draw].discard(job.id)
+
+    async def end(self, store: PostgresStorage, node: str, jobs: Sequence[ClaimedJob]) -> None:
+        endings: list[Ending] = []
+        for job in jobs:
+            roll = self.random.random()
+            if roll < 0.8:
+                endings.append(Finished(job.id, job.fence, JobState.SUCCEEDED, result="1"))
+            elif roll < 0.85:
+                endings.append(Finished(job.id, job.fence, JobState.FAILED))
+            else:
+                run_at = store.now() + 20_000 if roll < 0.95 else None
+                endings.append(Returned(job.id, job.fence, "failed", spent=roll < 0.95, run_at=run_at))
+            for draw in job.draws:
+                # What is held until the job is final is given back, as far as this book goes, when it is claimed anew.
+                self.inside[draw].discard(job.id)
+        for ending, written in zip(endings, await store.finish(node, endings), strict=True):
+            if written and isinstance(ending, Finished):
+                self.finished[ending.id] += 1
+
+    async def bury(self, store: PostgresStorage) -> None:
+        while not self.is_over:
+            for node in await store.nodes():
+                if node.id in self.dead:
+                    await store.recover(node.id, node.beat)
+            await asyncio.sleep(0.05)
+
+    async def meddle(self, store: PostgresStorage) -> None:
+        """An operator, a user and a housekeeper at work."""
+        random = self.random
+        while not self.is_over:
+            await asyncio.sleep(random.uniform(0, 0.03))
+            roll = random.random()
+            if roll < 0.4 and self.added:
+                await store.cancel(random.choice(sorted(self.added)))
+            elif roll < 0.5:
+                await store.expire()
+            elif roll < 0.6:
+                await store.evict()
+            elif roll < 0.7:
+                draw = Draw("rate", random.choice(KEYS))
+                await store.amend([Amendment(draw, store.limit_now(), 1, store.limit_now(), 2)], RULES)
+            elif roll < 0.75:
+                await store.pause_queue("left")
+                await asyncio.sleep(0.02)
+                await store.resume_queue("left")
+            elif roll < 0.8:
+                setting = LimitSetting("strict", "key", random.choice(KEYS), None, True)
+                await store.change(setting)
+                await asyncio.sleep(0.02)
+                await store.change(setting, remove=True)
+            elif roll < 0.85:
+                with contextlib.suppress(LimitInUse):
+                    await store.forget("nobody's")
+            else:
+                await store.counts()
+                await store.queues()
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("HEADGATE_RACE_SEEDS", "2"))))
+async def test_the_books_are_right_whatever_races(postgres_url: str, postgres_schema: str, seed: int) -> None:
+    world = World(postgres_url, postgres_schema, seed)
+    first = world.stores[0]
+    for store in world.stores:
+        await store.open()
+    async with asyncio.TaskGroup() as everybody:
+        for number, store in enumerate(world.stores):
+            everybody.create_task(world.produce(store))
+            everybody.create_task(world.work(store, f"node-{number}"))
+            everybody.create_task(world.bury(store))
+        everybody.create_task(world.meddle(first))
+        everybody.create_task(world.hold_back(postgres_url, first))
+        await asyncio.sleep(SECONDS)
+        world.is_over = True
+
+    for node in await first.nodes():
+        await first.recover(node.id, node.beat)
+    assert list(await first.check()) == []
+    # Whatever still waits can be claimed: no lane was forgotten.
+    await first.join("last", "last")
+    for _ in range(2000):
+        room = Room(100)
+        claimed = await first.claim(Claim("last", {"left": room, "right": room}, RULES, frozenset({"work"})))
+        for job in claimed.jobs:
+            for draw in job.draws:
+                if draw.limit not in PERMITS:
+                    world.starts[draw].append(job.charged_at)
+        endings = [Finished(job.id, job.fence, JobState.SUCCEEDED) for job in claimed.jobs]
+        for ending, written in zip(endings, await first.finish("last", endings), strict=True):
+            world.finished[ending.id] += written
+        if not claimed.jobs and not claimed.more:
+            if claimed.next_in is None:
+                break
+            await asyncio.sleep(min(claimed.next_in / SECOND, 0.2) + 0.001)
+    states = {record.id: record.state for record in await first.final(sorted(world.added))}
+    left = [await first.job(id) for id in sorted(world.added - set(states))]
+    assert left == [], [await first.standing(record.id) for record in left if record is not None]
+    assert list(await first.check()) == []
+    assert max(world.finished.values()) == 1
+    for draw, starts in world.starts.items():
+        rule = RULES[draw.limit]
+        assert most_in_a_window(starts, rule.period) <= rule.bound(rule.period), draw
+    for store in world.stores:
+        await store.close()

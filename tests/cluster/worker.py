@@ -1,0 +1,54 @@
+"""One worker process of the cluster. It says to its parent what becomes of its node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from headgate import Headgate
+from headgate.jobs.event import Event, NodeDisowned, NodeLost, NodeStarted, NodeStopping, StorageTroubled
+from tests.cluster.load import Ledger, Tasks
+
+
+def say(word: str, *values: Any) -> None:
+    os.write(1, f"{word} {json.dumps(values)}\n".encode())
+
+
+async def main(options: dict[str, Any]) -> None:
+    ledger = Ledger(Path(options.pop("ledger")))
+    app = Headgate(options.pop("url"), **options.pop("settings"))
+    Tasks(app, options.pop("seconds"), ledger)
+
+    def tell(event: Event) -> None:
+        match event:
+            case NodeStarted():
+                node = app._node
+                assert node is not None
+                ledger.node = lambda: node.id
+                say("started", event.node)
+            case NodeLost():
+                ledger.lost(event.node)
+                say("lost", event.node)
+            case NodeDisowned():
+                ledger.disowned(event.node)
+                say("disowned", event.node)
+            case NodeStopping():
+                assert app._node is not None
+                say("stopping", app._node.statistics())
+            case StorageTroubled():
+                say("troubled", event.doing, event.error[:200])
+            case _:
+                pass
+
+    app.subscribe(tell)
+    await app.run()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    asyncio.run(main(json.loads(sys.argv[1])))

@@ -1,0 +1,160 @@
+"""A store with a large backlog, and how PostgreSQL goes about the statements of its verbs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import asyncpg
+
+from headgate.clock import SECOND
+from headgate.jobs.job import Draw
+from headgate.storage.postgres.rows import as_json, bucket_id, lane_id
+from headgate.storage.postgres.statements import load_statements
+
+HOUR = 3600 * SECOND
+
+EXPLAINING = (
+    "session_preload_libraries=auto_explain",
+    "auto_explain.log_min_duration=0",
+    "auto_explain.log_analyze=on",
+    "auto_explain.log_buffers=on",
+    "auto_explain.log_timing=off",
+    "auto_explain.log_format=json",
+    "log_line_prefix=",
+    "shared_buffers=256MB",
+)
+"""Options of a server that writes the plan of every statement into its log, as it was run."""
+
+
+class Ran(NamedTuple):
+    """One run of a statement: its name, milliseconds, pages that were looked at, tables that were read whole."""
+
+    statement: str
+    took: float
+    pages: int
+    scanned: frozenset[str]
+    text: str
+
+
+class Plans:
+    """What the log of a server says about the statements that ran, since it was last asked."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._seen = 0
+        self._names = {_squeezed(statement.sql): name for name, statement in load_statements("headgate").items()}
+
+    def read(self) -> list[Ran]:
+        text = self._log.read_text()[self._seen :]
+        self._seen += len(text)
+        return [ran for ran in map(self._ran, _explained(text)) if ran is not None]
+
+    def _ran(self, found: tuple[float, Any]) -> Ran | None:
+        took, explained = found
+        name = self._names.get(_squeezed(explained["Query Text"]))
+        if name is None:
+            return None
+        plan = explained["Plan"]
+        scanned = {
+            node["Relation Name"] for node in _nodes(plan) if node["Node Type"] == "Seq Scan" and node["Actual Loops"]
+        }
+        pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+        return Ran(name, took, pages, frozenset(scanned), json.dumps(plan, indent=1))
+
+
+def _explained(text: str) -> Iterator[tuple[float, Any]]:
+    decoder = json.JSONDecoder()
+    for found in re.finditer(r"duration: ([\d.]+) ms  plan:\s*", text):
+        yield float(found[1]), decoder.raw_decode(text, found.end())[0]
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for below in plan.get("Plans", []):
+        yield from _nodes(below)
+
+
+def _squeezed(sql: str) -> str:
+    return " ".join(sql.split())
+
+
+class Backlog:
+    """So many jobs: two of three are final, the others wait.
+
+    The final ones are the older ones, as they would be. Of those that wait, a third has no limit, a third is in one
+    lane, and a third in LANES others, whose buckets are closed. Queue and task of the oldest are "rare".
+    """
+
+    LANES = 2000
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    @property
+    def newest(self) -> str:
+        """The last job of the one lane."""
+        return self.id((self._rows - 2) // 3 * 3 + 1)
+
+    def id(self, number: int) -> str:
+        """The id of a job, in the order in which they were added."""
+        return f"{number:08x}-0000-7000-8000-000000000000"
+
+    async def fill(self, url: str, oldest: int, now: int) -> None:
+        """Add them from that instant on, and let the server know what it has; `now` is limit time."""
+        draws = [(Draw("api", str(number)),) for number in range(self.LANES)]
+        lanes = [lane_id("mail", drawn, "") for drawn in draws]
+        connection = await asyncpg.connect(url)
+        try:
+            await connection.execute("SET synchronous_commit = off")
+            await connection.execute(_BUCKETS, [bucket_id(drawn) for (drawn,) in draws], now + HOUR)
+            texts = [as_json(drawn) for drawn in draws]
+            await connection.execute(_JOBS, self._rows, oldest, lane_id("mail", (), ""), lanes, texts, self.LANES)
+            await connection.execute(_LANES, now - SECOND)
+            await connection.execute(_ATTEMPTS)
+            await connection.execute("VACUUM ANALYZE")
+        finally:
+            await connection.close()
+
+
+_BUCKETS = """
+INSERT INTO headgate.bucket (id, limit_name, key, idle_at, opens_at)
+SELECT id, 'api', (place - 1)::text, $2, $2 FROM unnest($1::bytea[]) WITH ORDINALITY AS known (id, place)
+"""
+
+_JOBS = """
+INSERT INTO headgate.job (
+    id, lane, draws, waiting, delayed, priority, attempt, run_at, enqueued_at, started_at, finished_at, charged_at,
+    state, task, queue, node, payload
+)
+SELECT
+    lpad(to_hex(n), 8, '0') || '-0000-7000-8000-000000000000',
+    CASE n % 3 WHEN 0 THEN $3::bytea WHEN 1 THEN ($4::bytea[])[1] ELSE ($4::bytea[])[1 + n % $6] END,
+    CASE n % 3 WHEN 0 THEN '[]' WHEN 1 THEN ($5::text[])[1] ELSE ($5::text[])[1 + n % $6] END,
+    is_waiting, n % 50 = 7, CASE WHEN n % 100 = 0 THEN 5 ELSE 0 END, 0,
+    CASE WHEN n % 100 = 7 THEN at + 7200000000 ELSE at END,
+    at, ended_at, ended_at, ended_at,
+    CASE WHEN is_waiting THEN 'waiting' WHEN n % 100 = 3 THEN 'failed' ELSE 'succeeded' END,
+    CASE n WHEN 0 THEN 'rare' ELSE 'send' END, CASE n WHEN 0 THEN 'rare' ELSE 'mail' END, 'gone',
+    '{"to":"somebody@example.com","subject":"hello"}'
+FROM (
+    SELECT *, $2::bigint + n AS at, CASE WHEN NOT is_waiting THEN $2::bigint + n END AS ended_at
+    FROM (SELECT n, n >= $1 * 2 / 3 AS is_waiting FROM generate_series(0, $1::integer - 1) AS n) AS numbered
+) AS made
+"""
+
+_LANES = """
+INSERT INTO headgate.lane (id, queue, draws, waiting, since, behind)
+SELECT job.lane, 'mail', job.draws, count(*), CASE WHEN job.draws <> '[]' THEN $1::bigint END, bucket.id
+FROM headgate.job LEFT JOIN headgate.bucket ON job.draws <> '[]' AND bucket.key = job.draws::json -> 0 ->> 1
+WHERE waiting
+GROUP BY job.lane, job.draws, bucket.id
+"""
+
+_ATTEMPTS = """
+INSERT INTO headgate.attempt (job, number, node, started_at, ended_at, outcome, charged_at)
+SELECT id, 1, node, started_at, finished_at, 'failed', charged_at FROM headgate.job WHERE state = 'failed'
+"""

@@ -1,0 +1,62 @@
+"""A release of a program, with migrations and limits of its own: it opens the database when told to, or works on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from headgate import Headgate, HeadgateError, RateLimit, current_job
+from headgate.engine import regater
+from headgate.limits.limit import Limit
+from headgate.storage.migrations import read_migrations
+from headgate.storage.postgres import schema
+
+LIMITS: dict[str, Limit] = {
+    # Three at once, and then one in hours: a backlog.
+    "tight": RateLimit(3, per=360_000, burst=3, key="{tenant}", name="tight"),
+    "wide": RateLimit(1000, per=1, burst=1000, key="{tenant}", name="wide"),
+}
+
+
+async def main(options: dict[str, Any]) -> None:
+    if "migrations" in options:
+        migrations = read_migrations(Path(options["migrations"]))
+        schema.load_migrations = lambda _package: migrations  # type: ignore[attr-defined, assignment]
+    # How soon a job is noticed that somebody of another release has enqueued.
+    regater.EVERY = 0.5
+    app = program(options["url"], options.get("limits", "tight"), schema=options.get("schema", "headgate"))
+    if options.get("opens"):
+        say("ready")
+        await asyncio.to_thread(sys.stdin.readline)
+        try:
+            async with app.open():
+                say("opened")
+        except HeadgateError as error:
+            say("refused", type(error).__name__, str(error))
+        return
+    say("ready")
+    await app.run()
+
+
+def program(url: str, limits: str, **settings: Any) -> Headgate:
+    app = Headgate(url, **{"heartbeat": 0.25, "lease": 2, **settings})
+
+    @app.task(limits=[LIMITS[limits]])
+    async def call(tenant: str) -> None:
+        say("ran", current_job().id)
+
+    return app
+
+
+def say(word: str, *values: Any) -> None:
+    sys.stdout.write(f"{word} {json.dumps(values)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    asyncio.run(main(json.loads(sys.argv[1])))

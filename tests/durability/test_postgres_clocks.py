@@ -1,0 +1,88 @@
+"""Machines whose clocks are an hour off: what is due and whose lease has run out is told by the server's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from headgate.clock import SECOND, SystemClock
+from headgate.jobs.event import ClockSkewed, NodeDisowned, NodeLost
+from tests.durability.work import Work, until
+from tests.postgres_server import PostgresServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+HOUR = 3600
+
+
+class WrongClock(SystemClock):
+    """A machine whose wall clock is wrong."""
+
+    def __init__(self, ahead: int) -> None:
+        super().__init__()
+        self._ahead = ahead
+
+    def now(self) -> int:
+        return super().now() + self._ahead * SECOND
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
+async def test_a_worker_whose_clock_is_an_hour_off_starts_jobs_when_they_are_due(
+    postgres: PostgresServer, ahead: int
+) -> None:
+    here, there = Work(postgres.url), Work(postgres.url, clock=WrongClock(ahead))
+    async with here.app.open(), there.app:
+        await there.has_run(await here.gated.enqueue("acme"), timeout=3)
+        began = time.monotonic()
+        later = await here.gated.using(delay=1.5).enqueue("acme")
+        much_later = await here.gated.using(delay=HOUR / 2).enqueue("acme")
+        await there.has_run(later, timeout=5)
+        assert 1.4 < time.monotonic() - began < 3.5
+        assert much_later.id not in there.runs
+        # Somebody should set that clock.
+        await until(lambda: there.saw(ClockSkewed), 5)
+        (skewed,) = [event.seconds for event in there.events if isinstance(event, ClockSkewed)]
+        assert abs(skewed - ahead) < 1
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
+async def test_a_job_delayed_by_an_app_whose_clock_is_an_hour_off_is_delayed_by_what_it_said(
+    postgres: PostgresServer, ahead: int
+) -> None:
+    here, there = Work(postgres.url, clock=WrongClock(ahead)), Work(postgres.url)
+    async with here.app.open(), there.app:
+        await there.has_run(await here.gated.enqueue("acme"), timeout=3)
+        began = time.monotonic()
+        later = await here.gated.using(delay=1.5).enqueue("acme")
+        await there.has_run(later, timeout=5)
+        assert 1.4 < time.monotonic() - began < 3.5
+
+
+async def test_nodes_whose_clocks_are_two_hours_apart_take_neither_for_dead_and_share_a_budget_exactly(
+    postgres: PostgresServer,
+) -> None:
+    fast, slow = Work(postgres.url, clock=WrongClock(HOUR)), Work(postgres.url, clock=WrongClock(-HOUR))
+    async with fast.app, slow.app:
+        held = await fast.patient.enqueue("acme")
+        await until(lambda: held.id in fast.runs + slow.runs, 5)
+        jobs = await slow.gated.enqueue_many([("acme",)] * 40)
+        await until(lambda: {job.id for job in jobs} <= {*fast.runs, *slow.runs}, 10)
+        assert await fast.used("acme") == 40
+        # Longer than a lease.
+        await asyncio.sleep(3)
+        for work in (fast, slow):
+            work.go_on.set()
+            assert not work.saw(NodeLost)
+            assert not work.saw(NodeDisowned)
+        assert await held.result(timeout=5) == "acme"
+
+
+async def test_a_job_that_expires_does_so_by_the_server_s_clock(postgres: PostgresServer) -> None:
+    here, there = Work(postgres.url), Work(postgres.url, clock=WrongClock(HOUR))
+    async with here.app.open(), there.app:
+        expires_at = datetime.now(UTC) + timedelta(minutes=30)
+        job = await here.gated.using(expires_at=expires_at).enqueue("acme")
+        await there.has_run(job, timeout=5)

@@ -1,0 +1,208 @@
+"""Whatever stops answering on PostgreSQL: every wait has an end, and closing does not wait for what never comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from headgate.clock import SystemClock
+from headgate.errors import StorageUnavailable
+from headgate.storage.postgres import database, schema
+from headgate.storage.postgres.database import Database
+from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.postgres.wake_ups import WakeUps
+from tests.durability.postgres import session_at
+from tests.durability.wire import Wire
+from tests.durability.work import Work
+from tests.postgres_server import PostgresServer, server_in
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+SLEEP = "SELECT pg_sleep(60)"
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    assert took < seconds, f"it took {took:.1f} s"
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, *, size: int = 2) -> AsyncIterator[Database]:
+    database_ = Database(url, "headgate", SystemClock(), size=size)
+    await database_.open()
+    try:
+        yield database_
+    finally:
+        await database_.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "CONNECT_TIMEOUT", 0.5)
+    monkeypatch.setattr(database, "COMMAND_TIMEOUT", 0.5)
+    monkeypatch.setattr(database, "PATIENCE", 500_000)
+    monkeypatch.setattr(schema, "COMMAND_TIMEOUT", 0.5)
+    monkeypatch.setattr(schema, "TURN_TIMEOUT", 1)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_opening_what_takes_connections_and_never_answers_ends(postgres: PostgresServer) -> None:
+    async with Wire.to(postgres.port) as wire:
+        wire.hold()
+        storage = PostgresStorage(postgres.url_at(wire.port), SystemClock())
+        with within(3), pytest.raises(StorageUnavailable):
+            await storage.open()
+        with within(1):
+            await storage.close()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_server_that_stops_while_the_tables_are_made_is_told(postgres: PostgresServer) -> None:
+    async with Wire.to(postgres.port) as wire:
+        stalled = wire.stall_before(b"CREATE SCHEMA")
+        storage = PostgresStorage(postgres.url_at(wire.port), SystemClock())
+        opening = asyncio.ensure_future(storage.open())
+        await stalled.happened.wait()
+        # Nobody answers any more, to nobody.
+        wire.hold()
+        with within(5), pytest.raises(StorageUnavailable):
+            await opening
+        stalled.goes_on.set()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_pool_whose_connections_are_all_stuck_is_not_waited_for_longer_than_a_statement(
+    postgres: PostgresServer,
+) -> None:
+    async with Wire.to(postgres.port) as wire, opened(postgres.url_at(wire.port)) as data:
+
+        async def stuck() -> None:
+            await data.run(lambda session: session.script(SLEEP))
+
+        await data.run(lambda session: session.script("SELECT 1"))
+        wire.hold()
+        with within(4):
+            failures = await asyncio.gather(*(stuck() for _ in range(8)), return_exceptions=True)
+        assert all(isinstance(failure, StorageUnavailable) for failure in failures), failures
+        # The silent ones stay silent, and none of them is in the pool any more.
+        wire.release()
+        with within(3):
+            await data.repeat(lambda session: session.script("SELECT 1"))
+
+
+@pytest.mark.parametrize("statement", ["BEGIN", "SLEEP", "COMMIT", "ROLLBACK"])
+@pytest.mark.usefixtures("impatient")
+async def test_each_statement_of_a_transaction_has_an_end(postgres: PostgresServer, statement: str) -> None:
+    async with Wire.to(postgres.port) as wire, opened(postgres.url_at(wire.port)) as data:
+        await data.run(lambda session: session.script("SELECT 1"))
+        stalled = wire.stall_before(b"pg_sleep" if statement == "SLEEP" else statement.encode())
+
+        async def work(session: database.Session) -> None:
+            await session.script(SLEEP if statement == "SLEEP" else "SELECT 2")
+            if statement == "ROLLBACK":
+                raise LookupError
+
+        with within(3), pytest.raises(StorageUnavailable):
+            await data.transact(work)
+        assert stalled.happened.is_set()
+        with within(3):
+            await data.run(lambda session: session.script("SELECT 3"))
+        stalled.goes_on.set()
+
+
+async def test_a_task_that_is_cancelled_in_the_middle_leaves_at_once_and_its_connection_goes(
+    postgres: PostgresServer,
+) -> None:
+    async with Wire.to(postgres.port) as wire, opened(postgres.url_at(wire.port), size=1) as data:
+        stalled = wire.stall_before(b"pg_sleep")
+        working = asyncio.ensure_future(data.run(lambda session: session.script(SLEEP)))
+        await stalled.happened.wait()
+        working.cancel()
+        with within(1), pytest.raises(asyncio.CancelledError):
+            await working
+        with within(2):
+            await data.run(lambda session: session.script("SELECT 1"))
+        stalled.goes_on.set()
+
+
+async def test_closing_does_not_wait_for_connections_that_say_nothing_any_more(postgres: PostgresServer) -> None:
+    async with Wire.to(postgres.port) as wire:
+        data = Database(postgres.url_at(wire.port), "headgate", SystemClock(), size=4)
+        await data.open()
+        await asyncio.gather(*(data.run(lambda session: session.script("SELECT pg_sleep(0.1)")) for _ in range(3)))
+        working = asyncio.ensure_future(data.run(lambda session: session.script(SLEEP)))
+        await asyncio.sleep(0.05)
+        wire.hold()
+        with within(database.CLOSE_TIMEOUT + 1):
+            await data.close()
+        with pytest.raises(StorageUnavailable):
+            await working
+
+
+async def test_an_app_whose_server_says_nothing_any_more_closes(postgres: PostgresServer) -> None:
+    async with Wire.to(postgres.port) as wire:
+        work = Work(postgres.url_at(wire.port))
+        async with work.app.open():
+            await work.gated.enqueue("acme")
+            wire.hold()
+            began = time.monotonic()
+        assert time.monotonic() - began < database.CLOSE_TIMEOUT + 2
+
+
+async def test_a_cancellation_that_is_lost_on_its_way_is_repeated(postgres: PostgresServer) -> None:
+    class Deaf(WakeUps):
+        async def _poll(self) -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await asyncio.Event().wait()
+
+    async with opened(postgres.url) as data:
+        wake_ups = Deaf(data, None, SystemClock(), lambda: None)
+        await wake_ups.open()
+        await asyncio.sleep(0)
+        with within(3):
+            await wake_ups.close()
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[PostgresServer]:
+    """A server that keeps few notifications, as far as it can be told so: 17 or newer."""
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(server_in(tmp_path, "max_notify_queue_pages=64"))
+        except AssertionError:
+            pytest.skip("this PostgreSQL has no max_notify_queue_pages")
+        yield server
+
+
+async def flood(session: asyncpg.Connection) -> None:
+    while True:
+        await session.execute("SELECT pg_notify('nothing', repeat('x', 7000) || n) FROM generate_series(1, 50) n")
+
+
+async def test_a_queue_of_notifications_that_is_full_stops_nobody(narrow: PostgresServer) -> None:
+    work, other = Work(narrow.url), Work(narrow.url)
+    async with work.app, other.app.open(), session_at(narrow.url) as lazy, session_at(narrow.url) as loud:
+        await work.has_run(await other.gated.enqueue("acme"))
+        # Who listens and does not leave its transaction keeps all that is said.
+        await lazy.execute("LISTEN nothing; BEGIN; SELECT 1")
+        with pytest.raises(asyncpg.ProgramLimitExceededError, match="too many notifications"):
+            await flood(loud)
+        await work.has_run(*[await other.gated.enqueue("acme") for _ in range(3)])
+        await lazy.execute("COMMIT; UNLISTEN *")
+        # And who could not tell then tells again now.
+        storage = other.app._storage
+        assert isinstance(storage, PostgresStorage)
+        assert storage._wake_ups is not None
+        assert not any(task.done() for task in storage._wake_ups._tasks)
+        assert work.troubles == []

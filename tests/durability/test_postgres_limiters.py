@@ -1,0 +1,242 @@
+"""Limiters on PostgreSQL when programs compete, beside jobs of the same limit, and when the server goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from headgate import Headgate, Limiter, RateLimit, StrictRate
+from headgate.clock import SECOND
+from headgate.errors import DeclarationError, GateClosed, StorageUnavailable, StorageUnusable
+from headgate.limits.bucket_store import Bucket
+from headgate.storage.postgres import shared_buckets
+from headgate.storage.postgres.shared_buckets import PostgresBuckets
+from tests.durability.postgres import ask, becomes
+from tests.durability.processes import Children
+from tests.durability.wire import Wire
+from tests.durability.work import until
+from tests.postgres_server import PostgresServer
+
+HUNDRED = RateLimit(100, per=360_000, name="hundred")
+"""100 an hour or so: what comes back during a test is less than one."""
+
+
+def at(url: str, schema: str, **options: object) -> str:
+    options = {"schema": schema, **options}
+    return url + ("&" if "?" in url else "?") + "&".join(f"{name}={value}" for name, value in options.items())
+
+
+def most_in_any_window(starts: Sequence[int], period: int) -> int:
+    most = first = 0
+    for last, instant in enumerate(starts):
+        while starts[first] <= instant - period:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+@pytest.mark.slow
+async def test_two_processes_never_take_one_too_many_and_use_what_there_is(
+    postgres_url: str, postgres_schema: str, children: Children
+) -> None:
+    count, per, seconds = 20, 0.4, 3.0
+    url = at(postgres_url, postgres_schema)
+    takers = [
+        await children.start("bucket_taker.py", url=url, limit="shared", count=count, per=per, seconds=seconds, tasks=4)
+        for _ in range(2)
+    ]
+    for taker in takers:
+        await taker.hear("ready")
+    for taker in takers:
+        taker.tell("go")
+    starts: list[int] = []
+    for taker in takers:
+        own = await taker.hear("granted")
+        assert own, "both were granted some"
+        starts += own
+        assert await taker.end() == 0
+    starts.sort()
+    assert most_in_any_window(starts, round(per * SECOND)) == count
+    assert len(starts) >= seconds / per * count * 0.8
+
+
+async def test_a_limiter_and_the_jobs_of_a_limit_of_that_name_draw_on_one_bucket(
+    postgres_url: str, postgres_schema: str
+) -> None:
+    app = Headgate(postgres_url, schema=postgres_schema)
+    ran = asyncio.Event()
+
+    @app.task(limits=[RateLimit(2, per=360_000, burst=2, name="calls", key="{tenant}")])
+    async def call(tenant: str) -> None:
+        ran.set()
+
+    two = RateLimit(2, per=360_000, burst=2, name="calls")
+    async with Limiter(two, store=at(postgres_url, postgres_schema)) as limiter, app:
+        assert await limiter.try_acquire("acme")
+        await (await call.enqueue("acme")).result(timeout=10)
+        assert not await limiter.try_acquire("acme")
+        assert await limiter.try_acquire("globex")
+        # What plain code took, a job has to wait for, until it is given back, which wakes the worker.
+        assert await limiter.try_acquire("globex")
+        ran.clear()
+        job = await call.enqueue("globex")
+        await asyncio.sleep(0.3)
+        assert not ran.is_set()
+        await limiter.reset("globex")
+        await job.result(timeout=10)
+
+
+async def test_threads_of_a_program_without_a_loop_share_one(postgres_url: str, postgres_schema: str) -> None:
+    def program() -> tuple[int, int]:
+        limiter = Limiter(HUNDRED, store=at(postgres_url, postgres_schema))
+        with ThreadPoolExecutor(4) as threads:
+            taken = list(threads.map(lambda _: bool(limiter.sync.try_acquire("a")), range(120)))
+        used = limiter.sync.snapshot("a").used
+        limiter.sync.close()
+        with pytest.raises(GateClosed):
+            limiter.sync.try_acquire("a")
+        return sum(taken), used
+
+    assert await asyncio.to_thread(program) == (100, 100)
+
+
+async def test_nothing_is_connected_before_it_is_used_and_nothing_stays_after_closing(
+    postgres: PostgresServer,
+) -> None:
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headgate'"
+    Limiter(HUNDRED, store="postgresql://nobody@127.0.0.1:1/nothing")
+    limiter = Limiter(HUNDRED, store=at(postgres.url, "limits", connections=2))
+    assert await ask(postgres.url, sessions) == 0
+    await asyncio.gather(*(limiter.acquire(f"key-{number}") for number in range(20)))
+    assert 1 <= await ask(postgres.url, sessions) <= 2
+    await limiter.close()
+    await becomes(lambda: ask(postgres.url, sessions), 0)
+
+
+async def test_a_server_that_is_away_is_told_in_time_and_used_again_when_it_is_back(postgres: PostgresServer) -> None:
+    async with Limiter(HUNDRED, store=at(postgres.url, "limits", timeout=0.5)) as limiter:
+        assert await limiter.try_acquire("acme")
+        postgres.freeze()
+        began = time.monotonic()
+        with pytest.raises(StorageUnavailable, match="did not answer within"):
+            await limiter.try_acquire("acme")
+        assert time.monotonic() - began < 3
+        postgres.thaw()
+        await becomes(lambda: answers(limiter), True)
+        postgres.stop(signal.SIGQUIT)
+        with pytest.raises(StorageUnavailable):
+            await limiter.try_acquire("acme")
+        postgres.start()
+        await becomes(lambda: answers(limiter), True)
+        # What it had said yes to counts still.
+        assert (await limiter.snapshot("acme")).used >= 1
+
+
+async def answers(limiter: Limiter) -> bool:
+    try:
+        await limiter.snapshot("acme")
+    except StorageUnavailable:
+        return False
+    return True
+
+
+async def test_a_lost_reply_to_what_has_an_id_is_not_charged_twice(postgres: PostgresServer) -> None:
+    bucket = Bucket("hundred", "acme", HUNDRED.rule)
+    async with Wire.to(postgres.port) as wire:
+        store = PostgresBuckets.from_url(at(postgres.url_at(wire.port), "limits"))
+        await store.open()
+        assert (await store.take(bucket)).granted == 1
+        lost = wire.break_after(b"COMMIT")
+        assert (await store.take(bucket, count=7, id="claim-1")).granted == 7
+        assert lost.happened.is_set()
+        assert (await store.snapshot(bucket)).used == 8
+        lost = wire.break_after(b"COMMIT")
+        with pytest.raises(StorageUnavailable):
+            await store.take(bucket)
+        # It was counted, and counted once.
+        assert (await store.snapshot(bucket)).used == 9
+        booked = Bucket("booked", "acme", StrictRate(1, per=3600).rule)
+        first = await store.take(booked)
+        lost = wire.break_after(b"COMMIT")
+        assert (await store.reserve(booked, id="a")).opens_at == first.now + booked.rule.period
+        assert lost.happened.is_set()
+        assert (await store.reserve(booked, id="b")).opens_at == first.now + 2 * booked.rule.period
+        await store.close()
+
+
+async def test_buckets_that_are_as_good_as_new_go_where_no_worker_sweeps(
+    postgres_url: str, postgres_schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_buckets, "SWEEP_EVERY", 0.1)
+    async with Limiter(RateLimit("100/s", name="calls"), store=at(postgres_url, postgres_schema)) as limiter:
+        for number in range(20):
+            assert await limiter.try_acquire(f"key-{number}")
+        await becomes(lambda: ask(postgres_url, f"SELECT count(*) FROM {postgres_schema}.bucket"), 0)
+
+
+async def test_limits_of_jobs_elsewhere_are_kept_in_a_postgres_as_in_a_redis(
+    postgres_url: str, postgres_schema: str
+) -> None:
+    place = at(postgres_url, postgres_schema)
+    app = Headgate("memory://", limits_url=place)
+    ran: list[str] = []
+
+    @app.task(limits=[RateLimit(3, per=360_000, burst=3, name="calls", key="{tenant}")])
+    async def call(tenant: str) -> None:
+        ran.append(tenant)
+
+    async with app, Limiter(RateLimit(3, per=360_000, burst=3, name="calls"), store=place) as limiter:
+        assert await limiter.try_acquire("acme")
+        await call.enqueue_many([("acme",)] * 3)
+        await until(lambda: len(ran) == 2, 10)
+        await asyncio.sleep(0.3)
+        assert len(ran) == 2
+        assert not await limiter.try_acquire("acme")
+
+
+async def test_a_limit_that_is_put_where_the_jobs_are_is_simply_theirs(postgres_url: str, postgres_schema: str) -> None:
+    app = Headgate(postgres_url, schema=postgres_schema, limits_url=at(postgres_url, postgres_schema))
+    other = Headgate(postgres_url, schema="other", limits_url=at(postgres_url, postgres_schema))
+    for each in (app, other):
+
+        @each.task(limits=[RateLimit("1/h", name="calls")])
+        async def call() -> None: ...
+
+    assert set(app._elsewhere()) == set()
+    assert set(other._elsewhere()) == {"calls"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://localhost/db?schema=Limits",
+        "postgresql://localhost/db?schema=x;drop",
+        "postgresql://localhost/db?timeout=soon",
+        "postgresql://localhost/db?timeout=0",
+        "postgresql://localhost/db?connections=0",
+        "postgresql://localhost:port/db",
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused_where_it_is_declared(url: str) -> None:
+    with pytest.raises(DeclarationError):
+        Limiter(HUNDRED, store=url)
+
+
+def test_no_password_is_told(postgres_url: str) -> None:
+    with pytest.raises(DeclarationError) as told:
+        Limiter(HUNDRED, store="postgresql://user:secret@localhost/db?timeout=soon")
+    assert "secret" not in str(told.value)
+
+
+async def test_options_of_the_driver_reach_it(postgres_url: str, postgres_schema: str) -> None:
+    async with Limiter(HUNDRED, store=at(postgres_url, postgres_schema, application_name="biller")) as limiter:
+        assert await limiter.try_acquire("acme")
+    wrong = Limiter(HUNDRED, store=at(f"{postgres_url.rpartition('/')[0]}/nothing_here", postgres_schema))
+    with pytest.raises(StorageUnusable):
+        await wrong.try_acquire("acme")
+    await wrong.close()

@@ -1,0 +1,88 @@
+"""A user's transaction that holds an enqueue open: nobody waits for it, and its jobs are there when it commits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from headgate import Job
+from headgate.storage.postgres.addition import add_jobs
+from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.statements import load_statements
+from headgate.tasks.task import Call
+from tests.durability.postgres import ask, session_at
+from tests.durability.work import Work, until
+from tests.postgres_server import PostgresServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+HELD = 2.5
+PROMPT = 1.0
+
+
+async def enqueue_in(connection: Any, work: Work, keys: list[str]) -> list[str]:
+    """Enqueue in a transaction of the caller's, as the app would; the ids."""
+    calls: list[Call[Any]] = [Call((key,), {}) for key in keys]
+    jobs = work.app._new_jobs(work.gated, work.gated._options, calls)
+    session = Session(connection, load_statements("headgate"), is_pooled=False)
+    await add_jobs(session, jobs, work.app._storage.limit_now())
+    return [job.id for job in jobs]
+
+
+@pytest.mark.parametrize("ends_with", ["COMMIT", "ROLLBACK"])
+async def test_a_transaction_that_holds_an_enqueue_open_delays_nobody(postgres: PostgresServer, ends_with: str) -> None:
+    work = Work(postgres.url)
+    async with work.app, session_at(postgres.url) as user:
+        await work.has_run(await work.gated.enqueue("acme"))
+        await user.execute("BEGIN")
+        # One lane that is known, and one that nobody has drawn on yet.
+        ids = await enqueue_in(user, work, ["acme", "new"])
+        slowest = 0.0
+        began_at = time.monotonic()
+        while time.monotonic() - began_at < HELD:
+            began = time.monotonic()
+            jobs = await work.gated.enqueue_many([("acme",), ("new",), ("globex",)])
+            jobs.append(await work.plain.enqueue("none"))
+            await work.has_run(*jobs)
+            await asyncio.gather(*(job.result(timeout=5) for job in jobs))
+            slowest = max(slowest, time.monotonic() - began)
+        assert slowest < PROMPT
+        assert not set(ids) & set(work.runs)
+        await user.execute(ends_with)
+        if ends_with == "COMMIT":
+            await until(lambda: set(ids) <= set(work.runs), 2, lambda: "a look for what was committed")
+        else:
+            await work.has_run(await work.gated.enqueue("acme"), await work.gated.enqueue("new"))
+            assert await ask(postgres.url, "SELECT count(*) FROM headgate.job WHERE id = ANY($1::text[])", ids) == 0
+        assert await work.used("acme") == sum(1 for job in await work.app.admin.jobs(key="acme", count=10_000))
+        assert await work.app._storage.check() == []
+
+
+async def test_many_transactions_that_hold_enqueues_open_end_in_any_order_and_lose_nothing(
+    postgres: PostgresServer,
+) -> None:
+    work = Work(postgres.url)
+    async with work.app:
+
+        async def user(number: int) -> list[str]:
+            async with session_at(postgres.url) as connection:
+                ids: list[str] = []
+                for turn in range(8):
+                    await connection.execute("BEGIN")
+                    held = await enqueue_in(connection, work, [f"key-{(number + turn) % 3}", "shared"])
+                    await asyncio.sleep(0.02 * ((7 * number + 3 * turn) % 5))
+                    is_kept = (number + turn) % 4 != 0
+                    await connection.execute("COMMIT" if is_kept else "ROLLBACK")
+                    ids += held if is_kept else []
+                return ids
+
+        committed = [id for ids in await asyncio.gather(*(user(number) for number in range(12))) for id in ids]
+        await until(lambda: set(committed) <= set(work.runs), 10)
+        assert sorted(work.runs) == sorted(committed)
+        await asyncio.gather(*(Job[None](id, work.app).result(timeout=5) for id in committed))
+        assert await work.app._storage.check() == []
+        assert work.app._node is not None
+        assert work.app._node.statistics()["swept"] == 0

@@ -1,0 +1,164 @@
+"""Connections that break at the commit: what was written is written once, and what was claimed is run once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from random import Random
+
+import pytest
+
+from headgate import JobState
+from headgate.jobs.event import StorageTroubled
+from tests.durability.postgres import Endings, ask, count_endings
+from tests.durability.wire import Wire
+from tests.durability.work import Work, until
+from tests.postgres_server import PostgresServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(40)]
+
+MARK = b"a-mark-in-the-payload"
+
+
+@pytest.mark.parametrize("is_lost", ["answer", "request"])
+@pytest.mark.parametrize("count", [1, 3])
+async def test_an_enqueue_whose_commit_was_cut_is_there_exactly_once(
+    postgres: PostgresServer, is_lost: str, count: int
+) -> None:
+    async with Wire.to(postgres.port) as wire:
+        work = Work(postgres.url_at(wire.port))
+        async with work.app.open():
+            # The statements have been prepared, and the connections made.
+            await work.gated.enqueue_many([("before",)] * count)
+            cut = (wire.break_after if is_lost == "answer" else wire.break_before)(MARK)
+            jobs = await work.gated.enqueue_many([(MARK.decode(),)] * count)
+            assert cut.happened.is_set()
+            rows = "SELECT count(*) FROM headgate.job WHERE payload LIKE '%' || $1 || '%'"
+            assert await ask(postgres.url, rows, MARK.decode()) == count
+            states = [(await job.status()).state for job in jobs]
+            assert states == [JobState.WAITING] * count
+        async with work.app:
+            await work.has_run(*jobs)
+            assert await work.used(MARK.decode()) == count
+            assert work.again == []
+            assert await work.app._storage.check() == []
+
+
+@pytest.mark.parametrize("is_lost", ["answer", "request"])
+async def test_a_job_whose_claim_was_cut_at_the_commit_is_run_once(postgres: PostgresServer, is_lost: str) -> None:
+    here = Work(postgres.url)
+    async with Wire.to(postgres.port) as wire, here.app.open():
+        there = Work(postgres.url_at(wire.port))
+        await count_endings(postgres.url)
+        async with there.app:
+            job = await here.gated.using(delay=0.7).enqueue("acme")
+            cut = (wire.break_after if is_lost == "answer" else wire.break_before)(b"COMMIT", within=job.id.encode())
+            async with asyncio.timeout(10):
+                await cut.happened.wait()
+            assert await ask(postgres.url, "SELECT state FROM headgate.job") == (
+                "running" if is_lost == "answer" else "waiting"
+            )
+            await job.result(timeout=10)
+            assert there.runs == [job.id]
+            assert await here.app._storage.check() == []
+        assert (await Endings.of(postgres.url)).times == {job.id: 1}
+
+
+async def test_a_job_whose_claim_was_not_answered_is_charged_once(postgres: PostgresServer) -> None:
+    here = Work(postgres.url)
+    async with Wire.to(postgres.port) as wire, here.app.open():
+        there = Work(postgres.url_at(wire.port))
+        async with there.app:
+            job = await here.gated.using(delay=0.7).enqueue("acme")
+            cut = wire.break_after(b"COMMIT", within=job.id.encode())
+            async with asyncio.timeout(10):
+                await cut.happened.wait()
+            await job.result(timeout=10)
+            assert await here.used("acme") == 1
+
+
+async def test_a_job_without_limits_whose_claim_was_not_answered_is_run_once(postgres: PostgresServer) -> None:
+    here = Work(postgres.url)
+    async with Wire.to(postgres.port) as wire, here.app.open():
+        there = Work(postgres.url_at(wire.port))
+        await count_endings(postgres.url)
+        async with there.app:
+            job = await here.plain.using(delay=0.7).enqueue("acme")
+            cut = wire.break_at_answer(job.id.encode())
+            async with asyncio.timeout(10):
+                await cut.happened.wait()
+            await job.result(timeout=10)
+            assert there.runs == [job.id]
+        assert (await Endings.of(postgres.url)).times == {job.id: 1}
+
+
+@pytest.mark.parametrize("is_lost", ["answer", "request"])
+async def test_an_ending_that_was_cut_at_the_commit_is_written_once(postgres: PostgresServer, is_lost: str) -> None:
+    here = Work(postgres.url)
+    async with Wire.to(postgres.port) as wire, here.app.open():
+        there = Work(postgres.url_at(wire.port))
+        await count_endings(postgres.url)
+        async with there.app:
+            job = await here.patient.enqueue("acme")
+            await there.has_run(job)
+            cut = (wire.break_after if is_lost == "answer" else wire.break_before)(job.id.encode())
+            there.go_on.set()
+            assert await job.result(timeout=10) == "acme"
+            async with asyncio.timeout(5):
+                await cut.happened.wait()
+            await until(lambda: not there.app._node._recorder.pending, 5)  # type: ignore[union-attr]
+            assert there.runs == [job.id]
+        endings = await Endings.of(postgres.url)
+        assert endings.states == {job.id: "succeeded"}
+        assert endings.times == {job.id: 1}
+        assert endings.lost == {}
+
+
+async def test_a_cut_is_told_and_the_node_goes_on(postgres: PostgresServer) -> None:
+    here = Work(postgres.url)
+    async with Wire.to(postgres.port) as wire, here.app.open():
+        there = Work(postgres.url_at(wire.port))
+        async with there.app:
+            await there.has_run(await here.gated.enqueue("acme"))
+            wire.put_to(1)
+            await until(lambda: there.saw(StorageTroubled), 15)
+            wire.put_to(postgres.port)
+            await there.has_run(await here.gated.enqueue("acme"), timeout=5)
+
+
+async def test_a_line_that_loses_answers_all_the_time_loses_no_job_and_keeps_no_permit(
+    postgres: PostgresServer,
+) -> None:
+    random = Random(1)
+    here = Work(postgres.url)
+    async with Wire.to(postgres.port) as wire, here.app.open():
+        there = Work(postgres.url_at(wire.port), heartbeat=0.1)
+        await count_endings(postgres.url)
+
+        async def lose() -> None:
+            while True:
+                await asyncio.sleep(random.uniform(0.02, 0.1))
+                wire.replies_to_lose = 1
+
+        async with there.app:
+            losing = asyncio.ensure_future(lose())
+            jobs = []
+            for number in range(60):
+                key = f"key-{number % 4}"
+                jobs += await here.exclusive.enqueue_many([(key,)] * 2)
+                jobs += await here.gated.enqueue_many([(key,)] * 2)
+                jobs.append(await here.plain.enqueue(key))
+                await asyncio.sleep(0.05)
+            losing.cancel()
+            wire.replies_to_lose = 0
+            await asyncio.gather(*(job.result(timeout=15) for job in jobs))
+            assert len(there.troubles) > 5
+            assert there.most_together == 1
+            assert await here.app._storage.check() == []
+            (bucket, *_) = await here.app.admin.limits.list("mutex")
+            assert bucket.used == 0
+    endings = await Endings.of(postgres.url)
+    assert set(endings.states.values()) == {"succeeded"}
+    assert endings.times == dict.fromkeys([job.id for job in jobs], 1)
+    runs = Counter(there.runs)
+    assert [id for id in runs if runs[id] > 1 + endings.lost[id]] == []

@@ -1,0 +1,273 @@
+"""The schema is made once, by whoever comes first; what cannot be made or used is refused and left as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from headgate.clock import SystemClock
+from headgate.errors import StorageUnavailable, StorageUnusable
+from headgate.storage.migrations import load_migrations, read_migrations
+from headgate.storage.postgres import schema as schema_module
+from headgate.storage.postgres.storage import PostgresStorage
+from tests.durability.postgres import ask, session_at
+from tests.durability.processes import Children
+
+
+def storage_at(url: str, schema: str) -> PostgresStorage:
+    return PostgresStorage(url, SystemClock(), schema=schema)
+
+
+async def opens(url: str, schema: str) -> None:
+    storage = storage_at(url, schema)
+    await storage.open()
+    try:
+        assert await storage.queues() == []
+    finally:
+        await storage.close()
+
+
+async def columns(url: str, schema: str, table: str) -> list[str]:
+    found: list[str] = await ask(
+        url,
+        "SELECT coalesce(array_agg(column_name::text), '{}') FROM information_schema.columns"
+        " WHERE table_schema = $1 AND table_name = $2",
+        schema,
+        table,
+    )
+    return found
+
+
+class Release:
+    """The migrations of another release: those of this one, and more."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self._monkeypatch = monkeypatch
+        for migration in load_migrations("headgate.storage.postgres"):
+            self.add(f"{migration.number:04}_{migration.name}", migration.script)
+
+    def add(self, name: str, script: str) -> None:
+        (self.folder / f"{name}.sql").write_text(script)
+
+    def install(self) -> None:
+        """From now on this process is that release."""
+        self._monkeypatch.setattr(schema_module, "load_migrations", lambda _package: read_migrations(self.folder))
+
+    def uninstall(self) -> None:
+        self._monkeypatch.undo()
+
+
+@pytest.fixture
+def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Release:
+    folder = tmp_path / "migrations"
+    folder.mkdir()
+    return Release(folder, monkeypatch)
+
+
+# ---------------------------------------------------------------------------------------------- coming first
+
+
+async def test_eight_who_open_a_new_schema_at_once_make_it_once(postgres_url: str, postgres_schema: str) -> None:
+    await asyncio.gather(*(opens(postgres_url, postgres_schema) for _ in range(8)))
+    applied = await ask(postgres_url, f"SELECT array_agg(number) FROM {postgres_schema}.migration")
+    assert applied == [migration.number for migration in load_migrations("headgate.storage.postgres")]
+    assert await ask(postgres_url, f"SELECT count(*) FROM {postgres_schema}.limit_time") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_processes_that_open_a_new_schema_at_once_make_it_once(
+    postgres_url: str, postgres_schema: str, children: Children
+) -> None:
+    all_ = [await children.start("release.py", url=postgres_url, schema=postgres_schema, opens=True) for _ in range(8)]
+    for child in all_:
+        await child.hear("ready", timeout=40)
+    for child in all_:
+        child.tell("go")
+    for child in all_:
+        assert await child.end() == 0
+        assert child.has_said("opened"), child.said
+    assert await ask(postgres_url, f"SELECT count(*) FROM {postgres_schema}.limit_time") == 1
+
+
+async def test_who_looks_is_not_held_up_by_who_migrates_and_who_migrates_waits(
+    postgres_url: str, postgres_schema: str, release: Release
+) -> None:
+    await opens(postgres_url, postgres_schema)
+    async with session_at(postgres_url) as other:
+        # Another process in the middle of a long migration.
+        await other.execute(f"BEGIN; LOCK TABLE {postgres_schema}.migration IN SHARE ROW EXCLUSIVE MODE")
+        async with asyncio.timeout(5):
+            await opens(postgres_url, postgres_schema)
+        release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
+        release.install()
+        waiting = asyncio.ensure_future(opens(postgres_url, postgres_schema))
+        waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND relation = to_regclass($1)"
+        async with asyncio.timeout(5):
+            while not await ask(postgres_url, waits, f"{postgres_schema}.migration"):
+                assert not waiting.done()
+        await other.execute("COMMIT")
+        await waiting
+    assert "note" in await columns(postgres_url, postgres_schema, "job")
+
+
+async def test_who_waits_too_long_for_another_says_so(
+    postgres_url: str, postgres_schema: str, release: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await opens(postgres_url, postgres_schema)
+    release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
+    release.install()
+    monkeypatch.setattr(schema_module, "TURN_TIMEOUT", 1)
+    async with session_at(postgres_url) as other:
+        await other.execute(f"BEGIN; LOCK TABLE {postgres_schema}.migration IN SHARE ROW EXCLUSIVE MODE")
+        with pytest.raises(StorageUnavailable, match="being migrated by another process"):
+            await opens(postgres_url, postgres_schema)
+
+
+# --------------------------------------------------------------------------------------------- other releases
+
+
+async def test_what_a_newer_release_has_added_is_tolerated(
+    postgres_url: str, postgres_schema: str, release: Release
+) -> None:
+    release.add("0002_note", "-- For people.\nALTER TABLE headgate.job ADD COLUMN note text;")
+    release.install()
+    await opens(postgres_url, postgres_schema)
+    release.uninstall()
+    await opens(postgres_url, postgres_schema)
+    assert await storage_at(postgres_url, postgres_schema).migrate() == []
+
+
+async def test_what_a_newer_release_has_broken_is_refused(
+    postgres_url: str, postgres_schema: str, release: Release
+) -> None:
+    release.add("0002_renamed", "-- breaking: jobs lie elsewhere\nALTER TABLE headgate.job RENAME TO task;")
+    release.install()
+    await storage_at(postgres_url, postgres_schema).migrate()
+    release.uninstall()
+    with pytest.raises(StorageUnusable, match=r"newer Headgate \(migration 2 'renamed'.*upgrade this program"):
+        await opens(postgres_url, postgres_schema)
+
+
+async def test_a_migration_that_was_edited_is_refused(
+    postgres_url: str, postgres_schema: str, release: Release
+) -> None:
+    await opens(postgres_url, postgres_schema)
+    release.add("0001_initial", "-- Better.\nCREATE TABLE headgate.job ();")
+    release.install()
+    with pytest.raises(StorageUnusable, match=r"migration 1 'initial'.*differs"):
+        await opens(postgres_url, postgres_schema)
+
+
+# --------------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["ALTER TABLE headgate.nothing ADD COLUMN x int;", "INSERT INTO headgate.limit_time VALUES (1, 0, 0);", "SELEKT;"],
+)
+async def test_a_migration_that_fails_leaves_nothing_half_done(
+    postgres_url: str, postgres_schema: str, release: Release, script: str
+) -> None:
+    release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
+    release.add("0003_bad", f"CREATE TABLE headgate.extra (); {script}")
+    release.install()
+    with pytest.raises(StorageUnusable, match=r"migration 0003 bad of schema .* failed, and nothing was changed"):
+        await opens(postgres_url, postgres_schema)
+    # Not even the schema, which was new.
+    assert await ask(postgres_url, "SELECT to_regnamespace($1)::text", postgres_schema) is None
+    release.uninstall()
+    await opens(postgres_url, postgres_schema)
+    release.install()
+    with pytest.raises(StorageUnusable):
+        await opens(postgres_url, postgres_schema)
+    assert "note" not in await columns(postgres_url, postgres_schema, "job")
+    assert await ask(postgres_url, f"SELECT array_agg(number) FROM {postgres_schema}.migration") == [1]
+
+
+async def test_a_table_that_somebody_holds_is_not_waited_for_so_long_that_workers_stand_still(
+    postgres_url: str, postgres_schema: str, release: Release
+) -> None:
+    await opens(postgres_url, postgres_schema)
+    release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
+    release.install()
+    async with session_at(postgres_url) as reader:
+        await reader.execute(f"BEGIN; SELECT FROM {postgres_schema}.job")
+        with pytest.raises(StorageUnavailable, match=r"migration 0002 note .*lock timeout"):
+            async with asyncio.timeout(15):
+                await opens(postgres_url, postgres_schema)
+    await opens(postgres_url, postgres_schema)
+    assert "note" in await columns(postgres_url, postgres_schema, "job")
+
+
+# ----------------------------------------------------------------------------------------------------- rights
+
+
+@pytest_asyncio.fixture
+async def clerk(postgres_url: str) -> AsyncIterator[str]:
+    """A role that may do nothing yet."""
+    role = f"clerk_{uuid.uuid4().hex[:12]}"
+    await ask(postgres_url, f"CREATE ROLE {role} LOGIN")
+    yield role
+    await ask(postgres_url, f"DROP OWNED BY {role}")
+    await ask(postgres_url, f"DROP ROLE {role}")
+
+
+def as_user(url: str, role: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{role}@{rest.rpartition('@')[2]}"
+
+
+async def grant(url: str, schema: str, role: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(
+        f"GRANT USAGE ON SCHEMA {schema} TO {role};"
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}"
+    )
+    await connection.close()
+
+
+async def test_a_user_who_may_not_make_tables_opens_what_is_up_to_date_and_nothing_else(
+    postgres_url: str, postgres_schema: str, clerk: str, release: Release
+) -> None:
+    with pytest.raises(StorageUnusable, match=r"has to be made or changed, and this user may not.*headgate migrate"):
+        await opens(as_user(postgres_url, clerk), postgres_schema)
+    await opens(postgres_url, postgres_schema)
+    with pytest.raises(StorageUnusable, match=r"cannot be read by this user.*GRANT USAGE"):
+        await opens(as_user(postgres_url, clerk), postgres_schema)
+    await grant(postgres_url, postgres_schema, clerk)
+    await opens(as_user(postgres_url, clerk), postgres_schema)
+    release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
+    release.install()
+    with pytest.raises(StorageUnusable, match="has to be made or changed, and this user may not"):
+        await opens(as_user(postgres_url, clerk), postgres_schema)
+    # The owner, before the deploy.
+    assert list(map(str, await storage_at(postgres_url, postgres_schema).migrate())) == ["0002 note"]
+    await opens(as_user(postgres_url, clerk), postgres_schema)
+
+
+# ----------------------------------------------------------------------------------------------------- dry run
+
+
+async def test_a_dry_run_lists_what_is_missing_and_writes_nothing(
+    postgres_url: str, postgres_schema: str, clerk: str, release: Release
+) -> None:
+    storage = storage_at(postgres_url, postgres_schema)
+    assert list(map(str, await storage.migrate(dry_run=True))) == ["0001 initial"]
+    assert await ask(postgres_url, "SELECT to_regnamespace($1)::text", postgres_schema) is None
+    assert list(map(str, await storage.migrate())) == ["0001 initial"]
+    assert await storage.migrate(dry_run=True) == []
+    assert await storage.migrate() == []
+    release.add("0002_note", "ALTER TABLE headgate.job ADD COLUMN note text;")
+    release.install()
+    await grant(postgres_url, postgres_schema, clerk)
+    # Looking needs no right to change anything.
+    missing = await storage_at(as_user(postgres_url, clerk), postgres_schema).migrate(dry_run=True)
+    assert list(map(str, missing)) == ["0002 note"]

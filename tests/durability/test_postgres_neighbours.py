@@ -1,0 +1,178 @@
+"""What others do to the same database: locks, long transactions, claimers that freeze. Nobody waits for long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from headgate.jobs.job import Draw
+from headgate.storage.postgres import database
+from headgate.storage.postgres.rows import lane_id
+from headgate.storage.postgres.statements import load_statements
+from headgate.storage.postgres.storage import PostgresStorage
+from tests.durability.postgres import Endings, count_endings, session_at
+from tests.durability.processes import Children
+from tests.durability.wire import Wire
+from tests.durability.work import Work, until
+from tests.postgres_server import PostgresServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+BACK = 5.0
+
+
+async def test_a_table_that_somebody_locks_is_waited_for_and_nothing_is_lost(postgres: PostgresServer) -> None:
+    work = Work(postgres.url)
+    async with work.app, session_at(postgres.url) as side:
+        await count_endings(postgres.url)
+        held = await work.patient.enqueue("acme")
+        await work.has_run(held)
+        async with side.transaction():
+            await side.execute("LOCK TABLE headgate.job, headgate.lane, headgate.bucket IN ACCESS EXCLUSIVE MODE")
+            work.go_on.set()
+            enqueuing = [asyncio.ensure_future(work.gated.enqueue("acme")) for _ in range(20)]
+            await asyncio.sleep(1.5)
+            assert not any(task.done() for task in enqueuing)
+            # Who it is can be seen while it lasts.
+            assert side.get_server_pid() in {obstacle.pid for obstacle in await work.app.admin.obstacles()}
+        jobs = await asyncio.gather(*enqueuing)
+        await work.has_run(*jobs, timeout=BACK)
+        assert await held.result(timeout=BACK) == "acme"
+        assert work.again == []
+    assert set((await Endings.of(postgres.url)).times.values()) == {1}
+
+
+async def test_a_lock_that_is_kept_too_long_is_told_and_the_work_goes_on_after_it(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(database.SETTINGS, "lock_timeout", "300ms")
+    work = Work(postgres.url)
+    async with work.app, session_at(postgres.url) as side:
+        await work.has_run(await work.gated.enqueue("acme"))
+        async with side.transaction():
+            await side.execute("LOCK TABLE headgate.job IN ACCESS EXCLUSIVE MODE")
+            enqueuing = asyncio.ensure_future(work.gated.enqueue("acme"))
+            await until(lambda: bool(work.troubles), 15)
+        job = await enqueuing
+        await work.has_run(job, timeout=BACK)
+        assert work.again == []
+
+
+async def test_a_claimer_that_stops_before_its_commit_holds_the_others_up_for_about_two_seconds(
+    postgres: PostgresServer,
+) -> None:
+    here, other = Work(postgres.url), Work(postgres.url)
+    async with Wire.to(postgres.port) as wire, here.app.open():
+        frozen = Work(postgres.url_at(wire.port))
+        async with frozen.app:
+            held = await here.gated.using(delay=0.7).enqueue("acme")
+            stalled = wire.stall_before(b"COMMIT", within=held.id.encode())
+            async with asyncio.timeout(10):
+                await stalled.happened.wait()
+            stalled_at = time.monotonic()
+            async with other.app:
+                jobs = [held, await here.gated.enqueue("acme"), await here.gated.enqueue("globex")]
+                ids = {job.id for job in jobs}
+                await until(lambda: ids <= {*other.runs, *frozen.runs}, BACK)
+                assert time.monotonic() - stalled_at < 4
+                stalled.goes_on.set()
+                await asyncio.gather(*(job.result(timeout=BACK) for job in jobs))
+            assert await here.used("acme") == 2
+            assert await here.app._storage.check() == []
+
+
+async def test_a_claiming_process_that_is_stopped_before_its_commit_gives_way_and_claims_nothing_when_it_wakes(
+    postgres: PostgresServer, children: Children
+) -> None:
+    here = Work(postgres.url)
+    async with Wire.to(postgres.port) as wire, here.app.open():
+        await count_endings(postgres.url)
+        frozen = await children.start(
+            "postgres_worker.py", url=postgres.url_at(wire.port), settings={"heartbeat": 0.25, "lease": 2}
+        )
+        await frozen.hear("NodeStarted")
+        job = await here.gated.using(delay=0.7).enqueue("acme")
+        stalled = wire.stall_before(b"COMMIT", within=job.id.encode())
+        async with asyncio.timeout(10):
+            await stalled.happened.wait()
+        frozen.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        other = Work(postgres.url)
+        async with other.app:
+            await other.has_run(job, timeout=BACK)
+            assert time.monotonic() - began < 4
+            await job.result(timeout=BACK)
+            frozen.signal(signal.SIGCONT)
+            stalled.goes_on.set()
+            frozen.signal(signal.SIGTERM)
+            assert await frozen.end() == 0
+        assert not frozen.has_said("JobStarted")
+        assert await here.used("acme") == 1
+    assert (await Endings.of(postgres.url)).times == {job.id: 1}
+
+
+async def test_work_goes_on_while_a_transaction_stays_open_and_it_can_be_seen_which(postgres: PostgresServer) -> None:
+    work = Work(postgres.url, concurrency=50)
+    async with work.app, session_at(postgres.url) as side:
+        await churn(work, 300)
+        before = await churn(work, 300)
+        async with side.transaction(isolation="repeatable_read"):
+            await side.fetchval("SELECT count(*) FROM headgate.job")
+            await churn(work, 2000)
+            after = await churn(work, 300)
+            async with asyncio.timeout(8):
+                while side.get_server_pid() not in {each.pid for each in await work.app.admin.obstacles()}:
+                    await churn(work, 20)
+        assert after < 3 * before + 0.5, (before, after)
+        assert await work.app._storage.check() == []
+
+
+async def test_claims_pass_over_dead_rows_that_a_transaction_keeps_from_being_cleared_away(
+    postgres: PostgresServer,
+) -> None:
+    """Once reading a lane from the start is slow, its first jobs are looked for where the last ones were found."""
+    work = Work(postgres.url, concurrency=50)
+    async with work.app, session_at(postgres.url) as side:
+        await churn(work, 300)
+        async with side.transaction(isolation="repeatable_read"):
+            await side.fetchval("SELECT count(*) FROM headgate.job")
+            for _ in range(12):
+                # Jobs that were made at about the same time lie above a common floor.
+                await asyncio.gather(churn(work, 200), asyncio.sleep(0.15))
+            storage = work.app._storage
+            assert isinstance(storage, PostgresStorage)
+            floor = storage._claimer.floors._lanes[LANE]
+            from_the_start, from_the_floor = [await pages_of_heads(postgres, each) for each in (0, floor)]
+        assert from_the_floor < from_the_start / 2, (from_the_floor, from_the_start)
+
+
+LANE = lane_id("default", (Draw("monthly", "acme"),), "")
+
+
+async def pages_of_heads(postgres: PostgresServer, floor: int) -> int:
+    """How many pages are read to find the first jobs of a lane from its floor on."""
+    sql, names = load_statements("headgate")["heads"]
+    values = {"lanes": [LANE], "counts": [50], "floors": [floor]}
+    async with session_at(postgres.url) as session:
+        for name, setting in database.SETTINGS.items():
+            await session.execute(f"SET {name} = '{setting}'")
+        explained = await session.fetchval(
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *[values[name] for name in names]
+        )
+    (plan,) = [each["Plan"] for each in json.loads(explained)]
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+async def churn(work: Work, count: int) -> float:
+    """How long so many jobs take from their enqueue to their end, half of them with a budget."""
+    began = time.monotonic()
+    jobs: list[Any] = await work.gated.enqueue_many([("acme",)] * (count // 2))
+    jobs += await work.plain.enqueue_many([("acme",)] * (count // 2))
+    await work.has_run(*jobs, timeout=30)
+    await asyncio.gather(*(job.result(timeout=30) for job in jobs))
+    return time.monotonic() - began

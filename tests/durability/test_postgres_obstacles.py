@@ -1,0 +1,56 @@
+"""`headgate status` says what stands in the way of the database, also when that keeps it from saying anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from headgate.clock import SystemClock
+from headgate.storage.postgres.storage import PostgresStorage
+from tests.durability.postgres import session_at
+from tests.postgres_server import PostgresServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+
+async def status_of(url: str, folder: Path) -> tuple[int, str]:
+    (folder / "work.py").write_text(f"from headgate import Headgate\n\napp = Headgate({url!r})\n")
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headgate", "status", "work:app"),
+        cwd=folder,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await child.communicate()
+    assert child.returncode is not None
+    return child.returncode, " ".join(output.decode().split())
+
+
+async def test_whoever_locks_the_tables_is_named_by_the_status_that_he_keeps_waiting(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
+    assert (await status_of(postgres.url, tmp_path))[0] == 0
+    async with session_at(postgres.url) as side, side.transaction():
+        await side.execute("SET application_name = 'reporting'; LOCK TABLE headgate.lane IN ACCESS EXCLUSIVE MODE")
+        code, output = await status_of(postgres.url, tmp_path)
+        assert code == 1
+        assert "reporting (postgres) keeps 1 waiting, idle in transaction after: " in output
+        assert "LOCK TABLE headgate.lane" in output
+        assert f"pid {side.get_server_pid()}" in output
+
+
+async def test_a_transaction_that_is_long_open_is_shown_if_it_keeps_dead_rows(postgres: PostgresServer) -> None:
+    storage = PostgresStorage(postgres.url, SystemClock())
+    await storage.open()
+    async with session_at(postgres.url) as harmless, session_at(postgres.url) as side, asyncio.timeout(30):
+        await harmless.execute("BEGIN; SELECT 1")
+        await side.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        while not (found := await storage.obstacles()):  # noqa: ASYNC110  # the database has no event for it
+            await asyncio.sleep(0.2)
+        assert [(each.kind, each.pid) for each in found] == [("long transaction", side.get_server_pid())]
+        assert "idle in transaction after: BEGIN" in found[0].what
+    await storage.close()

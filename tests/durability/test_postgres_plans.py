@@ -1,0 +1,202 @@
+"""With a large backlog no statement of the engine reads in proportion to it, and people get their pages.
+
+HEADGATE_PLAN_ROWS is how many jobs there are, of which two of three are final.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from headgate.clock import SECOND, SystemClock
+from headgate.jobs.identity import IdSource
+from headgate.jobs.job import Draw, JobError, JobState, NewJob
+from headgate.jobs.lifecycle import Ending, Finished, Returned
+from headgate.limits.rate_limit import RateLimit
+from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.protocol import Claim, JobFilter, Room
+from tests.durability.plans import EXPLAINING, HOUR, Backlog, Plans, Ran
+from tests.durability.postgres import ask
+from tests.postgres_server import server_in
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+ROWS = int(os.environ.get("HEADGATE_PLAN_ROWS", "200000"))
+
+BACKLOG = Backlog(ROWS)
+
+ENGINE_PAGES = 1500
+"""What any statement of the engine may look at: it handles at most 50 jobs at once here, pruning 200."""
+
+LARGE = frozenset({"job", "lane", "bucket", "attempt"})
+"""Tables that are as large as the backlog, or as the number of keys."""
+
+SWEEPS = frozenset({"evict_buckets", "evict_lanes", "limits_waited_for"})
+"""Once a minute these read all buckets or all lanes, never all jobs: an index for them would cost each claim."""
+
+TASKS = frozenset({"send"})
+RULES = {
+    "api": RateLimit(2, per=3600).rule,
+    "free": RateLimit(1_000_000, per=1, burst=1_000_000).rule,
+}
+
+
+class Hands:
+    """Does what nodes and people do, and says which statements that took."""
+
+    def __init__(self, url: str, storage: PostgresStorage, plans: Plans) -> None:
+        self.url = url
+        self.storage = storage
+        self._plans = plans
+        self._ids = IdSource()
+
+    def new(self, **values: Any) -> NewJob:
+        now = self.storage.now()
+        job = {"task": "send", "queue": "mail", "payload": "{}", "priority": 0, "delayed": False}
+        return NewJob(**{"id": self._ids.next(now), "run_at": now, "enqueued_at": now, **job, **values})
+
+    async def claim(self) -> list[Any]:
+        claimed = await self.storage.claim(Claim("n", {"mail": Room(50)}, RULES, TASKS))
+        return list(claimed.jobs)
+
+    def ran(self) -> list[Ran]:
+        return self._plans.read()
+
+
+@pytest_asyncio.fixture
+async def hands(tmp_path: Path) -> AsyncIterator[Hands]:
+    with server_in(tmp_path, *EXPLAINING) as server:
+        storage = PostgresStorage(server.url, SystemClock())
+        await storage.open()
+        await storage.join("n", "node")
+        await BACKLOG.fill(server.url, storage.now() - HOUR, storage.limit_now())
+        hands = Hands(server.url, storage, Plans(tmp_path / "postgres.log"))
+        hands.ran()
+        yield hands
+        await storage.close()
+
+
+async def test_no_statement_reads_in_proportion_to_the_backlog(hands: Hands) -> None:
+    await the_engine_reads_what_it_handles(hands)
+    await arrivals_do_not_pile_up(hands)
+    await people_get_their_pages(hands)
+
+
+async def the_engine_reads_what_it_handles(hands: Hands) -> None:
+    storage = hands.storage
+    for _ in range(3):
+        await storage.add([hands.new(draws=(Draw("free", str(number)),)) for number in range(20)])
+        await storage.add([hands.new(draws=(Draw("api", str(number)), Draw("free", "0"))) for number in range(10)])
+        await storage.add([hands.new(delayed=True, run_at=storage.now() + SECOND, expires_at=storage.now() + HOUR)])
+        await ask(hands.url, "UPDATE headgate.bucket SET opens_at = 0 WHERE limit_name = 'api' AND key LIKE '7_'")
+        jobs = await hands.claim()
+        assert len(jobs) == 50
+        assert {draw.limit for job in jobs for draw in job.draws} == {"api", "free"}
+        assert any(not job.draws for job in jobs)
+        await storage.beat("n")
+        await storage.nodes()
+        await storage.cancels("n")
+        error = JobError("ValueError", "no", "")
+        endings: list[Ending] = [
+            *(Finished(job.id, job.fence, JobState.SUCCEEDED) for job in jobs[:20]),
+            *(Finished(job.id, job.fence, JobState.FAILED, error=error) for job in jobs[20:30]),
+            *(Returned(job.id, job.fence, "failed", True, storage.now() + HOUR, error) for job in jobs[30:40]),
+        ]
+        assert all(await storage.finish("n", endings))
+        await storage.final([job.id for job in jobs])
+        await storage.job(jobs[0].id)
+        await storage.attempts(jobs[20].id)
+        await storage.expire()
+        await storage.evict()
+        assert await storage.prune(storage.now() - 2 * HOUR, 200) == 0
+        assert await storage.prune(storage.now() - HOUR // 2, 200) == 200
+        assert await storage.cancel(BACKLOG.newest) is JobState.WAITING
+        assert await storage.retry(BACKLOG.newest) is JobState.CANCELLED
+        await storage.outlook("mail", [Draw("api", "7")])
+        await storage.penalize(Draw("api", "5"), storage.limit_now())
+        await storage.reset(Draw("api", "1999"))
+        await storage.gated_jobs(TASKS, unknown_to=frozenset({"api", "free"}))
+        (node,) = await storage.nodes()
+        recovered = await storage.recover("n", node.beat)
+        assert recovered is not None
+        assert len(recovered.returned) == 10
+        await storage.join("n", "node")
+    ran = hands.ran()
+    assert {"merge", "look", "behind", "lock_lanes", "heads", "write_claim", "set_timers", "finish"} <= statements(ran)
+    for each in ran:
+        allowed = {"lane", "bucket"} if each.statement in SWEEPS else set()
+        assert each.scanned & LARGE <= allowed, f"{each.statement} reads {each.scanned}\n{each.text}"
+        assert each.pages <= ENGINE_PAGES, f"{each.statement} looks at {each.pages} pages\n{each.text}"
+
+
+async def arrivals_do_not_pile_up(hands: Hands) -> None:
+    """Those of a queue that nobody serves are merged by whoever claims."""
+    for _ in range(10):
+        await hands.storage.add([hands.new(queue="elsewhere")])
+    await hands.storage.add([hands.new(draws=(Draw("free", "0"),))])
+    await hands.claim()
+    assert await ask(hands.url, "SELECT count(*) FROM headgate.arrival WHERE queue = 'elsewhere'") == 0
+    await hands.storage.pause_queue("mail")
+    await hands.storage.add([hands.new(draws=(Draw("free", "0"),))])
+    await hands.claim()
+    assert await ask(hands.url, "SELECT count(*) FROM headgate.arrival") == 0
+    await hands.storage.resume_queue("mail")
+
+
+async def people_get_their_pages(hands: Hands) -> None:
+    storage = hands.storage
+    hands.ran()
+
+    async def page(count: int, **filter: Any) -> Ran:
+        found = await storage.jobs(JobFilter(**filter))
+        assert len(found) == count
+        assert [job.id for job in found] == sorted((job.id for job in found), reverse=True)
+        (ran,) = [each for each in hands.ran() if each.statement == "jobs"]
+        return ran
+
+    # By an index: what is asked for is met at once, wherever the page begins.
+    for filter in (
+        {},
+        {"before": BACKLOG.id(ROWS // 3)},
+        {"state": JobState.WAITING},
+        {"state": JobState.FAILED},
+        {"state": JobState.FAILED, "before": BACKLOG.id(ROWS // 3)},
+        {"queue": "mail"},
+        {"task": "send"},
+        {"limit": "api"},
+    ):
+        ran = await page(50, **filter)
+        assert ran.pages < 800, f"{filter} looks at {ran.pages} pages\n{ran.text}"
+        assert "job" not in ran.scanned, f"{filter}\n{ran.text}"
+    # What is rare has no index, as each would cost every job: such a page reads the table once, and not more.
+    size = await ask(hands.url, "SELECT pg_relation_size('headgate.job') / 8192")
+    for filter in ({"queue": "rare"}, {"task": "absent"}, {"state": JobState.WAITING, "task": "absent"}):
+        ran = await page(0, **filter)
+        assert ran.pages < 1.2 * size, f"{filter} looks at {ran.pages} pages of {size}\n{ran.text}"
+
+    # Starts are looked for where they lie: the last ones are a few pages away.
+    assert len(await storage.starts("api", None, storage.limit_now() - 60 * SECOND)) > 20
+    (ran,) = [each for each in hands.ran() if each.statement == "starts"]
+    assert "job" not in ran.scanned, ran.text
+    assert ran.pages < size / 4, ran.text
+
+    await storage.standing(BACKLOG.newest)
+    await storage.queues()
+    await storage.buckets()
+    counts = {each.queue: each for each in await storage.counts()}
+    assert counts["mail"].waiting > ROWS // 4
+    most = {each.statement: each.pages for each in hands.ran()}
+    # A lane costs about twenty pages however many jobs wait in it, a bucket three; counts reads final jobs.
+    assert most["standing"] < size
+    assert most["queues"] < 30 * Backlog.LANES
+    assert most["buckets"] < 10 * Backlog.LANES
+    assert most["counts"] < 1.2 * size
+
+
+def statements(ran: list[Ran]) -> set[str]:
+    return {each.statement for each in ran}

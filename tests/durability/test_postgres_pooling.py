@@ -1,0 +1,89 @@
+"""Through a PgBouncer in transaction mode: nothing is kept in a session, and jobs are found by looking."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from tests.durability.postgres import Endings, ask, count_endings
+from tests.durability.work import Work
+from tests.pgbouncer import bouncer_before
+from tests.postgres_server import PostgresServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+
+@pytest.fixture
+def pooled(postgres: PostgresServer, tmp_path: Path) -> Iterator[str]:
+    with bouncer_before(postgres.url, tmp_path) as url:
+        yield url
+
+
+async def delays(here: Work, there: Work, count: int) -> list[float]:
+    """Seconds from the acknowledgement of a job to its run in the other app."""
+    measured: list[float] = []
+    for _ in range(count):
+        job = await here.gated.enqueue("acme")
+        began = time.monotonic()
+        await there.has_run(job)
+        measured.append(time.monotonic() - began)
+    return measured
+
+
+async def test_jobs_run_through_a_pooler_that_gives_each_transaction_another_session(
+    postgres: PostgresServer, pooled: str
+) -> None:
+    here, there = Work(pooled), Work(pooled)
+    async with here.app, there.app:
+        await count_endings(postgres.url)
+        jobs = []
+        for number in range(20):
+            jobs += await here.gated.enqueue_many([(f"key-{number % 5}",)] * 10)
+            jobs += await here.plain.enqueue_many([("none",)] * 10)
+        await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+        assert sorted(here.runs + there.runs) == sorted(job.id for job in jobs)
+        assert await here.app._storage.check() == []
+    assert set((await Endings.of(postgres.url)).times.values()) == {1}
+
+
+async def test_nothing_that_lasts_longer_than_a_transaction_is_left_in_the_sessions_of_a_pooler(
+    postgres: PostgresServer, pooled: str
+) -> None:
+    work = Work(pooled)
+    async with work.app:
+        jobs = await work.gated.enqueue_many([("acme",)] * 50)
+        await work.has_run(*jobs)
+        # The sessions that a stranger gets are those that the work had.
+        strangers = [await asyncpg.connect(pooled, statement_cache_size=0) for _ in range(5)]
+        for stranger in strangers:
+            async with stranger.transaction():
+                assert await stranger.fetchval("SELECT count(*) FROM pg_prepared_statements") <= 1
+                assert await stranger.fetchval("SELECT count(*) FROM pg_listening_channels()") == 0
+                assert await stranger.fetchval("SHOW lock_timeout") == "0"
+                assert await stranger.fetchval("SHOW idle_in_transaction_session_timeout") == "0"
+                assert await stranger.fetchval("SHOW search_path") == '"$user", public'
+        for stranger in strangers:
+            await stranger.close()
+        assert await ask(postgres.url, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+
+
+async def test_without_a_direct_line_jobs_are_found_by_looking(pooled: str) -> None:
+    here, there = Work(pooled), Work(pooled)
+    async with here.app.open(), there.app:
+        await there.has_run(await here.gated.enqueue("acme"))
+        measured = await delays(here, there, 7)
+        assert max(measured) < 3, measured
+
+
+async def test_with_a_direct_line_jobs_start_at_once(postgres: PostgresServer, pooled: str) -> None:
+    here, there = Work(pooled), Work(pooled, listen_url=postgres.url)
+    async with here.app.open(), there.app:
+        await there.has_run(await here.gated.enqueue("acme"))
+        measured = await delays(here, there, 15)
+        assert statistics.median(measured) < 0.1, measured

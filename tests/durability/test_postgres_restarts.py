@@ -1,0 +1,108 @@
+"""A server that is shut down, frozen, or made read-only: workers wait for it, go on, and take nobody for dead."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+from headgate import StorageUnavailable
+from headgate.jobs.event import NodeDisowned, NodeLost
+from tests.durability.postgres import Endings, count_endings, session_at
+from tests.durability.work import Work, until
+from tests.postgres_server import PostgresServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+BACK = 5.0
+
+
+@pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGKILL, signal.SIGINT])
+async def test_workers_go_on_within_five_seconds_of_a_restart_and_lose_nothing(
+    postgres: PostgresServer, how: signal.Signals
+) -> None:
+    here, there = Work(postgres.url), Work(postgres.url)
+    async with here.app, there.app:
+        await count_endings(postgres.url)
+        held = await here.patient.enqueue("acme")
+        await until(lambda: held.id in here.runs + there.runs, 5)
+        waiting = [await here.gated.using(delay=1).enqueue("globex") for _ in range(20)]
+        if how is signal.SIGKILL:
+            await asyncio.to_thread(postgres.kill)
+        else:
+            await asyncio.to_thread(postgres.stop, how)
+        # It ends while there is nothing that it could be told to.
+        here.go_on.set()
+        there.go_on.set()
+        with pytest.raises(StorageUnavailable):
+            await here.gated.enqueue("nobody is there")
+        await asyncio.to_thread(postgres.start)
+        back_at = time.monotonic()
+        job = await here.gated.enqueue("acme")
+        jobs = {job.id, *(each.id for each in waiting)}
+        await until(lambda: jobs <= {*here.runs, *there.runs}, BACK)
+        assert await held.result(timeout=BACK) == "acme"
+        assert time.monotonic() - back_at < BACK
+        assert await here.app._storage.check() == []
+    endings = await Endings.of(postgres.url)
+    assert {state for id, state in endings.states.items() if id in jobs} == {"succeeded"}
+    assert set(endings.times.values()) == {1}
+    assert sorted(here.runs + there.runs) == sorted({*here.runs, *there.runs}), "a job ran twice"
+
+
+async def test_a_frozen_server_makes_no_node_take_another_for_dead(postgres: PostgresServer) -> None:
+    here, there = Work(postgres.url, lease=1, heartbeat=0.2), Work(postgres.url, lease=1, heartbeat=0.2)
+    async with here.app, there.app:
+        await count_endings(postgres.url)
+        held = await here.patient.enqueue("acme")
+        await until(lambda: held.id in here.runs + there.runs, 5)
+        postgres.freeze()
+        # Three leases long nobody can send a heartbeat.
+        await asyncio.sleep(3)
+        postgres.thaw()
+        job = await here.gated.enqueue("acme")
+        await until(lambda: job.id in here.runs + there.runs, BACK)
+        # And long enough after it for a lease that began before the freeze to run out.
+        await asyncio.sleep(1.5)
+        here.go_on.set()
+        there.go_on.set()
+        assert await held.result(timeout=BACK) == "acme"
+        for work in (here, there):
+            assert not work.saw(NodeLost)
+            assert not work.saw(NodeDisowned)
+    assert len(here.runs + there.runs) == 2
+    assert set((await Endings.of(postgres.url)).times.values()) == {1}
+
+
+async def test_a_server_that_became_read_only_is_waited_for(postgres: PostgresServer) -> None:
+    work = Work(postgres.url)
+    async with work.app, session_at(postgres.url) as operator:
+        await work.has_run(await work.gated.enqueue("acme"))
+        held = await work.patient.enqueue("acme")
+        await work.has_run(held)
+        await operator.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+        await operator.execute("SELECT pg_reload_conf()")
+        await until(lambda: bool(work.troubles), 15)
+        with pytest.raises(StorageUnavailable):
+            await work.gated.enqueue("acme")
+        work.go_on.set()
+        # What can be read is still read.
+        assert (await held.status()).attempt == 1
+        await operator.execute("SET default_transaction_read_only = off")
+        await operator.execute("ALTER SYSTEM RESET default_transaction_read_only")
+        await operator.execute("SELECT pg_reload_conf()")
+
+        async def takes_it() -> bool:
+            try:
+                await work.has_run(await work.gated.enqueue("acme"), timeout=BACK)
+            except StorageUnavailable:
+                return False
+            return True
+
+        async with asyncio.timeout(BACK + 5):
+            while not await takes_it():
+                pass
+        assert await held.result(timeout=BACK) == "acme"
+        assert work.again == []

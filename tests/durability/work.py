@@ -1,0 +1,85 @@
+"""An app for tests of what befalls its database: its handlers note their runs, and end when they may."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from headgate import FixedWindow, Headgate, Mutex, current_job
+from headgate.jobs.event import ClockSkewed, EndingRefused, Event, NodeDisowned, NodeLost, StorageTroubled
+
+
+class Work:
+    """Jobs that draw on a budget that is large enough, on a mutex too, or on none; and jobs that wait for a word."""
+
+    def __init__(self, url: str, **settings: Any) -> None:
+        self.app = Headgate(url, **{"heartbeat": 0.25, "lease": 2, **settings})
+        self.runs: list[str] = []
+        self.events: list[Event] = []
+        self.go_on = asyncio.Event()
+        self.together: Counter[str] = Counter()
+        self.most_together = 0
+        self.app.limit("monthly", FixedWindow(1_000_000, per=30 * 86400, key="{key}"))
+
+        @self.app.task(limits=["monthly"])
+        async def gated(key: str) -> None:
+            self.runs.append(current_job().id)
+
+        @self.app.task
+        async def plain(key: str) -> None:
+            self.runs.append(current_job().id)
+
+        @self.app.task
+        async def patient(key: str) -> str:
+            self.runs.append(current_job().id)
+            await self.go_on.wait()
+            return key
+
+        @self.app.task(limits=[Mutex("doc:{key}"), "monthly"])
+        async def exclusive(key: str) -> None:
+            self.runs.append(current_job().id)
+            self.together[key] += 1
+            self.most_together = max(self.most_together, self.together[key])
+            await asyncio.sleep(0.005)
+            self.together[key] -= 1
+
+        self.gated = gated
+        self.plain = plain
+        self.patient = patient
+        self.exclusive = exclusive
+        self.app.subscribe(self.events.append, StorageTroubled, NodeLost, NodeDisowned, EndingRefused, ClockSkewed)
+
+    @property
+    def troubles(self) -> list[str]:
+        return [f"{event.doing}: {event.error}" for event in self.events if isinstance(event, StorageTroubled)]
+
+    def saw(self, kind: type[Event]) -> bool:
+        return any(isinstance(event, kind) for event in self.events)
+
+    async def has_run(self, *jobs: Any, timeout: float = 10) -> None:
+        """Wait until each of the jobs has run here."""
+        ids = {job.id for job in jobs}
+        await until(lambda: ids <= set(self.runs), timeout, lambda: f"{len(ids - set(self.runs))} of {len(ids)} jobs")
+
+    async def used(self, key: str) -> int:
+        """How much of a key's budget is used, as the store has it."""
+        (bucket,) = await self.app.admin.limits.list("monthly", key=key)
+        assert bucket.used is not None
+        return bucket.used
+
+    @property
+    def again(self) -> list[str]:
+        """Jobs that ran here more than once."""
+        return [job for job, count in Counter(self.runs).items() if count > 1]
+
+
+async def until(condition: Callable[[], bool], timeout: float, missing: Callable[[], object] = str) -> float:
+    """Wait for it; how many seconds that took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout, f"waited {timeout} s in vain for {missing()}"
+        await asyncio.sleep(0.01)
+    return time.monotonic() - began
