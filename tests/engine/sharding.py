@@ -1,0 +1,632 @@
+"""A world of several databases: keys move between them while their jobs run, and everything that can go wrong does.
+
+Each shard has nodes of its own, real ones. Movers carry keys from shard to shard in durable steps, crash between any
+two of them, stall, and redo what others have done. Enqueuers know where keys were. One limit is everybody's: it lives
+in the first shard, and the others fetch from it. `simulate(seed)` runs one world and checks what must hold in each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Any, TypeVar
+
+from headgate import Concurrency, FixedWindow, Headgate, RateLimit, RetryPolicy, SlidingWindow, StrictRate, current_job
+from headgate.clock import SECOND
+from headgate.engine.node import Node
+from headgate.errors import StorageUnavailable
+from headgate.jobs.job import ClaimedJob, Draw, JobState, NewJob
+from headgate.jobs.lifecycle import Finished
+from headgate.limits.bucket_store import Bucket, Taken
+from headgate.limits.limit import AnyRule, Limit
+from headgate.storage.protocol import Amendment
+from headgate.storage.stored_buckets import StoredBuckets
+from headgate.tasks.task import Task
+from headgate.testing.virtual_time import START, VirtualClock, VirtualTimeLoop, run_virtual
+from tests.engine.faulty_storage import FAULTY, Faults, FaultyStorage, History
+from tests.engine.shard import Moved, OnItsWay, Place, Shard, hash_home, key_of
+
+T = TypeVar("T")
+
+NAMES = ("north", "south", "west")
+KEYS = "abcdef"
+GLOBAL = StrictRate("30/10s")
+KINDS: tuple[Callable[[str], Limit], ...] = (
+    lambda name: StrictRate("6/10s", key="{key}", name=name),
+    lambda name: StrictRate("5/10s", key="{key}", name=name, margin=0),
+    lambda name: RateLimit("5/10s", key="{key}", name=name, burst=3),
+    lambda name: FixedWindow("6/10s", key="{key}", name=name),
+    lambda name: SlidingWindow("8/10s", key="{key}", name=name, slices=10),
+)
+SLOTS = 8
+PERMITS = 2
+RETENTION = 10
+"""Seconds that final jobs are kept: longer than an enqueuer repeats itself, shorter than movers stall."""
+
+PATIENCE = 3600
+"""Virtual seconds within which everything has come to its end."""
+
+MOVES = frozenset({"leave_key", "pack", "read_time", "take_in", "let_go", "depart", "arrive", "departed"})
+
+
+class Line(FaultyStorage):
+    """The way from a node, an enqueuer or a mover to a shard. Movers stall on it for long."""
+
+    verbs = FAULTY | MOVES
+
+    def __init__(self, *arguments: Any, stalls: float = 0.0) -> None:
+        super().__init__(*arguments)
+        self._stalls = stalls
+
+    async def _wait(self) -> None:
+        await super()._wait()
+        if self._stalls and self._random.random() < self._stalls:
+            await asyncio.sleep(self._random.uniform(1, 3 * RETENTION))
+
+
+class Seat(Line):
+    """A shard as a node of its has it: charges are amended wherever the key has gone."""
+
+    def __init__(self, *arguments: Any, directory: Directory) -> None:
+        super().__init__(*arguments)
+        self._directory = directory
+        self.amending: set[asyncio.Task[None]] = set()
+
+    async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
+        for amendment in amendments:
+            # In the background: the endings of other jobs must not wait until a key has arrived.
+            task = asyncio.ensure_future(self._amend(amendment, rules))
+            self.amending.add(task)
+            task.add_done_callback(self.amending.discard)
+
+    async def _amend(self, amendment: Amendment, rules: Mapping[str, AnyRule]) -> None:
+        key = amendment.draw.key
+        while True:
+            shard = self._directory.shard(key) if key else self._shared
+            line = Line(self._name, shard, self._faults, self._random, self._history)
+            try:
+                await line.amend([amendment], rules)
+                break
+            except StorageUnavailable as error:
+                if amendment.actual < amendment.cost and not isinstance(error, (Moved, OnItsWay)):
+                    # It may have been given back, and must not be twice.
+                    break
+                await self._directory.learn(error)
+
+
+class Directory:
+    """Where keys are, as one program believes: a hint that gets better by being told no."""
+
+    def __init__(self, shards: Mapping[str, Shard]) -> None:
+        self._shards = shards
+        self._places: dict[str, Place] = {}
+
+    def shard(self, key: str) -> Shard:
+        place = self._places.get(key)
+        return self._shards[hash_home(key, NAMES) if place is None else place.owner]
+
+    async def learn(self, error: StorageUnavailable) -> None:
+        """What a refusal says about where the key is; then it is time to ask again."""
+        known = self._places.get(error.key) if isinstance(error, Moved) else None
+        if isinstance(error, Moved) and (known is None or error.place.epoch > known.epoch):
+            self._places[error.key] = error.place
+        else:
+            await asyncio.sleep(0.05)
+
+
+class Enqueuers:
+    """The storage of a program that only enqueues."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._directory = Directory(world.shards)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._world.shards[NAMES[0]], name)
+
+    async def add(self, jobs: Sequence[NewJob]) -> None:
+        key = key_of(jobs[0])
+        while True:
+            shard = self._directory.shard(key) if key else self._world.random.choice(self._world.all)
+            line = self._world.line("enqueuer", shard)
+            while True:
+                try:
+                    await line.add(jobs)
+                    return
+                except (Moved, OnItsWay) as error:
+                    await self._directory.learn(error)
+                    break
+                except StorageUnavailable:
+                    # Whether it has them is not known: nobody else may be asked before it has answered.
+                    continue
+
+
+class Remote(StoredBuckets):
+    """The buckets of the first shard, as the others fetch from them."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.shards[NAMES[0]])
+        self._world = world
+
+    async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
+        return await self._over_the_line(lambda: super(Remote, self).take(bucket, cost, count=count, id=id))
+
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+        await self._over_the_line(lambda: super(Remote, self).amend(bucket, charged_at, cost, started_at, actual))
+
+    async def _over_the_line(self, call: Callable[[], Awaitable[T]]) -> T:
+        faults, random = self._world.faults, self._world.random
+        await asyncio.sleep(random.uniform(0, faults.delay))
+        if random.random() < faults.before:
+            raise StorageUnavailable("the first shard was not asked")
+        answer = await call()
+        await asyncio.sleep(random.uniform(0, faults.delay))
+        if random.random() < faults.after:
+            raise StorageUnavailable("the first shard was asked, but the reply was lost")
+        return answer
+
+
+class Mover:
+    """Carries keys. It knows nothing but what stands in the shards, so that any other can go on where it ends."""
+
+    def __init__(self, world: World, stalls: float = 0.0) -> None:
+        self._world = world
+        self._stalls = stalls
+        self._directory = Directory(world.shards)
+
+    async def move(self, key: str, to: str) -> None:
+        """Ask for it; who owns the key now is found out on the way."""
+        while True:
+            try:
+                await self._line(self._directory.shard(key)).leave_key(key, to)
+                break
+            except Moved as error:
+                await self._directory.learn(error)
+            except OnItsWay:
+                break
+        await self.carry_on(key)
+
+    async def carry_on(self, key: str) -> None:
+        """Bring to its end what has been begun, wherever it stands."""
+        for shard in self._world.all:
+            await self._bring_home(key, shard)
+        for shard in self._world.all:
+            await self._send_after(key, shard)
+
+    async def _bring_home(self, key: str, shard: Shard) -> None:
+        place = shard.place(key)
+        if place.owner != shard.name or place.to is None:
+            return
+        target = self._line(self._world.shards[place.to])
+        rules = self._world.rules
+        parcel = await self._line(shard).pack(key, [limit for limit in rules if limit.endswith(f":{key}")])
+        if parcel is None:
+            return
+        # In this order: whatever time passes between the two looks, the key's time falls behind by it, never ahead.
+        ahead = parcel.now - await target.read_time()
+        await target.take_in(key, place.epoch + 1, parcel, ahead, rules)
+        await self._line(shard).let_go(key, place.epoch + 1)
+
+    async def _send_after(self, key: str, shard: Shard) -> None:
+        line = self._line(shard)
+        while (batch := await line.depart(key)) is not None:
+            try:
+                await self._line(self._directory.shard(key)).arrive(key, batch)
+            except Moved as error:
+                await self._directory.learn(error)
+            else:
+                await line.departed(key, batch.number)
+
+    def _line(self, shard: Shard) -> Any:
+        return self._world.line("mover", shard, stalls=self._stalls)
+
+
+class Starts(History):
+    """What truly happened, in true time, whatever the shards' clocks say."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+        self.endings: Counter[str] = Counter()
+        self.fetched: dict[str, tuple[int, int]] = {}
+        self._charged: dict[tuple[Draw, int], list[int]] = {}
+
+    def note(self, verb: str, arguments: Sequence[Any], result: Any, limit_now: int) -> None:
+        match verb:
+            case "add":
+                self.stored.update((job.id, job) for job in arguments[0])
+            case "claim":
+                for job in result.jobs:
+                    self.note_claimed(job, arguments[0].node)
+            case "amend":
+                for amendment in arguments[0]:
+                    self.amend(amendment)
+            case "finish":
+                for ending, was_written in zip(arguments[1], result, strict=True):
+                    if was_written and isinstance(ending, Finished):
+                        self.endings[ending.id] += 1
+
+    def note_claimed(self, job: ClaimedJob, node: str) -> None:
+        now = self._world.clock.monotonic()
+        assert job.id not in self._world.cancelled, f"job {job.id} was cancelled, and starts"
+        self.starts.append((now, job.id, node, job.fence))
+        for index, draw in enumerate(job.draws):
+            elsewhere = None if job.elsewhere is None else job.elsewhere[index]
+            charged_at = job.charged_at if elsewhere is None else elsewhere.at
+            if draw.key:
+                self.charges.setdefault(draw, []).append((now, 1))
+                self._charged.setdefault((draw, charged_at), []).append(now)
+            else:
+                # When, and how long after it was fetched.
+                self.fetched[job.id] = now, 0 if elsewhere is None else job.charged_at + elsewhere.ahead - elsewhere.at
+
+    def amend(self, amendment: Amendment) -> None:
+        """A start stays where it was charged, unless it came to count as nothing."""
+        draw = amendment.draw
+        charged = self._charged.get((draw, amendment.charged_at))
+        if not charged:
+            return
+        at = charged.pop()
+        if amendment.actual:
+            self._charged.setdefault((draw, amendment.started_at), []).append(at)
+        else:
+            self.charges[draw].remove((at, 1))
+
+
+class World:
+    """One simulated program on several databases."""
+
+    def __init__(
+        self, loop: VirtualTimeLoop, random: Random, faults: Faults, limits: Mapping[str, list[Limit]]
+    ) -> None:
+        self.random = random
+        self.clock = VirtualClock(loop)
+        self.faults = faults
+        self.limits = limits
+        self.walls = {name: VirtualClock(loop, start=START + random.randint(-2 * SECOND, 2 * SECOND)) for name in NAMES}
+        self.shards = {name: Shard(name, NAMES, clock) for name, clock in self.walls.items()}
+        self.all = list(self.shards.values())
+        for shard in self.all:
+            shard.step(random.uniform(-86400, 86400))
+        self.rules: dict[str, AnyRule] = {
+            str(each.name): each.rule for limits in self.limits.values() for each in limits
+        }
+        self.history = Starts(self)
+        self.nodes: dict[str, tuple[Headgate, Node, Seat, asyncio.Task[None]]] = {}
+        self.movers: list[asyncio.Task[None]] = []
+        self.enqueueing: list[asyncio.Task[None]] = []
+        self.begun: dict[Draw, list[tuple[int, str]]] = {}
+        self.cut_off: dict[str, list[int]] = {}
+        self.furthest_behind = 0
+        self.at_work: dict[str, set[str]] = {}
+        self.holders: dict[Draw, set[tuple[str, str]]] = {}
+        self.suspect: set[str] = set()
+        self.acknowledged: set[str] = set()
+        self.cancelled: set[str] = set()
+        self.asked_to_end: set[str] = set()
+        self.steps: list[int] = []
+        self.born = 0
+        self.producer, self.tasks = self.app("enqueuer", NAMES[0], Enqueuers(self))
+
+    def line(self, name: str, shard: Shard, stalls: float = 0.0) -> Any:
+        return Line(name, shard, self.faults, self.random, self.history, stalls=stalls)
+
+    def app(self, name: str, shard: str, storage: Any) -> tuple[Headgate, dict[str, Task[..., None]]]:
+        app = Headgate(
+            storage,
+            clock=self.shards[shard].clock,
+            random=Random(self.random.random()),
+            retry=RetryPolicy(retries=2, base=1),
+            concurrency=SLOTS,
+            retention=7 * 86400,
+        )
+        elsewhere: Any = None if shard == NAMES[0] else Remote(self)
+        app.limit("global", StrictRate("30/10s", store=elsewhere, on_store_error="wait"))
+
+        async def work(key: str, length: float, fails: bool) -> None:
+            await self.work(name, length, fails)
+
+        tasks = {"": app.task(name="ungated")(work)}
+        for key, limits in self.limits.items():
+            tasks[key] = app.task(name=f"own-{key}", limits=limits)(work)
+            tasks[f"{key} and global"] = app.task(name=f"both-{key}", limits=[*limits, "global"])(work)
+        return app, tasks
+
+    async def work(self, node: str, length: float, fails: bool) -> None:
+        me = current_job()
+        with self.alone(node, me.id):
+            now = self.clock.monotonic()
+            for draw in self.history.stored[me.id].draws:
+                self.begun.setdefault(draw, []).append((now, node))
+                if not draw.key:
+                    claimed_at, fetched_for = self.history.fetched[me.id]
+                    self.furthest_behind = max(self.furthest_behind, now - claimed_at + fetched_for)
+            await asyncio.sleep(length)
+            if fails and self.random.random() < 0.6:
+                raise ValueError("as planned")
+
+    @contextlib.contextmanager
+    def alone(self, node: str, job_id: str) -> Iterator[None]:
+        """Nobody else runs the job, but nodes that were taken for dead while they were frozen."""
+        others = self.at_work.setdefault(job_id, set())
+        known = {name for name in others if name not in self.suspect}
+        assert node in self.suspect or not known, f"{known} and {node} run job {job_id} at once"
+        others.add(node)
+        permits = [draw for draw in self.history.stored[job_id].draws if draw.limit.startswith("permits")]
+        for draw in permits:
+            holders = self.holders.setdefault(draw, set())
+            holders.add((node, job_id))
+            honest = {holder for holder in holders if holder[0] not in self.suspect}
+            assert len(honest) <= PERMITS, f"{honest} hold {draw} at once"
+        try:
+            yield
+        finally:
+            others.discard(node)
+            for draw in permits:
+                self.holders[draw].discard((node, job_id))
+
+    # ----------------------------------------------------------------------------------------- what happens
+
+    async def live(self, steps: int) -> None:
+        async with self.producer.open():
+            for shard in NAMES:
+                await self.start_node(shard)
+            for _ in range(steps):
+                await asyncio.sleep(self.random.expovariate(1 / 2))
+                await self.something_happens()
+                self.check_owners(least=0)
+            await self.calm_down()
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(*self.enqueueing)
+                await self.until_quiet()
+            for app, node, _, running in self.nodes.values():
+                node.stop()
+                await running
+                await app._bus.drain()
+
+    async def something_happens(self) -> None:
+        random = self.random
+        what = random.random()
+        if what < 0.4:
+            # It may have to wait for a key that is on its way, and the mover may be dead.
+            self.enqueueing.append(asyncio.ensure_future(self.enqueue_some()))
+        elif what < 0.73:
+            # Several at once, some of them about the same key.
+            mover = Mover(self, stalls=random.choice((0, 0.2, 0.2)))
+            key = random.choice(KEYS[:2])
+            doing = mover.move(key, random.choice(NAMES)) if random.random() < 0.7 else mover.carry_on(key)
+            self.movers.append(asyncio.ensure_future(_bear(doing)))
+        elif what < 0.79 and self.movers:
+            self.movers.pop(random.randrange(len(self.movers))).cancel()
+        elif what < 0.83 and self.nodes:
+            await self.crash_node()
+        elif what < 0.88 and len(self.nodes) < 5:
+            await self.start_node(random.choice(NAMES))
+        elif what < 0.91 and self.nodes:
+            name = random.choice(list(self.nodes))
+            self.faults.freeze(name)
+            self.suspect.add(name)
+            self.cut_off.setdefault(name, []).append(self.clock.monotonic())
+            asyncio.get_running_loop().call_later(random.uniform(20, 60), self.faults.thaw, name)
+        elif what < 0.94:
+            self.walls[random.choice(NAMES)].step_wall(random.choice((-5.0, 5.0)))
+        elif what < 0.97:
+            self.step_limit_time()
+        else:
+            for shard in self.all:
+                await shard.prune(shard.clock.now() - RETENTION * SECOND)
+                await shard.evict()
+
+    def step_limit_time(self) -> None:
+        seconds = self.random.choice((-5.0, -0.5, 3.0))
+        self.random.choice(self.all).step(seconds)
+        if seconds > 0:
+            self.steps.append(self.clock.monotonic())
+
+    async def enqueue_some(self) -> None:
+        name = self.random.choice((*self.tasks, *KEYS[:2], "a"))
+        task = self.tasks[name].using(priority=self.random.choice((0, 0, 5)))
+        calls = [
+            (name[:1], self.random.choice((0.0, 0.01, 0.5, 3.0)), self.random.random() < 0.1)
+            for _ in range(self.random.choice((1, 5, 25)))
+        ]
+        jobs = await task.enqueue_many(calls)
+        self.acknowledged |= {job.id for job in jobs}
+        if self.random.random() < 0.2:
+            await self.cancel(self.random.choice(jobs).id)
+
+    async def cancel(self, job_id: str) -> None:
+        """An operator who has only the id asks shard after shard."""
+        for shard in [*self.all, *self.all]:
+            try:
+                found = await shard.cancel(job_id)
+            except OnItsWay:
+                continue
+            if found is JobState.WAITING:
+                self.cancelled.add(job_id)
+            elif found is JobState.RUNNING:
+                self.asked_to_end.add(job_id)
+            if found is not None:
+                return
+
+    async def start_node(self, shard: str) -> None:
+        self.born += 1
+        name = f"{shard}-{self.born}"
+        seat = Seat(name, self.shards[shard], self.faults, self.random, self.history, directory=Directory(self.shards))
+        app, _ = self.app(name, shard, seat)
+        await app.open().__aenter__()
+        node = app._make_node()
+        self.nodes[name] = (app, node, seat, asyncio.ensure_future(node.run()))
+
+    async def crash_node(self) -> None:
+        """As kill -9: it stops in the middle of whatever it does, and says goodbye to nobody."""
+        name = self.random.choice(list(self.nodes))
+        _, node, seat, running = self.nodes.pop(name)
+        self.cut_off.setdefault(name, []).append(self.clock.monotonic())
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StorageUnavailable, ExceptionGroup):
+            await running
+        for amending in seat.amending:
+            amending.cancel()
+        for attempt in list(node._running.values()):
+            assert attempt._asyncio_task is not None
+            attempt._asyncio_task.cancel()
+        await asyncio.sleep(0)
+
+    async def calm_down(self) -> None:
+        """From here on nothing goes wrong any more, and everything has to come to its end."""
+        self.faults.before = self.faults.after = 0
+        self.faults.delay = min(self.faults.delay, 0.1)
+        for name in list(self.faults.frozen):
+            self.faults.thaw(name)
+        for shard in NAMES:
+            await self.start_node(shard)
+        self.movers.append(asyncio.ensure_future(self.keep_carrying()))
+
+    async def keep_carrying(self, pause: float = 0.5) -> None:
+        while True:
+            for key in self.limits:
+                await _bear(Mover(self).carry_on(key))
+            await asyncio.sleep(pause)
+
+    async def until_quiet(self) -> None:
+        while True:
+            counts = [count for shard in self.all for count in await shard.counts()]
+            if sum(count.waiting + count.running for count in counts) == 0 and not self.is_anything_on_its_way():
+                for mover in self.movers:
+                    mover.cancel()
+                return
+            await asyncio.sleep(5)
+
+    def is_anything_on_its_way(self) -> bool:
+        places = [(shard.name, shard.place(key)) for shard in self.all for key in KEYS]
+        return any(place.owner == name and place.to is not None for name, place in places)
+
+    # -------------------------------------------------------------------------------------- what must hold
+
+    async def check(self) -> None:
+        for shard in self.all:
+            assert await shard.check() == [], f"{shard.name} contradicts itself"
+        self.check_owners()
+        self.check_nothing_lost()
+        self.check_limits()
+        self.check_fences()
+
+    def check_owners(self, least: int = 1) -> None:
+        for key in KEYS:
+            owners = [shard.name for shard in self.all if shard.place(key).owner == shard.name]
+            starting = [name for name in owners if self.shards[name].place(key).to is None]
+            assert least <= len(starting) <= 1, f"{starting} start jobs of {key!r}"
+            assert owners, f"nobody owns {key!r}"
+
+    def check_nothing_lost(self) -> None:
+        missing = self.acknowledged - self.history.stored.keys()
+        assert not missing, f"acknowledged and never stored: {missing}"
+        for job_id in self.history.stored:
+            ended = self.history.endings[job_id] + (job_id in self.cancelled)
+            # Asked to end while it ran, a job is cancelled where it would have waited again.
+            least = 0 if job_id in self.asked_to_end else 1
+            assert least <= ended <= 1, f"job {job_id} came to its end {ended} times"
+
+    def check_limits(self) -> None:
+        for draw, charges in self.history.charges.items():
+            if not draw.limit.startswith("permits"):
+                rule = self.rules[draw.limit]
+                for window in (rule.period, 3 * rule.period, rule.period // 2):
+                    check_bound(draw, charges, window, rule.bound(window), self.steps, rule.bound(1))
+        for draw, begun in self.begun.items():
+            rule = self.rules[draw.limit] if draw.key else GLOBAL.rule
+            if rule.margin:
+                # A start on the global limit may come as much later than its charge as was seen.
+                window = max(1, rule.period - rule.margin - (0 if draw.key else self.furthest_behind))
+                starts = [(at, 1) for at, node in begun if not self.was_cut_off(node, at)]
+                check_bound(draw, starts, window, rule.bound(rule.period), self.steps, rule.bound(1))
+
+    def was_cut_off(self, node: str, at: int) -> bool:
+        """Whether a node died or froze before it could say that a start was late, which stays where it was charged."""
+        return any(-3 * SECOND < at - cut < 60 * SECOND for cut in self.cut_off.get(node, ()))
+
+    def check_fences(self) -> None:
+        last: dict[str, int] = {}
+        for _, job_id, node, fence in self.history.starts:
+            assert fence > last.get(job_id, 0), f"job {job_id} was claimed by {node} with fence {fence} again"
+            last[job_id] = fence
+
+
+def check_bound(
+    draw: Draw, charges: Sequence[tuple[int, int]], window: int, bound: int, steps: Sequence[int], burst: int
+) -> None:
+    """No half-open window holds more than the bound, and a burst for each forward step that nobody saw."""
+    first = 0
+    inside = 0
+    for at, cost in charges:
+        inside += cost
+        while charges[first][0] <= at - window:
+            inside -= charges[first][1]
+            first += 1
+        stepped = sum(burst for step in steps if at - window < step <= at)
+        assert inside <= bound + stepped, f"{draw}: {inside} starts within {window / SECOND} s, allowed are {bound}"
+
+
+async def _bear(doing: Awaitable[None]) -> None:
+    """A mover gives up when a shard does not answer; another one comes."""
+    with contextlib.suppress(StorageUnavailable):
+        await doing
+
+
+def simulate(seed: int, steps: int = 40) -> World:
+    """Run the world of this seed, and check it."""
+    worlds: list[World] = []
+    random = Random(seed)
+    chances = (0, 0, 0.05)
+    faults = Faults(before=random.choice(chances), after=random.choice(chances), delay=random.choice((0.01, 0.1, 0.5)))
+    limits = {key: [random.choice(KINDS)(f"rate:{key}")] for key in KEYS}
+    for key in KEYS:
+        if random.random() < 0.4:
+            limits[key].append(permits(key))
+
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock._loop, random, faults, limits)
+        worlds.append(world)
+        await world.live(steps)
+        await world.check()
+
+    run_virtual(main, seed=seed)
+    return worlds[0]
+
+
+def starts_of_a_saturated_key(limits: list[Limit], *, moves: int, seconds: int = 60, length: float = 0.0) -> int:
+    """How many jobs of one key start in that time, while it moves so often and nothing else goes wrong.
+
+    A call takes up to 20 ms there and back; a job works for `length`.
+    """
+    counted: list[int] = []
+
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock._loop, Random(1), Faults(delay=0.01), {"a": limits})
+        async with world.producer.open():
+            for shard in NAMES:
+                await world.start_node(shard)
+            # Enough of them that they are still on their way when the key moves on.
+            await world.tasks["a"].enqueue_many([("a", length, False)] * (20 * seconds))
+            await asyncio.sleep(20)
+            begin = clock.monotonic()
+            for number in range(moves):
+                world.movers.append(asyncio.ensure_future(Mover(world).move("a", NAMES[number % len(NAMES)])))
+                await asyncio.sleep(0.001)
+                world.movers.append(asyncio.ensure_future(world.keep_carrying(pause=0.01)))
+                await asyncio.sleep(begin / SECOND + (number + 1) * seconds / moves - clock.monotonic() / SECOND)
+                for mover in world.movers:
+                    mover.cancel()
+            await asyncio.sleep(begin / SECOND + seconds - clock.monotonic() / SECOND)
+            counted.append(sum(at >= begin for at, *_ in world.history.starts))
+
+    run_virtual(main, seed=1)
+    return counted[0]
+
+
+def permits(key: str) -> Limit:
+    return Concurrency(PERMITS, key="{key}", name=f"permits:{key}")
