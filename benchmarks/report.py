@@ -27,6 +27,8 @@ What holds everywhere, unless a row says otherwise:
   (`fsync=True`) and the plain `sqlite3` code that is called *raw*. All files lie on the same disk, in WAL mode.
 - A worker that has a process of its own is `headgate worker`. Benchmarks that embed the worker call
   `sys.setswitchinterval(0.0005)` as that command does, where the row does not say "default switch interval".
+- PostgreSQL is a server on the same machine over TCP, as it comes: `fsync` and `synchronous_commit` are on. Each
+  scenario has its own, new and empty. Workers beside it run on uvloop, as `headgate worker` does where it is installed.
 - Jobs carry one integer or one short string. Handlers are `async def`; huey's are functions in its worker threads.
 - huey takes a job off its queue before running it and loses it when the process dies; Headgate and *raw* record that
   it runs, and that it ended.
@@ -61,7 +63,7 @@ def page(questions: Mapping[str, Question], results: Mapping[str, Result]) -> st
 
 def _section(question: Question, result: Result) -> str:
     header, *rows = _cells(question, result)
-    lines = [f"## {question.name.capitalize()}", "", question.asks, ""]
+    lines = [f"## {question.heading or question.name.capitalize()}", "", question.asks, ""]
     lines.append(_line(header))
     lines.append(_line("---" if number == 0 else "---:" for number in range(len(header))))
     lines += [_line(row) for row in rows]
@@ -83,11 +85,13 @@ def _section(question: Question, result: Result) -> str:
 def _measured_on(result: Result) -> str:
     on: dict[str, Any] = result["machine"]
     # Results from before they were compared do not name them.
-    limiters = "".join(f", {name} {version}" for name, version in on.get("limiters", {}).items())
+    others = "".join(
+        f", {name} {version}" for kind in ("limiters", "on_postgres") for name, version in on.get(kind, {}).items()
+    )
     rounds = "a quick look, one round" if result["quick"] else f"medians of {result['rounds']} rounds"
     return (
         f"Measured {on['measured_at']}: {rounds}; {on['cores']} cores of {on['processor']}, {on['system']}, "
-        f"{on['filesystem']}, {on['python']}, SQLite {on['sqlite']}, huey {on['huey']}{limiters}, "
+        f"{on['filesystem']}, {on['python']}, SQLite {on['sqlite']}, huey {on['huey']}{others}, "
         f"Headgate {on['headgate']}; load {on['load']} at the start."
     )
 

@@ -24,6 +24,12 @@ def new_file(folder: Path) -> Path:
     return Path(tempfile.mkdtemp(dir=folder)) / "bench.db"
 
 
+def bulks(jobs: int, bulk: int = 500) -> Iterator[range]:
+    """The numbers of that many jobs, `bulk` at a time."""
+    for first in range(0, jobs, bulk):
+        yield range(first, min(first + bulk, jobs))
+
+
 async def until_finished(app: Headgate, jobs: int) -> None:
     """Return when so many jobs are recorded as succeeded."""
     while sum(queue.succeeded for queue in await app.admin.counts()) < jobs:  # noqa: ASYNC110  # nothing tells of counts

@@ -1,36 +1,36 @@
-"""Starts `headgate worker` on a file and waits until it has joined."""
+"""Starts `headgate worker` on a store and waits until it has joined."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
-import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from benchmarks.latency_probe import Ears
 from benchmarks.runner import ROOT
+from benchmarks.stores import storage_at
 from benchmarks.support import OwnProcess
 
 
 @contextlib.contextmanager
-def headgate_worker(file: Path, ears: Ears | None = None, **settings: float) -> Iterator[OwnProcess]:
+def headgate_worker(url: str, ears: Ears | None = None, **settings: float) -> Iterator[OwnProcess]:
     """A worker process as users run it, until the block ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "headgate", "worker", "benchmarks.worker_app:app", "--log-level", "warning"],
         cwd=ROOT,
+        text=True,
         env={
             **os.environ,
-            "HEADGATE_URL": f"sqlite:///{file}",
+            "HEADGATE_URL": url,
             "BENCHMARK_EARS": "" if ears is None else ears.path,
             **{f"HEADGATE_{name.upper()}": str(value) for name, value in settings.items()},
         },
     )
     try:
-        _wait_until_joined(file, process)
+        asyncio.run(_wait_until_joined(url, process))
         yield OwnProcess(process)
     finally:
         process.terminate()
@@ -41,18 +41,14 @@ def headgate_worker(file: Path, ears: Ears | None = None, **settings: float) -> 
             process.wait()
 
 
-def _wait_until_joined(file: Path, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"the worker ended with {process.returncode}")
-        with contextlib.suppress(sqlite3.OperationalError):
-            connection = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
-            try:
-                row = connection.execute("SELECT 1 FROM node WHERE pid = ?", (process.pid,)).fetchone()
-            finally:
-                connection.close()
-            if row is not None:
-                return
-        time.sleep(0.02)
-    raise RuntimeError("the worker did not join within 20 s")
+async def _wait_until_joined(url: str, process: subprocess.Popen[str]) -> None:
+    storage = storage_at(url)
+    await storage.open()
+    try:
+        async with asyncio.timeout(20):
+            while not any(node.pid == process.pid for node in await storage.nodes()):
+                if process.poll() is not None:
+                    raise RuntimeError(f"the worker ended with {process.returncode}")
+                await asyncio.sleep(0.02)
+    finally:
+        await storage.close()

@@ -1,7 +1,22 @@
 """All questions, in the order in which they are asked."""
 
 from benchmarks.question import Question
-from benchmarks.questions import budget, enqueue, idle, latency, limiting, neighbours, shared, throughput, waiting
+from benchmarks.questions import (
+    budget,
+    claims,
+    drain,
+    enqueue,
+    idle,
+    latency,
+    limiting,
+    neighbours,
+    postgres_enqueue,
+    postgres_latency,
+    postgres_neighbours,
+    shared,
+    throughput,
+    waiting,
+)
 
 QUESTIONS: dict[str, Question] = {
     question.name: question
@@ -17,5 +32,12 @@ QUESTIONS: dict[str, Question] = {
         limiting.DECISIONS,
         limiting.LINE,
         shared.QUESTION,
+        drain.QUESTION,
+        postgres_enqueue.QUESTION,
+        postgres_latency.QUESTION,
+        postgres_neighbours.QUESTION,
+        claims.QUESTION,
+        waiting.POSTGRES_DEEP,
+        waiting.POSTGRES_WIDE,
     )
 }

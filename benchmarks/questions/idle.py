@@ -10,7 +10,7 @@ from benchmarks.worker import headgate_worker
 
 
 def headgate(folder: Path, *, seconds: float) -> dict[str, float]:
-    with headgate_worker(new_file(folder)) as worker:
+    with headgate_worker(f"sqlite:///{new_file(folder)}") as worker:
         return worker.idle_use(seconds)
 
 

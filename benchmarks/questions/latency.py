@@ -41,13 +41,13 @@ async def _embedded(url: str, probes: int) -> dict[str, float]:
 
 def two_processes(folder: Path, *, probes: int) -> dict[str, float]:
     """The producer here, a worker in another process."""
-    file = new_file(folder)
-    with Ears(folder) as ears, headgate_worker(file, ears):
-        return asyncio.run(_two_processes(file, ears, probes))
+    url = f"sqlite:///{new_file(folder)}"
+    with Ears(folder) as ears, headgate_worker(url, ears):
+        return asyncio.run(_two_processes(url, ears, probes))
 
 
-async def _two_processes(file: Path, ears: Ears, probes: int) -> dict[str, float]:
-    probed = Probed(f"sqlite:///{file}")
+async def _two_processes(url: str, ears: Ears, probes: int) -> dict[str, float]:
+    probed = Probed(url)
     latencies = Latencies()
     async with probed.app.open():
         for number, gap in enumerate(gaps(probes)):

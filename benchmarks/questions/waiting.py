@@ -3,89 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import asyncpg
+
+from benchmarks.full_store import store_for
 from benchmarks.latency_probe import Ears, gaps
 from benchmarks.question import Goal, Metric, Params, Question, Scenario
-from benchmarks.support import Latencies, new_file
+from benchmarks.support import Latencies
 from benchmarks.worker import headgate_worker
-from benchmarks.worker_app import LIMIT, Probed
-from headgate.clock import SystemClock
-from headgate.jobs.identity import IdSource
-from headgate.jobs.job import Draw, JobState, NewJob
-from headgate.jobs.lifecycle import Finished
-from headgate.storage.protocol import Claim, Room
-from headgate.storage.sqlite.storage import SqliteStorage
-from headgate.tasks.registry import DEFAULT_QUEUE
-
-BATCH = 10_000
+from benchmarks.worker_app import Probed
 
 QUIET_SETTINGS = {"heartbeat": 120.0, "lease": 600.0}
 """The heartbeat is a write of its own; what is counted here is what waiting costs."""
 
 
-def prepare(folder: Path, *, jobs: int, keys: int) -> dict[str, float]:
-    """A store whose `keys` have all used their budget, with `jobs` waiting, evenly spread."""
-    asyncio.run(_prepare(folder / "full.db", jobs, keys))
-    return {}
-
-
-async def _prepare(file: Path, jobs: int, keys: int) -> None:
-    storage = SqliteStorage(file, SystemClock(), synchronous="OFF")
-    await storage.open()
-    # One more for each key: the one that uses up its budget.
-    seeds = _seeds(jobs + keys, keys)
-    while batch := [job for job, _ in zip(seeds, range(BATCH), strict=False)]:
-        await storage.add(batch)
-    probed = Probed()
-    rules = {bound.name: bound.limit.rule for bound in probed.gated.gate.limits}
-    await storage.join("preparing", "preparing")
-    claim = Claim("preparing", {DEFAULT_QUEUE: Room(2_000)}, rules, frozenset(probed.app.tasks))
-    while (claimed := await storage.claim(claim)).jobs or claimed.more:
-        await storage.finish("preparing", [Finished(job.id, job.fence, JobState.SUCCEEDED) for job in claimed.jobs])
-    await storage.leave("preparing")
-    await storage.close()
-
-
-def _seeds(jobs: int, keys: int) -> Iterator[NewJob]:
-    clock, ids = SystemClock(), IdSource()
-    for number in range(jobs):
-        key = f"acme-{number % keys}"
-        now = clock.now()
-        yield NewJob(
-            id=ids.next(now),
-            task="gated",
-            queue=DEFAULT_QUEUE,
-            payload=f'{{"key":"{key}","number":0}}',
-            priority=0,
-            delayed=False,
-            run_at=now,
-            enqueued_at=now,
-            draws=(Draw(LIMIT, key),),
-        )
-
-
-def probe(folder: Path, *, full: bool, probes: int, quiet: float) -> dict[str, float]:
+def probe(folder: Path, *, full: bool, probes: int, quiet: float, store: str = "sqlite") -> dict[str, float]:
     """Other keys and ungated jobs, each started on its own; then nothing but waiting."""
-    file = new_file(folder)
-    if full:
-        shutil.copyfile(folder / "full.db", file)
-    with Ears(folder) as ears, headgate_worker(file, ears, **QUIET_SETTINGS) as worker:
-        metrics = asyncio.run(_probe(file, ears, probes))
+    with (
+        store_for(folder, store, full=full) as url,
+        Ears(folder) as ears,
+        headgate_worker(url, ears, **QUIET_SETTINGS) as worker,
+    ):
+        metrics = asyncio.run(_probe(url, ears, probes))
+        # Endings of the last probes are written by then, and their lanes' counts brought up to date.
+        time.sleep(1.5)
         cpu, began = worker.cpu_seconds(), time.monotonic()
-        metrics["commits"] = _commits(file, quiet)
+        metrics["commits"] = asyncio.run(_postgres_commits(url, quiet)) if store == "postgres" else _commits(url, quiet)
         metrics["cpu"] = 100 * (worker.cpu_seconds() - cpu) / (time.monotonic() - began)
         metrics["memory"] = worker.memory()
-    shutil.rmtree(file.parent)
     return metrics
 
 
-async def _probe(file: Path, ears: Ears, probes: int) -> dict[str, float]:
-    probed = Probed(f"sqlite:///{file}")
+async def _probe(url: str, ears: Ears, probes: int) -> dict[str, float]:
+    probed = Probed(url)
     kinds: dict[str, tuple[Callable[[int], Awaitable[object]], Latencies]] = {
         "other_": (lambda number: probed.gated.enqueue(f"other-{number}", number), Latencies()),
         "ungated_": (lambda number: probed.ungated.enqueue(number), Latencies()),
@@ -100,10 +54,9 @@ async def _probe(file: Path, ears: Ears, probes: int) -> dict[str, float]:
     return {key: value for prefix, (_, latencies) in kinds.items() for key, value in latencies.metrics(prefix).items()}
 
 
-def _commits(file: Path, seconds: float) -> int:
-    """How often others changed the file; endings of the last probes have been written by then."""
-    time.sleep(0.5)
-    connection = sqlite3.connect(file)
+def _commits(url: str, seconds: float) -> int:
+    """How often others changed the file."""
+    connection = sqlite3.connect(url.removeprefix("sqlite:///"))
     try:
         seen = _data_version(connection)
         commits = 0
@@ -123,17 +76,33 @@ def _data_version(connection: sqlite3.Connection) -> int:
     return version
 
 
-def _question(name: str, asks: str, load: str, prepare: Params, quick: Params) -> Question:
+async def _postgres_commits(url: str, seconds: float) -> int:
+    """How many transactions wrote anything: only those are given a number."""
+    next_number = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+    connection = await asyncpg.connect(url)
+    before: int = await connection.fetchval(next_number)
+    await asyncio.sleep(seconds)
+    after: int = await connection.fetchval(next_number)
+    await connection.close()
+    return after - before
+
+
+_KINDS = {"other": "jobs of other keys", "ungated": "ungated jobs"}
+_DURABLE = {"sqlite": "SQLite, synchronous=FULL", "postgres": "PostgreSQL"}
+
+
+def _question(name: str, asks: str, load: str, prepare: Params, quick: Params, store: str = "sqlite") -> Question:
     loaded = f"Headgate, {name}"
+    on_postgres = store == "postgres"
     scenarios = (
         Scenario(
             name=loaded,
             run="benchmarks.questions.waiting:probe",
             conditions=(
-                f"{load}; SQLite, synchronous=FULL; `headgate worker` in its own process, 100 slots; one probe at "
+                f"{load}; {_DURABLE[store]}; `headgate worker` in its own process, 100 slots; one probe at "
                 "a time from another process, every 2 to 16 ms; then 3 s in which nothing is enqueued"
             ),
-            params={"full": True, "probes": 200, "quiet": 3.0},
+            params={"full": True, "probes": 200, "quiet": 3.0, "store": store},
             quick={"probes": 60, "quiet": 1.0},
             against={"empty": "Headgate, empty"},
         ),
@@ -141,24 +110,14 @@ def _question(name: str, asks: str, load: str, prepare: Params, quick: Params) -
             name="Headgate, empty",
             run="benchmarks.questions.waiting:probe",
             conditions="the same on an empty store",
-            params={"full": False, "probes": 200, "quiet": 3.0},
+            params={"full": False, "probes": 200, "quiet": 3.0, "store": store},
             quick={"probes": 60, "quiet": 1.0},
         ),
-    )
-    kinds = {"other": "jobs of other keys", "ungated": "ungated jobs"}
-    starts = tuple(
-        Goal(
-            scenario=loaded,
-            over="Headgate, empty",
-            metric=f"{kind}_{at}",
-            text=f"{label}: start {at} at most 1.5 × that on an empty store",
-            at_most=1.5,
-        )
-        for kind, label in kinds.items()
-        for at in ("p50", "p99")
+        *(_claims(full=full) for full in (True, False) if on_postgres),
     )
     return Question(
-        name=name,
+        name=f"postgres-{name}" if on_postgres else name,
+        heading=f"{name.capitalize()}, PostgreSQL" if on_postgres else "",
         asks=asks,
         lead="other_p50",
         metrics=(
@@ -169,37 +128,65 @@ def _question(name: str, asks: str, load: str, prepare: Params, quick: Params) -
             Metric("memory", "worker MB", 0),
             Metric("commits", "commits", 0),
             Metric("cpu", "CPU %", 2),
+            *((Metric("rate", "claims of other keys/s"),) if on_postgres else ()),
         ),
         scenarios=scenarios,
-        goals=(
-            *starts,
-            Goal(
-                scenario=loaded,
-                minus="Headgate, empty",
-                metric="memory",
-                text="worker memory at most 50 MB above that on an empty store",
-                at_most=50,
-            ),
-            Goal(scenario=loaded, metric="commits", text="no commit while jobs only wait", at_most=0),
-        ),
+        goals=tuple(_goals(loaded)),
         notes=("Heartbeats are set to 120 s here: the commits that are counted are those that waiting would cause.",),
-        prepare="benchmarks.questions.waiting:prepare",
-        prepare_params=prepare,
+        prepare="benchmarks.full_store:prepare",
+        prepare_params={**prepare, "store": store},
         prepare_quick=quick,
     )
 
 
-DEEP = _question(
+def _claims(*, full: bool) -> Scenario:
+    return Scenario(
+        name="claims behind it" if full else "claims, empty",
+        run="benchmarks.questions.claims:claims",
+        conditions="10,000 jobs of 1,000 other keys that have budget, claimed up to 200 at a time by one process"
+        if full
+        else "the same on an empty store",
+        params={"store": "postgres", "jobs": 10_000, "room": 200, "full": full},
+        quick={"jobs": 2_000},
+    )
+
+
+def _goals(loaded: str) -> Iterator[Goal]:
+    for kind, label in _KINDS.items():
+        for at in ("p50", "p99"):
+            yield Goal(
+                scenario=loaded,
+                over="Headgate, empty",
+                metric=f"{kind}_{at}",
+                text=f"{label}: start {at} at most 1.5 × that on an empty store",
+                at_most=1.5,
+            )
+    yield Goal(
+        scenario=loaded,
+        minus="Headgate, empty",
+        metric="memory",
+        text="worker memory at most 50 MB above that on an empty store",
+        at_most=50,
+    )
+    yield Goal(scenario=loaded, metric="commits", text="no commit while jobs only wait", at_most=0)
+
+
+_DEEP = (
     "deep",
     "Does a million jobs on one exhausted key delay anybody else?",
     "1,000,000 jobs wait on one key whose budget is used up",
     {"jobs": 1_000_000, "keys": 1},
     {"jobs": 50_000},
 )
-WIDE = _question(
+_WIDE = (
     "wide",
     "Do 100,000 exhausted keys delay anybody else?",
     "100,000 keys whose budget is used up, one job waits on each",
     {"jobs": 100_000, "keys": 100_000},
     {"jobs": 5_000, "keys": 5_000},
 )
+
+DEEP = _question(*_DEEP)
+WIDE = _question(*_WIDE)
+POSTGRES_DEEP = _question(*_DEEP, store="postgres")
+POSTGRES_WIDE = _question(*_WIDE, store="postgres")

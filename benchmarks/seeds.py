@@ -1,0 +1,52 @@
+"""Jobs in a store, by the storage verbs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from headgate.clock import SystemClock
+from headgate.jobs.identity import IdSource
+from headgate.jobs.job import Draw, JobState, NewJob
+from headgate.jobs.lifecycle import Finished
+from headgate.limits.limit import AnyRule
+from headgate.storage.protocol import Claim, Room, Storage
+from headgate.tasks.registry import DEFAULT_QUEUE
+
+BATCH = 10_000
+
+
+async def add_seeds(
+    storage: Storage, jobs: int, keys: int, *, task: str, limit: str = "", prefix: str = "acme"
+) -> None:
+    """Store jobs that wait, evenly spread over so many keys of the limit; without a limit they draw on none."""
+    seeds = _seeds(jobs, keys, task, limit, prefix)
+    while batch := list(islice(seeds, BATCH)):
+        await storage.add(batch)
+
+
+async def use_up(storage: Storage, rule: AnyRule, *, task: str, limit: str) -> None:
+    """Run the jobs of a task until its budgets are used up, or none is left."""
+    await storage.join("seeds", "seeds")
+    claim = Claim("seeds", {DEFAULT_QUEUE: Room(2_000)}, {limit: rule}, frozenset([task]))
+    while (claimed := await storage.claim(claim)).jobs or claimed.more:
+        await storage.finish("seeds", [Finished(job.id, job.fence, JobState.SUCCEEDED) for job in claimed.jobs])
+    await storage.leave("seeds")
+
+
+def _seeds(jobs: int, keys: int, task: str, limit: str, prefix: str) -> Iterator[NewJob]:
+    clock, ids = SystemClock(), IdSource()
+    for number in range(jobs):
+        key = f"{prefix}-{number % keys}"
+        now = clock.now()
+        yield NewJob(
+            id=ids.next(now),
+            task=task,
+            queue=DEFAULT_QUEUE,
+            payload=f'{{"key":"{key}","number":0}}',
+            priority=0,
+            delayed=False,
+            run_at=now,
+            enqueued_at=now,
+            draws=(Draw(limit, key),) if limit else (),
+        )
