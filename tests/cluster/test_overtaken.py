@@ -461,3 +461,28 @@ async def test_pruning_a_job_that_holds_a_permit_and_resetting_its_bucket_do_not
     await world.left.storage.prune(world.left.storage.now())
     assert await resetting == 0
     assert await world.left.permits("slots", "x") == {}
+
+
+async def test_a_node_that_is_declared_dead_in_the_middle_of_its_claim_leaves_no_job_to_nobody(world: World) -> None:
+    world.rule(api=PLENTY)
+    (id,) = await world.left.add(draws=[("api", "acme")])
+    (beat,) = [node.beat for node in await world.right.storage.nodes() if node.id == world.left.node]
+    burial = world.after("heads", lambda: world.right.storage.recover(world.left.node, beat))
+    await world.left.claim()
+    recovered = await burial
+    assert recovered is not None
+    # What the claim took was taken back, for the burial had to wait for it.
+    assert list(recovered.returned) == [id]
+    assert await world.right.take_ids() == [id]
+
+
+async def test_what_has_expired_is_told_although_the_claim_had_to_begin_anew(world: World) -> None:
+    world.rule(api=PLENTY)
+    (late,) = await world.left.add(expires_in=5)
+    (gone, next) = await world.left.add(2, draws=[("api", "acme")])
+    world.clock.advance(5)
+    cancelling = world.after("heads", lambda: world.right.storage.cancel(gone))
+    claimed = await world.left.claim()
+    assert await cancelling is JobState.WAITING
+    assert [job.id for job in claimed.jobs] == [next]
+    assert [dropped.id for dropped in claimed.dropped] == [late]

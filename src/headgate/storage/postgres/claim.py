@@ -119,15 +119,18 @@ class Claimer:
         """Take what may go now."""
         if not claim.rooms:
             return Claimed(jobs=(), next_in=None)
+        # What has ended without having run is told, also if what follows has to begin anew.
+        dropped: list[Dropped] = []
         for _ in range(_TRIES):
             try:
-                return await self._database.run(lambda session: self._claim(session, claim))
+                claimed = await self._database.run(lambda session: self._claim(session, claim, dropped))
             except _Overtaken:
                 continue
+            return replace(claimed, dropped=[*dropped, *claimed.dropped], more=True) if dropped else claimed
         # Others are busy with the same jobs.
-        return Claimed(jobs=(), next_in=0, more=True)
+        return Claimed(jobs=(), next_in=0, more=True, dropped=dropped)
 
-    async def _claim(self, session: Session, asked: Claim) -> Claimed:
+    async def _claim(self, session: Session, asked: Claim, dropped: list[Dropped]) -> Claimed:
         claim = self._without_paused(asked)
         self.floors.begin()
         has_more = False
@@ -145,14 +148,13 @@ class Claimer:
         if not look.has_joined:
             return Claimed(jobs=(), next_in=None)
         await self._live.refresh(session, look.revision)
-        dropped = await self._expire(session, claim) if look.has_expired else []
-        claimed = await _One(session, claim, self._live, self._time, self._clock, look, self.floors).run(self)
+        if look.has_expired:
+            dropped += await self._expire(session, claim)
+        claimed = await _One(session, claim, self._live, self._time, self._clock, look, self.floors).run(self, dropped)
         if look.has_arrivals or self.floors.are_used:
             # Others are about to merge them, or something lies below a floor: soon looked at again.
             claimed = replace(claimed, next_in=min(claimed.next_in or SOON, SOON))
-        if dropped or has_more:
-            claimed = replace(claimed, dropped=[*dropped, *claimed.dropped], more=True)
-        return claimed
+        return replace(claimed, more=True) if has_more else claimed
 
     async def _expire(self, session: Session, claim: Claim) -> list[Dropped]:
         """A job that has expired is told by the claim that would have started it."""
@@ -243,7 +245,7 @@ class _One:
         # Whether lanes of another release took the places of those that this node could claim from.
         self._was_hidden = False
 
-    async def run(self, claimer: Claimer) -> Claimed:
+    async def run(self, claimer: Claimer, dropped: list[Dropped]) -> Claimed:
         visits = await self._choose() if self._wanted else []
         if self._others_stand_in_the_way():
             visits += await self._choose_known(claimer, visits)
@@ -253,6 +255,8 @@ class _One:
         if not self._was_hidden:
             return claimed
         # Lanes whose tasks are those of another release hide the lanes after them. Nothing was started yet.
+        dropped += claimed.dropped
+        claimed = replace(claimed, dropped=())
         visits = await self._choose_known(claimer, visits)
         if not visits:
             return _together(claimed, await self._claim_ungated_only())
