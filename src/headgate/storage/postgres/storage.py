@@ -143,6 +143,9 @@ class PostgresStorage:
                 await self._database.run(lambda session: follow_clock(session, self._time, self._clock))
             except StorageUnavailable as error:
                 logger.debug("the time of %s could not be read: %s", self._database.name, error)
+            except Exception as error:
+                # Whatever it is: without this task a process that only enqueues would lose the server's time for good.
+                logger.warning("the time of %s could not be read: %r", self._database.name, error)
 
     async def close(self) -> None:
         if self._pid != os.getpid():
