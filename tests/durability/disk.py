@@ -14,6 +14,7 @@ from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, StorageTroubled
 from headgate.storage.sqlite.connection import prepare
+from headgate.storage.sqlite.storage import SqliteStorage
 from tests.durability.ledger import damage
 from tests.durability.stores import claim_for, new_job, open_store
 
@@ -63,6 +64,11 @@ async def enqueue_until_full(folder: Path) -> None:
             assert await storage.job(job) is None
         for job in acknowledged:
             assert await storage.job(job) is not None
+        # Whoever opens the file now, to see what is going on, writes nothing to it.
+        other = SqliteStorage(path, SystemClock())
+        await other.open()
+        assert sum(queue.waiting for queue in await other.counts()) == len(acknowledged)
+        await other.close()
         say("full")
         (folder / "ballast").unlink()
         more = new_job(now=SystemClock().now())

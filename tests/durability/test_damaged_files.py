@@ -140,9 +140,9 @@ async def test_a_file_that_is_ours_only_by_its_log_opens(database: Path, tmp_pat
 
 
 async def test_a_page_that_is_corrupt_stops_the_store_and_says_what_to_do(database: Path) -> None:
-    await fill(database, 500)
+    await fill(database, 2000)
     # All but the first pages, where the schema is.
-    spoil(database, 30)
+    spoil(database, 100)
     storage = SqliteStorage(database, SystemClock())
     await storage.open()
     try:

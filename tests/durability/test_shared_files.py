@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sqlite3
 import time
@@ -168,3 +169,32 @@ async def test_a_long_reader_lets_the_log_grow_and_nothing_fails(database: Path)
 async def test_a_fork_is_refused_the_parents_store_and_does_not_harm_it(database: Path, children: Children) -> None:
     parent = await children.start("fork.py", path=str(database))
     assert await parent.end() == 0, children.log
+
+
+def locks_held_on(path: Path) -> int:
+    """How many locks this process holds on the file."""
+    inode = path.stat().st_ino
+    held = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+    return sum(1 for lock in held if int(lock[4]) == os.getpid() and int(lock[5].rpartition(":")[2]) == inode)
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="reads /proc/locks")
+async def test_a_second_look_at_the_file_takes_no_locks_from_the_first(database: Path) -> None:
+    """A process that opens and closes a file loses all its locks on it, whoever in it had taken them.
+
+    SQLite knows that and keeps its descriptors; a look at the file past it would let another process overwrite what is
+    being written here.
+    """
+    async with open_store(database) as storage:
+        await storage.add([new_job(now=1)])
+        connection = sqlite3.connect(database)
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM job").fetchall()
+        before = locks_held_on(database)
+        assert before > 0
+        await SqliteStorage(database, SystemClock()).migrate(dry_run=True)
+        async with open_store(database):
+            assert locks_held_on(database) >= before
+        assert locks_held_on(database) >= before
+        connection.rollback()
+        connection.close()

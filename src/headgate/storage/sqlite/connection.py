@@ -8,6 +8,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from headgate.clock import SECOND, Clock
@@ -16,6 +17,9 @@ from headgate.storage.migrations import Migration, load_migrations, pending
 
 APPLICATION_ID = 0x48_64_67_74
 """`Hdgt`, kept in the file's header: tells a Headgate database from another program's."""
+
+SMALLEST_DATABASE = 512
+"""Bytes: one page of the smallest size."""
 
 OLDEST_SQLITE = (3, 35, 0)
 """UPDATE … FROM and generated columns."""
@@ -41,6 +45,8 @@ def connect(path: Path, *, synchronous: str, timeout: float) -> sqlite3.Connecti
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -16000")
+    # A damaged payload is its own job's trouble: with an error here, no job at all could be read.
+    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
     return connection
 
 
@@ -94,6 +100,15 @@ def translate(error: sqlite3.Error, path: Path) -> HeadgateError | None:
         )
     if code in _ENVIRONMENT:
         return StorageUnavailable(f"{path} could not be used: {error} ({getattr(error, 'sqlite_errorname', '')})")
+    return None
+
+
+def withdrawn(error: sqlite3.Error, path: Path) -> HeadgateError | None:
+    """What it means that a table has gone from a file that was in use; None for an error of another kind."""
+    if isinstance(error, sqlite3.OperationalError) and str(error).startswith("no such table"):
+        return StorageUnavailable(
+            f"{path} has lost a table of its jobs ({error}); put it back, or restore a backup and restart this process"
+        )
     return None
 
 
@@ -161,11 +176,9 @@ def _require_ours(path: Path) -> None:
         raise StorageUnusable(f"the folder of {path} does not exist; create it first")
     if not path.exists() or path.stat().st_size == 0:
         return
-    with path.open("rb") as file:
-        head = file.read(100)
-    if len(head) < 100 or not head.startswith(b"SQLite format 3\x00"):
+    found = _stated_application_id(path)
+    if found is None:
         raise StorageUnusable(f"{path} is not a SQLite database; nothing was changed: choose another file")
-    found = int.from_bytes(head[68:72], "big")
     if found != APPLICATION_ID:
         # 1. A crash right after creation leaves a header without an id and without any table: ours to finish.
         # 2. What another process has just created is in the write-ahead log first, the id as well.
@@ -175,6 +188,25 @@ def _require_ours(path: Path) -> None:
             f"{path} is another program's SQLite database (application id {found:#010x}); nothing was changed: "
             "choose another file"
         )
+
+
+def _stated_application_id(path: Path) -> int | None:
+    """What the header of the file says, whatever its log says by now; None if it is no database.
+
+    Asked of SQLite, which neither locks nor writes an immutable file. Were it opened and closed by us, the process
+    would lose all its locks on it, also those of the caller's own connections (sqlite.org/howtocorrupt.html, 2.2).
+    """
+    if path.stat().st_size < SMALLEST_DATABASE:
+        return None
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
+    try:
+        return int(connection.execute("PRAGMA application_id").fetchone()[0]) & 0xFFFFFFFF
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_NOTADB:
+            return None
+        raise (translate(error, path) or error) from error
+    finally:
+        connection.close()
 
 
 def _is_empty_or_ours(path: Path) -> bool:
@@ -213,7 +245,9 @@ def _migrate(connection: sqlite3.Connection, path: Path, clock: Clock) -> Sequen
             "INSERT INTO migration (number, name, checksum, applied_at) VALUES (?, ?, ?, ?)",
             (migration.number, migration.name, migration.checksum, clock.now()),
         )
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    if missing:
+        # A file that is up to date is not written to: whoever looks must be able to while its disk is full.
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     return missing
 
 
