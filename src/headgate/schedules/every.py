@@ -1,0 +1,76 @@
+"""Every: real elapsed time, whatever the clock on the wall does."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import cached_property
+
+import msgspec
+from msgspec.structs import replace
+
+from headgate.clock import FARTHEST, from_datetime, microseconds, to_datetime
+from headgate.errors import DeclarationError
+
+LEAST = 100_000
+"""The shortest period, microseconds: what comes more often is the work of a loop."""
+
+_UNITS = {"weeks": 7 * 86400, "days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+
+
+class Every(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="every", omit_defaults=True, dict=True):
+    """Once every so much real time: `Every(minutes=5)`, `Every(hours=1, minutes=30)`.
+
+    Counted from `start` (an aware datetime; default: when the schedule was declared first). A day is 24 hours here;
+    for a time of the day see `Calendar` and `Cron`. Raises DeclarationError for less than 0.1 s and for more than a
+    hundred years.
+    """
+
+    weeks: float = 0
+    days: float = 0
+    hours: float = 0
+    minutes: float = 0
+    seconds: float = 0
+    start: datetime | None = None
+
+    def __post_init__(self) -> None:
+        for unit in _UNITS:
+            value = getattr(self, unit)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise DeclarationError(f"Every: {unit}={value!r} is no length of time; write Every(minutes=5)")
+        if not LEAST <= self.period <= FARTHEST:
+            raise DeclarationError(
+                f"{self._call()} comes every {self.period / 1_000_000:g} seconds, and can be from 0.1 s to a hundred "
+                "years; write Every(minutes=5)"
+            )
+        if self.start is not None and (not isinstance(self.start, datetime) or self.start.tzinfo is None):
+            raise DeclarationError(
+                f"Every: start={self.start!r} must be an aware datetime, for example datetime.now(UTC)"
+            )
+
+    @cached_property
+    def period(self) -> int:
+        """Microseconds from one to the next."""
+        return sum(microseconds(getattr(self, unit) * seconds) for unit, seconds in _UNITS.items())
+
+    def starting(self, instant: int) -> Every:
+        """Counted from that instant, unless it has a start of its own."""
+        return self if self.start is not None else replace(self, start=to_datetime(instant))
+
+    def next_after(self, instant: int) -> int | None:
+        return self._start + ((instant - self._start) // self.period + 1) * self.period
+
+    def latest_at_or_before(self, instant: int) -> int | None:
+        return instant - (instant - self._start) % self.period
+
+    def describe(self) -> str:
+        parts = [(unit, getattr(self, unit)) for unit in _UNITS if getattr(self, unit)]
+        if len(parts) == 1 and parts[0][1] == 1:
+            return f"every {parts[0][0][:-1]}"
+        return "every " + " ".join(f"{value:g} {unit if value != 1 else unit[:-1]}" for unit, value in parts)
+
+    @cached_property
+    def _start(self) -> int:
+        return 0 if self.start is None else from_datetime(self.start)
+
+    def _call(self) -> str:
+        return f"Every({', '.join(f'{unit}={getattr(self, unit)!r}' for unit in _UNITS if getattr(self, unit))})"

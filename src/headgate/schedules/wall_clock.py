@@ -1,0 +1,208 @@
+"""Points on a wall clock, as instants: what becomes of them where the clock is put forward or back.
+
+A local time that the clock skips stands for the first instant after the gap; one that it shows twice stands for the
+first of the two. So a daily job runs once a day, on each day, whatever the zone does. What runs in every hour is meant
+otherwise: it runs whenever the clock reads so, which is every real hour.
+
+Local times are counted like instants, in seconds since 1970 on the wall clock itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import MAXYEAR, UTC, date, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from headgate.clock import SECOND
+from headgate.schedules.times_of_day import DAY, TimesOfDay
+
+MONTHS_OF_A_CYCLE = 400 * 12
+"""After 400 years the calendar begins anew, weekdays included: what has not come by then never comes."""
+
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - of the wall clock
+_EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
+# A little inside what a datetime can hold, so that no offset leads out of it.
+_FIRST = -(_EPOCH_ORDINAL - 2) * DAY
+_LAST = (date(MAXYEAR, 12, 28).toordinal() - _EPOCH_ORDINAL) * DAY
+
+
+@dataclass(frozen=True, slots=True)
+class WallClock:
+    """Some times of some days, in a zone. `days_in` gives the days of a month, sorted.
+
+    `repeats`: at every instant at which the clock reads so, and not once for each reading.
+    """
+
+    days_in: Callable[[int, int], Sequence[int]]
+    times: TimesOfDay
+    zone: ZoneInfo
+    repeats: bool = False
+
+    def next_after(self, instant: int) -> int | None:
+        """The first point later than `instant` (microseconds)."""
+        second = instant // SECOND
+        if second < _FIRST:
+            second = _FIRST
+        if second >= _LAST:
+            return None
+        found = self._next_reading(second + 1) if self.repeats else self._next_once(second)
+        return None if found is None else found * SECOND
+
+    def latest_at_or_before(self, instant: int) -> int | None:
+        """The last point not later than `instant` (microseconds)."""
+        second = instant // SECOND
+        if second > _LAST:
+            second = _LAST
+        if second <= _FIRST:
+            return None
+        found = self._last_reading(second) if self.repeats else self._last_once(second)
+        return None if found is None else found * SECOND
+
+    # ------------------------------------------------------------------------------- once for each local time
+
+    def _next_once(self, second: int) -> int | None:
+        point = self._first_from(self._reached(second) + 1)
+        return None if point is None else self._stands_for(point)
+
+    def _last_once(self, second: int) -> int | None:
+        point = self._last_until(self._reached(second))
+        return None if point is None else self._stands_for(point)
+
+    def _reached(self, second: int) -> int:
+        """The latest local time that stands for this instant or an earlier one."""
+        local = second + self._offset_at(second)
+        first, again = self._offsets(local)
+        if first > again and local - again == second:
+            # The second time round: all that is shown twice has been there before.
+            return self._change(local, first, again) + first - 1
+        return local
+
+    def _stands_for(self, local: int) -> int:
+        before, after = self._offsets(local)
+        if before < after:
+            return self._change(local, before, after)
+        return local - before
+
+    # ----------------------------------------------------------------------------- whenever the clock reads so
+
+    def _next_reading(self, second: int) -> int | None:
+        """The first point from this second on."""
+        local = second + self._offset_at(second)
+        first, again = self._offsets(local)
+        if first > again and local - first == second:
+            # Inside what is shown twice, for the first time: its rest, and then all of it again.
+            change = self._change(local, first, again)
+            for start, offset in ((local, first), (change + again, again)):
+                point = self._first_from(start)
+                if point is not None and point < change + first:
+                    return point - offset
+            local = change + first
+        while True:
+            point = self._first_from(local)
+            if point is None:
+                return None
+            before, after = self._offsets(point)
+            if before < after:
+                local = self._change(point, before, after) + after
+                continue
+            return point - before if point - before >= second else point - after
+
+    def _last_reading(self, second: int) -> int | None:
+        local = second + self._offset_at(second)
+        first, again = self._offsets(local)
+        if first > again and local - again == second:
+            change = self._change(local, first, again)
+            for start, offset in ((local, again), (change + first - 1, first)):
+                point = self._last_until(start)
+                if point is not None and point >= change + again:
+                    return point - offset
+            local = change + again - 1
+        while True:
+            point = self._last_until(local)
+            if point is None:
+                return None
+            before, after = self._offsets(point)
+            if before < after:
+                local = self._change(point, before, after) + before - 1
+                continue
+            return point - after if point - after <= second else point - before
+
+    # ------------------------------------------------------------------------------------------------ the zone
+
+    def _offset_at(self, second: int) -> int:
+        return _seconds((_EPOCH_UTC + timedelta(seconds=second)).astimezone(self.zone).utcoffset())
+
+    def _offsets(self, local: int) -> tuple[int, int]:
+        """The offsets before and after a change at this local time; they are equal where there is none."""
+        reading = (_EPOCH + timedelta(seconds=local)).replace(tzinfo=self.zone)
+        return _seconds(reading.utcoffset()), _seconds(reading.replace(fold=1).utcoffset())
+
+    def _change(self, local: int, before: int, after: int) -> int:
+        """The instant at which the offset changes, around a local time that is skipped or shown twice."""
+        low, high = sorted((local - before, local - after))
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._offset_at(middle) == before:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    # -------------------------------------------------------------------------------------------- the calendar
+
+    def _first_from(self, local: int) -> int | None:
+        """The first local time of the pattern that is not before this one."""
+        day, time = divmod(local, DAY)
+        found = self._first_day(day)
+        if found == day:
+            of_day = self.times.first_from(time)
+            if of_day is not None:
+                return day * DAY + of_day
+            found = self._first_day(day + 1)
+        of_day = self.times.first_from(0)
+        assert of_day is not None, "a trigger has at least one time of day"
+        return None if found is None else found * DAY + of_day
+
+    def _last_until(self, local: int) -> int | None:
+        """The last local time of the pattern that is not after this one."""
+        day, time = divmod(local, DAY)
+        found = self._last_day(day)
+        if found == day:
+            of_day = self.times.last_until(time)
+            if of_day is not None:
+                return day * DAY + of_day
+            found = self._last_day(day - 1)
+        of_day = self.times.last_until(DAY - 1)
+        assert of_day is not None, "a trigger has at least one time of day"
+        return None if found is None else found * DAY + of_day
+
+    def _first_day(self, day: int) -> int | None:
+        start = date.fromordinal(day + _EPOCH_ORDINAL)
+        year, month, least = start.year, start.month, start.day
+        for _ in range(MONTHS_OF_A_CYCLE + 1):
+            for found in self.days_in(year, month):
+                if found >= least:
+                    return date(year, month, found).toordinal() - _EPOCH_ORDINAL
+            year, month, least = (year, month + 1, 1) if month < 12 else (year + 1, 1, 1)
+            if year > MAXYEAR:
+                return None
+        return None
+
+    def _last_day(self, day: int) -> int | None:
+        start = date.fromordinal(day + _EPOCH_ORDINAL)
+        year, month, most = start.year, start.month, start.day
+        for _ in range(MONTHS_OF_A_CYCLE + 1):
+            for found in reversed(self.days_in(year, month)):
+                if found <= most:
+                    return date(year, month, found).toordinal() - _EPOCH_ORDINAL
+            year, month, most = (year, month - 1, 31) if month > 1 else (year - 1, 12, 31)
+            if year < 1:
+                return None
+        return None
+
+
+def _seconds(offset: timedelta | None) -> int:
+    assert offset is not None, "a zone has an offset at every time"
+    return round(offset.total_seconds())

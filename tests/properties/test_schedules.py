@@ -1,0 +1,167 @@
+"""What is due of a schedule, looked at whenever, against all instants of its trigger."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from headgate import Calendar, Cron, Every
+from headgate.clock import SECOND, from_datetime
+from headgate.schedules.schedule import (
+    AT_ONCE,
+    LATE,
+    Course,
+    Misfire,
+    Overlap,
+    ScheduleRules,
+    begin,
+    due,
+    go_on,
+    resume,
+    upcoming,
+)
+from headgate.schedules.trigger import Trigger
+
+START = from_datetime(datetime(2026, 3, 28, 20, 0, 7, tzinfo=UTC))
+
+thorough = settings(deadline=None, max_examples=150)
+
+triggers = st.sampled_from(
+    [
+        Every(seconds=10),
+        Every(minutes=7, start=datetime(2026, 1, 1, tzinfo=UTC)),
+        Cron("*/10 * * * *", tz="Europe/Rome"),
+        Cron("30 2 * * *", tz="Europe/Rome"),
+        Calendar(at=["0:00", "2:15", "12:00"], tz="Europe/Rome"),
+    ]
+)
+looks = st.lists(st.integers(1, 40_000 * SECOND), min_size=1, max_size=12)
+
+
+def points(trigger: Trigger, after: int, until: int) -> list[int]:
+    found: list[int] = []
+    instant = trigger.next_after(after)
+    while instant is not None and instant <= until:
+        found.append(instant)
+        instant = trigger.next_after(instant)
+    return found
+
+
+def life(
+    rules: ScheduleRules, trigger: Trigger, waits: list[int], open_jobs: int = 0
+) -> tuple[list[tuple[int, int]], Course, int]:
+    """What is enqueued (with the look that it was enqueued at) by a node that looks after each of these waits."""
+    now = START
+    course = begin(rules, trigger, now)
+    enqueued: list[tuple[int, int]] = []
+    for wait in waits:
+        now += wait
+        while course.next_at is not None and course.next_at <= now:
+            what = due(rules, trigger, replace(course, open=open_jobs), now)
+            assert len(what.occurrences) <= AT_ONCE
+            assert what.next_at is None or what.next_at > course.next_at
+            enqueued += [(occurrence, now) for occurrence in what.occurrences]
+            course = replace(course, next_at=what.next_at, last_at=what.last_at)
+    return enqueued, course, now
+
+
+@thorough
+@given(triggers, looks, st.one_of(st.none(), st.integers(0, 200_000 * SECOND)))
+def test_with_all_made_up_for_each_instant_is_enqueued_once(
+    trigger: Trigger, waits: list[int], ends: int | None
+) -> None:
+    until = None if ends is None else START + ends
+    rules = ScheduleRules("{}", until=until, misfire="run_all", overlap="allow")
+    enqueued, course, now = life(rules, trigger, waits)
+    expected = points(trigger, START, now if until is None else min(now, until - 1))
+
+    assert [occurrence for occurrence, _ in enqueued] == expected
+    following = trigger.next_after(now)
+    assert course.next_at == (None if until is not None and following is not None and following >= until else following)
+
+
+@thorough
+@given(triggers, looks, st.sampled_from(("run_once", "skip")), st.sampled_from(("allow", "queue", "skip")))
+def test_otherwise_no_instant_is_enqueued_twice_and_what_is_on_time_is_not_missed(
+    trigger: Trigger, waits: list[int], misfire: Misfire, overlap: Overlap
+) -> None:
+    rules = ScheduleRules("{}", misfire=misfire, overlap=overlap)
+    enqueued, course, now = life(rules, trigger, waits)
+    occurrences = [occurrence for occurrence, _ in enqueued]
+    everything = points(trigger, START, now)
+
+    assert occurrences == sorted(set(occurrences))
+    assert set(occurrences) <= set(everything)
+    assert course.next_at == trigger.next_after(now)
+    if misfire == "skip":
+        assert all(at - occurrence <= LATE for occurrence, at in enqueued)
+    elif everything:
+        # The latest of all instants has run, whenever somebody looked last.
+        assert occurrences[-1] == everything[-1]
+
+
+@thorough
+@given(triggers, looks, st.integers(1, 30), st.sampled_from(("run_once", "run_all")))
+def test_never_more_than_its_runs_are_under_way(
+    trigger: Trigger, waits: list[int], max_runs: int, misfire: Misfire
+) -> None:
+    rules = ScheduleRules("{}", max_runs=max_runs, misfire=misfire, overlap="allow")
+    now, course = START, begin(ScheduleRules("{}"), trigger, START)
+    for wait in waits:
+        now += wait
+        if course.next_at is not None and course.next_at <= now:
+            what = due(rules, trigger, course, now)
+            course = replace(course, next_at=what.next_at, open=course.open + len(what.occurrences))
+            assert course.runs + course.open <= max_runs
+        # One of them ends, and one was skipped.
+        if course.open:
+            course = replace(course, open=course.open - 1, runs=course.runs + 1)
+        if course.open:
+            course = replace(course, open=course.open - 1)
+        assert len(upcoming(rules, trigger, course, 5)) <= max(0, max_runs - course.runs - course.open)
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue", "allow"])
+def test_while_a_job_is_open_only_what_skips_is_skipped(overlap: Overlap) -> None:
+    rules = ScheduleRules("{}", overlap=overlap)
+    enqueued, _, _ = life(rules, Every(seconds=10, start=datetime(2026, 1, 1, tzinfo=UTC)), [25 * SECOND], open_jobs=1)
+
+    assert len(enqueued) == (0 if overlap == "skip" else 3)
+
+
+@thorough
+@given(triggers, triggers, looks, st.integers(-3600 * SECOND, 3600 * SECOND))
+def test_declared_again_it_fires_nothing_twice_whatever_its_trigger_and_the_clock_are(
+    before: Trigger, after: Trigger, waits: list[int], step: int
+) -> None:
+    rules = ScheduleRules("{}", misfire="run_all", overlap="allow")
+    enqueued, course, now = life(rules, before, waits)
+    stepped = now + step
+    again = go_on(course, rules, after, stepped)
+
+    assert again.next_at is not None
+    if again.next_at > stepped:
+        assert all(again.next_at > occurrence for occurrence, _ in enqueued)
+        assert after.next_after(again.next_at - 1) == again.next_at
+    resumed = resume(again, rules, after, stepped)
+    assert resumed.next_at is not None
+    assert resumed.next_at > stepped
+
+
+def test_a_trigger_that_stands_still_is_an_error_and_no_endless_loop() -> None:
+    class Still:
+        def next_after(self, instant: int) -> int | None:
+            return instant
+
+        def latest_at_or_before(self, instant: int) -> int | None:
+            return instant
+
+        def describe(self) -> str:
+            return "still"
+
+    with pytest.raises(ValueError, match="'still' returned 0, which is not later"):
+        due(ScheduleRules("{}"), Still(), Course(0, 0), 0)
