@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from random import Random
+from typing import ClassVar
 
-from headgate.clock import FARTHEST, Duration, microseconds
+from headgate.clock import FARTHEST, SECOND, Duration, microseconds
 from headgate.errors import DeclarationError
+from headgate.jobs import transient
+from headgate.jobs.job import RetryTerms
+from headgate.jobs.transient import Transient
 
-ErrorTypes = type[BaseException] | tuple[type[BaseException], ...]
+ErrorType = type[BaseException] | Transient
+ErrorTypes = ErrorType | tuple[ErrorType, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,51 +24,165 @@ class RetryPolicy:
     """How failed attempts are tried again; the slot is free while a retry waits, and the count is durable.
 
     `retries` (default 3) come after the first attempt. The n-th waits a random time (full jitter) of up to
-    `base` (1 s) times 2**(n-1), at most `cap` (1 h); `jitter=False` waits exactly that. `delays` names each wait
-    instead (and is never jittered); `backoff` computes it from the number of failures so far, as seconds.
-    `give_up_on` errors are never retried; with `retry_on`, only those are. A timeout is an error like any other.
+    `base` (1 s) times 2**(n-1), at most `cap` (1 h); `jitter=False` waits exactly that. Instead of that, `delay` is
+    the same wait each time, `delays` names each wait (and how many retries there are), or `backoff` computes it from
+    the number of failures so far, as seconds, or None to give up. These three are never jittered.
+
+    `give_up_on` errors are never retried; with `retry_on`, only those are; of an error in both, the job gives up.
+    Each is an exception class, `RetryPolicy.NETWORK`, `RetryPolicy.DATABASE`, or a tuple of these. Of a group of
+    exceptions, each one has to be worth another try. A timeout is an error like any other.
+
+    Raises DeclarationError for what makes no sense.
 
     Full jitter: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
+
+    NETWORK: ClassVar[Transient] = transient.NETWORK
+    """Connections that were refused, lost or timed out, of the standard library and of the usual clients."""
+
+    DATABASE: ClassVar[Transient] = transient.DATABASE
+    """Connections to a database that failed, deadlocks, serialization failures, locks not available."""
 
     retries: int = 3
     base: Duration = 1.0
     cap: Duration = 3600.0
     jitter: bool = True
+    delay: Duration | None = None
     delays: Sequence[Duration] | None = None
-    backoff: Callable[[int], Duration] | None = None
+    backoff: Callable[[int], Duration | None] | None = None
     retry_on: ErrorTypes | None = None
     give_up_on: ErrorTypes | None = None
 
     def __post_init__(self) -> None:
-        if self.delays is not None:
-            if self.backoff is not None:
-                raise DeclarationError("RetryPolicy takes delays or backoff, not both")
-            object.__setattr__(self, "delays", tuple(self.delays))
-            object.__setattr__(self, "retries", len(self.delays))
-        for errors in (self.retry_on, self.give_up_on):
-            kinds = errors if isinstance(errors, tuple) else () if errors is None else (errors,)
-            if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
-                raise DeclarationError(f"RetryPolicy filters by exception classes, not by {errors!r}")
+        if isinstance(self.retries, bool) or not isinstance(self.retries, int):
+            raise DeclarationError(f"RetryPolicy(retries={self.retries!r}) is not a whole number")
         if self.retries < 0:
             raise DeclarationError(f"RetryPolicy(retries={self.retries}) is negative; use 0 for no retries")
-        if microseconds(self.base) < 0 or microseconds(self.cap) < 0:
-            raise DeclarationError("RetryPolicy delays cannot be negative")
+        if not isinstance(self.jitter, bool):
+            raise DeclarationError(f"RetryPolicy(jitter={self.jitter!r}) is not True or False")
+        _require_duration("base", self.base)
+        _require_duration("cap", self.cap)
+        self._require_one_way()
+        if self.delay is not None:
+            _require_duration("delay", self.delay)
+        if self.delays is not None:
+            self._take_delays(self.delays)
+        for errors in (self.retry_on, self.give_up_on):
+            if not all(_is_error_type(kind) for kind in _each(errors)):
+                raise DeclarationError(
+                    f"RetryPolicy filters by exception classes and by RetryPolicy.NETWORK and .DATABASE, not by "
+                    f"{errors!r}"
+                )
+
+    def _require_one_way(self) -> None:
+        ways = [name for name in ("delay", "delays", "backoff") if getattr(self, name) is not None]
+        if len(ways) > 1:
+            raise DeclarationError(f"RetryPolicy takes {' or '.join(ways)}, not both")
+        if self.backoff is not None and not callable(self.backoff):
+            raise DeclarationError(f"RetryPolicy(backoff={self.backoff!r}) is not callable")
+        if ways and (self.base, self.cap, self.jitter) != (1.0, 3600.0, True):
+            raise DeclarationError(f"RetryPolicy({ways[0]}=…) does not use base, cap or jitter; leave them out")
+
+    def _take_delays(self, delays: Sequence[Duration]) -> None:
+        if isinstance(delays, (str, bytes)) or not isinstance(delays, Sequence):
+            raise DeclarationError(f"RetryPolicy(delays={delays!r}) is not a list of durations")
+        for delay in delays:
+            _require_duration("delays", delay)
+        if self.retries not in (3, len(delays)):
+            raise DeclarationError(
+                f"RetryPolicy(retries={self.retries}) has {len(delays)} delays; leave retries out, or name as many"
+            )
+        object.__setattr__(self, "delays", tuple(delays))
+        object.__setattr__(self, "retries", len(delays))
 
     def accepts(self, error: BaseException) -> bool:
         """Whether this kind of error is worth another try."""
-        if self.give_up_on is not None and isinstance(error, self.give_up_on):
+        if _matches(error, self.give_up_on):
             return False
-        return self.retry_on is None or isinstance(error, self.retry_on)
+        if isinstance(error, BaseExceptionGroup):
+            return all(self.accepts(one) for one in error.exceptions)
+        return self.retry_on is None or _matches(error, self.retry_on)
 
-    def delay(self, failures: int, random: Random) -> int:
-        """Microseconds to wait after the `failures`-th failure (counted from 1)."""
+    def wait_after(self, failures: int, random: Random) -> int | None:
+        """Microseconds to wait after the `failures`-th failure (counted from 1); None to give up."""
         if self.delays is not None:
-            return min(FARTHEST, max(0, microseconds(self.delays[min(failures, len(self.delays)) - 1])))
+            return _within(self.delays[min(failures, len(self.delays)) - 1])
+        if self.delay is not None:
+            return _within(self.delay)
         if self.backoff is not None:
-            return min(FARTHEST, max(0, microseconds(self.backoff(failures))))
+            wait = self.backoff(failures)
+            return None if wait is None else _within(wait)
         longest = min(FARTHEST, microseconds(self.cap), microseconds(self.base) << min(failures - 1, 62))
         return random.randint(0, longest) if self.jitter else longest
+
+    def terms(self, where: str) -> RetryTerms:
+        """What of it can be stored with one job. Raises DeclarationError for a function and for filters."""
+        unstored = [name for name in ("backoff", "retry_on", "give_up_on") if getattr(self, name) is not None]
+        if unstored:
+            raise DeclarationError(
+                f"{where}: {' and '.join(unstored)} of a RetryPolicy cannot be stored with a job; say it where the "
+                "task is declared: its filters hold for jobs with a policy of their own, too"
+            )
+        return RetryTerms(
+            retries=self.retries,
+            base=_seconds(self.base),
+            cap=_seconds(self.cap),
+            jitter=self.jitter,
+            delay=None if self.delay is None else _seconds(self.delay),
+            delays=None if self.delays is None else tuple(_seconds(delay) for delay in self.delays),
+        )
+
+    def with_terms(self, terms: RetryTerms) -> RetryPolicy:
+        """The stored policy of one job, with the filters of this one, its task's."""
+        return RetryPolicy(
+            retries=terms.retries if terms.delays is None else len(terms.delays),
+            base=terms.base,
+            cap=terms.cap,
+            jitter=terms.jitter,
+            delay=terms.delay,
+            delays=terms.delays,
+            retry_on=self.retry_on,
+            give_up_on=self.give_up_on,
+        )
+
+
+def require_policy(retry: object, where: str) -> None:
+    """Raise DeclarationError unless it is a retry policy."""
+    if not isinstance(retry, RetryPolicy):
+        raise DeclarationError(f"{where}: retry={retry!r} is not a policy; write retry=RetryPolicy(retries=3)")
+
+
+def _require_duration(name: str, value: object) -> None:
+    is_duration = isinstance(value, timedelta) or (isinstance(value, (int, float)) and not isinstance(value, bool))
+    if not is_duration or (isinstance(value, float) and not math.isfinite(value)):
+        raise DeclarationError(f"RetryPolicy({name}={value!r}) is not a finite number of seconds or a timedelta")
+    assert isinstance(value, (int, float, timedelta))
+    if microseconds(value) < 0:
+        raise DeclarationError(f"RetryPolicy({name}={value!r}): a delay cannot be negative")
+
+
+def _is_error_type(kind: object) -> bool:
+    return isinstance(kind, Transient) or (isinstance(kind, type) and issubclass(kind, BaseException))
+
+
+def _each(errors: ErrorTypes | None) -> tuple[ErrorType, ...]:
+    if errors is None:
+        return ()
+    return errors if isinstance(errors, tuple) else (errors,)
+
+
+def _matches(error: BaseException, errors: ErrorTypes | None) -> bool:
+    return any(
+        kind.matches(error) if isinstance(kind, Transient) else isinstance(error, kind) for kind in _each(errors)
+    )
+
+
+def _within(wait: Duration) -> int:
+    return min(FARTHEST, max(0, microseconds(wait)))
+
+
+def _seconds(duration: Duration) -> float:
+    return microseconds(duration) / SECOND
 
 
 NO_RETRY = RetryPolicy(retries=0)

@@ -3,30 +3,53 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+import re
+from collections.abc import Callable, Container, Mapping
+from typing import Any, NotRequired, TypedDict, get_type_hints
 
 import msgspec
 
 from headgate.errors import DeclarationError, PayloadError
+from headgate.tasks.fields import fields_of
+from headgate.tasks.survival import MAX_DEPTH, equal, first_difference, is_too_deep, shown, unwritable_part
+from headgate.tasks.values import decoder, to_json
 
 MAX_PAYLOAD = 256 * 1024
 """Bytes of JSON that one job's arguments, or its result, may take."""
 
-_encoder = msgspec.json.Encoder()
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+"""Makes the arguments that an older release has stored, as plain JSON values, those of today."""
+
+_ABSENT = msgspec.UNSET
+_by_name = msgspec.structs.asdict
+
+_MISFIT = re.compile(r"(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`", re.DOTALL)
+"""What msgspec says of a value that is not what its type says."""
 
 
 class PayloadType:
     """The arguments of one function: from a call to JSON, and from JSON back to a call.
 
     Every argument has to survive the way there and back as the type it is annotated with; without an annotation, as an
-    equal value. Raises DeclarationError for `*args`, `**kwargs` and annotations that have no JSON form.
+    equal value. A stored payload that does not fit goes through `upgrade`, if there is one. Raises DeclarationError for
+    `*args`, `**kwargs`, annotations that have no JSON form, and an `upgrade` that is no plain function.
     """
 
-    def __init__(self, function: Callable[..., Any], where: str, max_payload: int = MAX_PAYLOAD) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        where: str,
+        max_payload: int = MAX_PAYLOAD,
+        upgrade: Upgrade | None = None,
+        injected: Container[str] = (),
+    ) -> None:
+        """Of all arguments but the `injected` ones, which are no part of a job."""
         self._where = where
         self._max_payload = max_payload
-        parameters = list(inspect.signature(function).parameters.values())
+        self._upgrade = upgrade
+        if upgrade is not None and (not callable(upgrade) or inspect.iscoroutinefunction(upgrade)):
+            raise DeclarationError(f"upgrade= of {where} is {upgrade!r}; pass a plain function from dict to dict")
+        parameters = [each for each in inspect.signature(function).parameters.values() if each.name not in injected]
         hints = _hints(function, where)
         for parameter in parameters:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -40,60 +63,104 @@ class PayloadType:
         self._required = frozenset(p.name for p in parameters if p.default is p.empty)
         self._names = frozenset(self.parameters)
         types = {name: hints.get(name, Any) for name in self.parameters}
-        # Without a type nothing tells what JSON made of a value, so these are compared after the way back.
+        self.fields = fields_of(types[self.parameters[0]]) if len(types) == 1 else frozenset()
+        """What the only argument is made of, where there is only one and it has named fields."""
+        # Without a type nothing tells what JSON made of a value, so these have to keep the one they had.
         self._untyped = tuple(name for name, kind in types.items() if kind in (Any, object))
-        self._decoder = self._make_decoder(types)
-        self._result = _result_decoder(hints.get("return", Any))
+        # A text or a number cannot be nested.
+        self._may_be_deep = any(kind not in _FLAT for kind in types.values())
+        self._decode, self._read_back = self._make_decoders(types)
+        self._result, self._plain_result = _result_decoder(hints.get("return", Any))
 
-    def _make_decoder(self, types: Mapping[str, Any]) -> msgspec.json.Decoder[Any]:
+    def _make_decoders(self, types: Mapping[str, Any]) -> tuple[Callable[[str | bytes], Any], Callable[[bytes], Any]]:
+        """How stored arguments are read, and how those just written are: as a dict, which compares in one go."""
         for name, kind in types.items():
             try:
-                msgspec.json.Decoder(kind)
+                decoder(kind)
             except (TypeError, ValueError, NameError) as error:
-                raise DeclarationError(f"argument {name!r} of {self._where} cannot be stored: {error}") from None
+                hint = "; what handlers are given, as a session, is declared with @app.resource before the task"
+                cause = f"{error}{hint if isinstance(kind, type) else ''}"
+                raise DeclarationError(f"argument {name!r} of {self._where} cannot be stored: {cause}") from None
+        kinds = {name: Any if kind is object else kind for name, kind in types.items()}
         fields: list[Any] = [
-            (name, kind) if name in self._required else (name, kind | msgspec.UnsetType, msgspec.UNSET)
-            for name, kind in ((n, Any if k is object else k) for n, k in types.items())
+            (name, kind) if name in self._required else (name, kind | msgspec.UnsetType, _ABSENT)
+            for name, kind in kinds.items()
         ]
-        return msgspec.json.Decoder(msgspec.defstruct("Payload", fields, kw_only=True, gc=False))
+        # An argument that the function does not have may be one that was renamed: dropping it would lose it.
+        stored = msgspec.defstruct("Payload", fields, kw_only=True, gc=False, forbid_unknown_fields=True)
+        given = {name: kind if name in self._required else NotRequired[kind] for name, kind in kinds.items()}
+        return decoder(stored).decode, decoder(TypedDict("Payload", given)).decode  # type: ignore[operator]
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of JSON that a job's arguments, or its result, may take."""
+        return self._max_payload
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """A call as JSON, and its arguments by name with the defaults filled in.
+        """A call as JSON, and its arguments by name, as the handler will get them, with the defaults filled in.
 
         Raises TypeError for arguments that do not fit the signature, PayloadError for values that JSON cannot carry.
         """
         given = self._bind(args, kwargs)
         try:
-            payload = _encoder.encode(given)
-            decoded = self._decoder.decode(payload)
-        except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            raise self._explain(given, error) from None
+            payload = to_json(given)
+        except Exception as error:  # with whatever the code of a model or a class raises
+            raise self._unwritable(given, error) from None
         if len(payload) > self._max_payload:
             raise PayloadError(
                 f"the arguments of {self._where} take {len(payload)} bytes of JSON, more than {self._max_payload}; "
                 "store the data elsewhere and pass a reference"
             )
-        for name in self._untyped:
-            if name in given and not _same(given[name], getattr(decoded, name)):
-                raise PayloadError(
-                    f"argument {name!r} of {self._where} does not survive JSON: {given[name]!r:.80} comes back as "
-                    f"{getattr(decoded, name)!r:.80}; annotate its type or pass something that JSON has"
-                )
-        return payload.decode(), {**self._defaults, **given} if self._defaults else given
+        if self._may_be_deep and is_too_deep(payload):
+            raise PayloadError(f"the arguments of {self._where} are nested too deeply, over {MAX_DEPTH} levels")
+        try:
+            back = self._read_back(payload)
+        except Exception as error:  # likewise
+            raise PayloadError(self._misfit(error)) from None
+        if self._untyped or not equal(given, back):
+            self._require_survival(given, back)
+        return payload.decode(), self._defaults | back if self._defaults else back
 
     def decode(self, payload: str) -> tuple[list[Any], dict[str, Any]]:
         """The stored call, as positional and named arguments. Raises PayloadError if it no longer fits."""
         try:
-            decoded = self._decoder.decode(payload)
-        except (ValueError, RecursionError) as error:
-            raise PayloadError(
-                f"the stored arguments of {self._where} do not fit its signature: {error}; "
-                "after a fix, `headgate jobs retry` runs the job again"
-            ) from None
-        unset = msgspec.UNSET
-        values = {name: value for name in self.parameters if (value := getattr(decoded, name)) is not unset}
+            decoded = self._decode(payload)
+        except Exception as error:  # with whatever the code of a model or a class raises
+            decoded = self._upgraded(payload, error)
+        values = _by_name(decoded)
+        for name in self._defaults:
+            if values[name] is _ABSENT:
+                del values[name]
+        if not self._positional_only:
+            return [], values
         positional = [values.pop(name) for name in self._positional_only if name in values]
         return positional, values
+
+    def _upgraded(self, payload: str, misfit: Exception) -> Any:
+        """The arguments that the task's own upgrade makes of a payload that does not fit."""
+        if self._upgrade is None:
+            raise PayloadError(
+                f"the stored arguments of {self._where} do not fit its signature: {_said(misfit)}; "
+                "after a fix, `headgate jobs retry` runs the job again"
+            ) from None
+        try:
+            stored = msgspec.json.decode(payload)
+            if not isinstance(stored, dict):
+                raise TypeError(f"the stored arguments are no JSON object: {shown(stored)}")
+            return self._decode(to_json(self._upgrade(stored)))
+        except Exception as error:
+            raise PayloadError(
+                f"the stored arguments of {self._where} do not fit its signature ({_said(misfit)}), and its upgrade "
+                f"does not help: {type(error).__name__}: {_said(error)}; after a fix, `headgate jobs retry` runs the "
+                "job again"
+            ) from error
+
+    def of_today(self, payload: str) -> str:
+        """A stored payload as this release would store it, where it has an upgrade. Raises PayloadError, as decode."""
+        if self._upgrade is None:
+            return payload
+        positional, named = self.decode(payload)
+        return self.encode(tuple(positional), named)[0]
 
     def arguments(self, payload: str) -> dict[str, Any]:
         """A stored call's arguments by name, with the defaults filled in. Raises PayloadError if it no longer fits."""
@@ -101,30 +168,43 @@ class PayloadType:
         return {**self._defaults, **dict(zip(self._positional_only, positional, strict=False)), **named}
 
     def encode_result(self, result: Any) -> str:
-        """A handler's return value as JSON. Raises PayloadError if it has none or is too large."""
+        """A handler's return value as JSON. Raises PayloadError if it has none, is too large or not as annotated."""
         if result is None:
             return "null"
         try:
-            encoded = _encoder.encode(result)
-        except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            raise PayloadError(f"what {self._where} returned cannot be stored as JSON: {error}") from None
+            encoded = to_json(result)
+        except Exception as error:  # with whatever the code of a model or a class raises
+            path, cause = unwritable_part(result, "it") or ("it", error)
+            raise PayloadError(
+                f"what {self._where} returned cannot be stored as JSON: {_at(path, 'it')}{_said(cause)}"
+            ) from None
         if len(encoded) > self._max_payload:
             raise PayloadError(
                 f"what {self._where} returned takes {len(encoded)} bytes of JSON, more than {self._max_payload}; "
                 "store it elsewhere and return a reference"
             )
+        if type(result) is not self._plain_result:
+            self._require_result_survival(result, encoded)
         return encoded.decode()
 
     def decode_result(self, result: str) -> Any:
-        """A stored return value, as the type that the function is annotated with."""
-        return self._result.decode(result)
+        """A stored return value, as the type that the function is annotated with.
+
+        Raises PayloadError for one that another release has stored and that no longer is of this type.
+        """
+        if result == "null":
+            return None
+        try:
+            return self._result.decode(result)
+        except Exception as error:  # with whatever the code of a model or a class raises
+            raise PayloadError(f"what {self._where} returned does not fit its annotation: {_said(error)}") from None
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):
             raise TypeError(
                 f"{self._where} takes {len(self._positional)} positional arguments but {len(args)} were given"
             )
-        given = dict(zip(self._positional, args, strict=False))
+        given = dict(zip(self._positional, args))  # noqa: B905  # `strict=` costs a tenth of an encoding
         if kwargs:
             for name, value in kwargs.items():
                 if name not in self._names or name in self._positional_only:
@@ -134,31 +214,82 @@ class PayloadType:
                 if name in given:
                     raise TypeError(f"{self._where} got argument {name!r} twice")
                 given[name] = value
-        if not self._required <= given.keys():
+        if len(given) < len(self.parameters) and not self._required <= given.keys():
             missing = ", ".join(repr(name) for name in self.parameters if name in self._required - given.keys())
             raise TypeError(f"{self._where} misses argument {missing}")
         return given
 
-    def _explain(self, given: Mapping[str, Any], error: Exception) -> PayloadError:
-        """Say which argument it is that cannot be stored."""
+    def _unwritable(self, given: Mapping[str, Any], error: Exception) -> PayloadError:
+        """Say which argument it is that cannot be stored, and which part of it."""
         for name, value in given.items():
-            try:
-                _encoder.encode(value)
-            except (TypeError, ValueError, RecursionError, OverflowError) as cause:
-                return PayloadError(f"argument {name!r} of {self._where} cannot be stored as JSON: {_said(cause)}")
-        return PayloadError(f"an argument of {self._where} does not fit its annotation: {_said(error)}")
+            found = unwritable_part(value, name)
+            if found is not None:
+                path, cause = found
+                return PayloadError(
+                    f"argument {name!r} of {self._where} cannot be stored as JSON: {_at(path, name)}{_said(cause)}"
+                )
+        return PayloadError(f"the arguments of {self._where} cannot be stored as JSON: {_said(error)}")
+
+    def _misfit(self, error: Exception) -> str:
+        """Say which argument it is that does not fit its annotation, and which part of it."""
+        found = _MISFIT.fullmatch(str(error)) if isinstance(error, msgspec.ValidationError) else None
+        if found is None:
+            return f"an argument of {self._where} does not fit its annotation: {_said(error)}"
+        name = re.split(r"[.\[]", found["path"], maxsplit=1)[0]
+        return (
+            f"argument {name!r} of {self._where} does not fit its annotation: {_at(found['path'], name)}{found['what']}"
+        )
+
+    def _require_survival(self, given: Mapping[str, Any], back: Mapping[str, Any]) -> None:
+        """Raise PayloadError for an argument that the handler would not get as it was passed."""
+        for name, value in given.items():
+            difference = first_difference(value, back[name], path=name)
+            if difference is not None:
+                path, before, after = difference
+            elif name in self._untyped and type(value) is not type(back[name]):
+                path, before, after = name, value, back[name]
+            else:
+                continue
+            raise PayloadError(
+                f"argument {name!r} of {self._where} does not survive JSON: {_at(path, name)}{shown(before)} comes "
+                f"back as {shown(after)}; annotate its type or pass something that JSON has"
+            )
+
+    def _require_result_survival(self, result: Any, encoded: bytes) -> None:
+        """Raise PayloadError for a return value that a caller would not get as it is annotated."""
+        if is_too_deep(encoded):
+            raise PayloadError(f"what {self._where} returned is nested too deeply, over {MAX_DEPTH} levels")
+        if self._plain_result is Any:
+            return
+        try:
+            back = self._result.decode(encoded)
+        except Exception as error:  # with whatever the code of a model or a class raises
+            raise PayloadError(f"what {self._where} returned does not fit its annotation: {_said(error)}") from None
+        difference = first_difference(result, back, loose=True, path="it")
+        if difference is not None:
+            path, before, after = difference
+            raise PayloadError(
+                f"what {self._where} returned does not survive JSON: {_at(path, 'it')}{shown(before)} comes back as "
+                f"{shown(after)}"
+            )
+
+
+_FLAT = (str, int, float, bool, bytes, type(None))
+
+
+def _at(path: str, name: str) -> str:
+    """Where in an argument something is; nothing where it is the argument itself."""
+    return "" if path == name else f"at {path}: "
 
 
 def _said(error: Exception) -> str:
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-
-
-def _same(before: Any, after: Any) -> bool:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     try:
-        return type(before) is type(after) and bool(before == after)
+        return str(error)
     except Exception:
-        # A value that cannot even be compared has no business in a job.
-        return False
+        # An error of a class's own code may not even say what it is.
+        return type(error).__name__
 
 
 def _hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
@@ -170,9 +301,12 @@ def _hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
         ) from None
 
 
-def _result_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+def _result_decoder(kind: Any) -> tuple[msgspec.json.Decoder[Any], Any]:
+    """How return values are read, and the type of those that need no second look; Any where nothing is checked."""
+    # A return annotation is a courtesy to readers: without a JSON form, results come back as plain JSON values.
+    if kind in (Any, object, None, type(None)):
+        return msgspec.json.Decoder(Any), Any
     try:
-        return msgspec.json.Decoder(kind)
-    except (TypeError, ValueError):
-        # A return annotation is a courtesy to readers: without a JSON form, results come back as plain JSON values.
-        return msgspec.json.Decoder(Any)
+        return decoder(kind), kind if kind in (str, int, bool) else None
+    except (TypeError, ValueError, NameError):
+        return msgspec.json.Decoder(Any), Any

@@ -1,0 +1,83 @@
+"""Values as JSON: how one is written, how it is read as a type, and which types have no JSON form at all."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+# A pydantic model brings its own JSON. It is asked for by its methods: nothing here imports pydantic, and where an
+# annotation is a model, somebody else has.
+
+
+def _written(value: Any) -> Any:
+    """What msgspec does not write by itself."""
+    if is_model(type(value)):
+        # `round_trip` leaves out what a model computes; a value that is not what its field says is an error.
+        return msgspec.Raw(value.model_dump_json(round_trip=True, by_alias=True, warnings="error").encode())
+    for plain in (str, int, float):
+        if isinstance(value, plain):
+            # An equal value of the plain type is what comes back.
+            return plain(value)
+    raise TypeError(f"a value of the type {type(value).__qualname__} has no JSON form")
+
+
+def _read(kind: type[Any], data: Any) -> Any:
+    """What msgspec does not read by itself."""
+    if kind is object:
+        return data
+    if not is_model(kind):
+        raise TypeError(f"the type {kind.__qualname__} has no JSON form")
+    try:
+        # Through JSON again, so that a strict model takes a date for a date.
+        return kind.model_validate_json(to_json(data))
+    except ValueError as error:
+        raise ValueError(_in_one_line(error)) from error
+
+
+to_json = msgspec.json.Encoder(enc_hook=_written).encode
+"""A value as JSON. Raises TypeError, ValueError, RecursionError or whatever a model's own code raises."""
+
+
+def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """Reads JSON as this type. Raises TypeError, ValueError or NameError for one that has no JSON form."""
+    made = msgspec.json.Decoder(kind, dec_hook=_read)
+    unknown = _unknown_in(msgspec.inspect.type_info(kind), set())
+    if unknown is not None:
+        raise TypeError(f"the type {getattr(unknown, '__qualname__', unknown)} has no JSON form")
+    return made
+
+
+def is_model(kind: Any) -> bool:
+    """Whether this type is a pydantic model."""
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
+
+
+def _unknown_in(described: Any, seen: set[int]) -> Any:
+    """The first type anywhere in this one that neither msgspec nor pydantic can read."""
+    if id(described) in seen:
+        return None
+    seen.add(id(described))
+    if isinstance(described, msgspec.inspect.CustomType):
+        kind = described.cls
+        return None if kind is object or is_model(kind) else kind
+    if isinstance(described, (list, tuple)):
+        parts: Any = described
+    elif isinstance(described, (msgspec.inspect.Type, msgspec.inspect.Field)):
+        parts = (getattr(described, name) for name in described.__struct_fields__)
+    else:
+        return None
+    return next((unknown for part in parts if (unknown := _unknown_in(part, seen)) is not None), None)
+
+
+def _in_one_line(error: ValueError) -> str:
+    """What a model says of data that it does not take, with the path to each part of it."""
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return str(error)
+    return "; ".join(
+        f"{'.'.join(str(part) for part in one['loc']) or 'the model'}: {one['msg']}"
+        for one in errors(include_url=False, include_context=False, include_input=False)
+    )
