@@ -59,12 +59,70 @@ class IllegalTransition(HeadgateError, RuntimeError):
     """A job was asked to go from a state to one that cannot follow it."""
 
 
+class DuplicateJob(HeadgateError):
+    """A job was not stored, because one of its task already stands under its unique key: that one's id is `job_id`."""
+
+    def __init__(self, job_id: str, task: str, unique_key: str) -> None:
+        super().__init__(
+            f"nothing was stored: job {job_id} of task {task!r} already stands under unique_key={unique_key!r}; "
+            'on_conflict="keep" returns it, on_conflict="replace" gives it the new arguments'
+        )
+        self.job_id = job_id
+
+
+class UnfitConnection(HeadgateError, ValueError):
+    """A job cannot be put into the transaction of this connection: it has none, or is elsewhere; nothing was stored."""
+
+
+class QueueFull(HeadgateError):
+    """As many jobs wait in a queue as its `max_backlog` allows; nothing was stored."""
+
+    def __init__(self, queue: str, waiting: int, max_backlog: int) -> None:
+        super().__init__(
+            f"nothing was stored: {waiting} jobs wait in queue {queue!r}, and its max_backlog is {max_backlog}; "
+            'try again later, add workers, or declare when_full="wait" or "fallback"'
+        )
+        self.queue = queue
+
+
 class JobNotFound(HeadgateError, LookupError):
     """No job with this id is stored, or it has been pruned."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"no job {job_id} is stored; it may have been pruned after its retention")
         self.job_id = job_id
+
+
+class ScheduleNotFound(HeadgateError, LookupError):
+    """No schedule of this name is stored, or it has been removed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no schedule {name!r} is stored; it may have been removed")
+        self.name = name
+
+
+class LeaderNotFound(JobNotFound):
+    """A job was to follow a job or a batch that is not stored, or has been pruned; nothing was stored."""
+
+    def __init__(self, job_id: str, leader: str) -> None:
+        HeadgateError.__init__(
+            self,
+            f"job {job_id} was to follow {leader}, and no job or batch of that id is stored; it may have been pruned "
+            "after its retention, and then there is nothing left to wait for",
+        )
+        self.job_id = leader
+
+
+class LeaderNotRetried(IllegalTransition):
+    """A job was not retried: what it follows did not succeed; `root`, a job or a batch, has to be retried first."""
+
+    def __init__(self, message: str, root: str) -> None:
+        super().__init__(message)
+        self.root = root
+
+
+class LeaderNotSucceeded(HeadgateError):
+    """Why a job was cancelled: the job or batch that it follows did not succeed."""
 
 
 class JobFailed(HeadgateError):
@@ -78,12 +136,23 @@ class JobFailed(HeadgateError):
         self.traceback = traceback
 
 
+class AttemptFailed(HeadgateError):
+    """The error of a job's last attempt as it was stored, with its traceback; the cause of a `JobFailed`.
+
+    What the handler raised may be of a class that only its own process has, so it comes back as text.
+    """
+
+
 class JobCancelled(HeadgateError):
     """`job.result()` of a job that was cancelled."""
 
     def __init__(self, job_id: str) -> None:
         super().__init__(f"job {job_id} was cancelled")
         self.job_id = job_id
+
+
+class ProcessDied(HeadgateError):
+    """The child process that ran an attempt ended before it had answered: killed, out of memory, or by `os._exit`."""
 
 
 class JobExpired(HeadgateError):

@@ -15,6 +15,7 @@ from headgate.clock import SECOND
 from headgate.errors import LimitInUse
 from headgate.jobs.gating import Regated
 from headgate.jobs.job import Draw, JobState
+from headgate.jobs.lifecycle import Finished
 from headgate.storage.postgres import arrivals, floors
 from headgate.storage.postgres.addition import add_jobs
 from headgate.storage.postgres.claim import SOON
@@ -22,7 +23,8 @@ from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.rows import bucket_id
 from headgate.storage.postgres.statements import load_statements
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.testing.conformance.hands import Hands, at_once, rate
+from headgate.testing.conformance.following import add_batch, follow
+from headgate.testing.conformance.hands import Hands, at_once, rate, recover
 from headgate.testing.manual_clock import ManualClock
 
 R = TypeVar("R")
@@ -40,6 +42,7 @@ class World:
         self.right = right
         self.connection = connection
         self._moments: dict[str, tuple[asyncio.Event, asyncio.Task[Any]]] = {}
+        self._skips = 0
 
     def rule(self, **rules: Any) -> None:
         """What both nodes are told about limits."""
@@ -57,13 +60,19 @@ class World:
         self._moments[statement] = moment, task
         return task
 
+    def noted(self, statement: str, values: dict[str, Any], found: Any) -> None:
+        """An ending that somebody else holds waits for its lock by being written again."""
+        if statement == "lock_ending" and len(found) < len(values["ids"]):
+            self._skips += 1
+
     async def passed(self, statement: str) -> None:
         """A store has run that statement."""
         if statement in self._moments:
             moment, task = self._moments.pop(statement)
             moment.set()
             async with asyncio.timeout(10):
-                while not await self._somebody_waits():
+                skips = self._skips
+                while self._skips == skips and not await self._somebody_waits():
                     if (await asyncio.wait([task], timeout=0.005))[0]:
                         return
 
@@ -128,6 +137,7 @@ def _watched(world: World, run: Callable[..., Awaitable[Any]]) -> Callable[..., 
             found = await run(session, statement, **values)
         except asyncpg.DeadlockDetectedError as error:
             raise AssertionError(f"{statement} was undone: {error}") from error
+        world.noted(statement, values, found)
         await world.passed(statement)
         return found
 
@@ -213,6 +223,100 @@ async def test_a_late_job_that_goes_to_another_lane_is_counted_there_and_expires
     dropped += await world.left.storage.expire()
     assert [each.id for each in dropped] == [job]
     assert len(await world.left.take()) == 2
+
+
+# ---------------------------------------------------------------------------------- jobs that follow others meanwhile
+
+
+async def test_a_follower_that_comes_while_its_leader_ends_is_not_forgotten(world: World) -> None:
+    leader = await world.left.add_one()
+    job = await world.left.take_one()
+    adding = world.after("finish_plain", lambda: follow(world.right, leader))
+    await world.left.succeed(job)
+    assert await world.right.take_ids() == [await adding]
+
+
+async def test_a_leader_that_ends_while_its_first_follower_is_added_releases_it(world: World) -> None:
+    leader = await world.left.add_one()
+    job = await world.left.take_one()
+    ending = world.after("lock_leaders", lambda: world.left.succeed(job))
+    follower = await follow(world.right, leader)
+    await ending
+    assert await world.right.take_ids() == [follower]
+
+
+async def test_a_follower_is_added_while_the_long_way_of_its_leaders_end_is_under_way(world: World) -> None:
+    leader = await world.left.add_one()
+    job = await world.left.take_one()
+    adding = world.after("lock_ending", lambda: follow(world.right, leader))
+    await world.left.fail(job)
+    assert (await world.right.record(await adding)).state is JobState.CANCELLED
+
+
+async def test_a_follower_that_is_cancelled_while_its_leader_ends_is_cancelled_once(world: World) -> None:
+    leader = await world.left.add_one()
+    follower = await follow(world.right, leader)
+    last = await follow(world.right, follower, "any")
+    job = await world.left.take_one()
+    cancelling = world.after("lock_followers", lambda: world.right.storage.cancel(follower))
+    await world.left.succeed(job)
+    assert await cancelling is JobState.WAITING
+    assert (await world.right.record(follower)).state is JobState.CANCELLED
+    assert await world.right.take_ids() == [last]
+
+
+async def test_a_leader_that_ends_while_its_follower_is_cancelled_leaves_it_so(world: World) -> None:
+    leader = await world.left.add_one()
+    follower = await follow(world.right, leader)
+    job = await world.left.take_one()
+    ending = world.after("lock_job", lambda: world.left.succeed(job))
+    assert await world.right.storage.cancel(follower) is JobState.WAITING
+    await ending
+    assert (await world.right.record(follower)).state is JobState.CANCELLED
+    assert await world.right.take() == []
+
+
+async def test_a_follower_that_is_retried_while_its_leader_ends_is_not_left_blocked(world: World) -> None:
+    leader = await world.left.add_one()
+    follower = await follow(world.right, leader)
+    await world.right.storage.cancel(follower)
+    job = await world.left.take_one()
+    ending = world.after("find_job", lambda: world.left.succeed(job))
+    await world.right.storage.retry(follower)
+    await ending
+    assert await world.right.take_ids() == [follower]
+
+
+async def test_a_retried_follower_is_blocked_until_the_end_of_its_leader_sees_it(world: World) -> None:
+    leader = await world.left.add_one()
+    follower = await follow(world.right, leader)
+    await world.right.storage.cancel(follower)
+    job = await world.left.take_one()
+    ending = world.after("lock_job", lambda: world.left.succeed(job))
+    await world.right.storage.retry(follower)
+    await ending
+    assert await world.right.take_ids() == [follower]
+
+
+async def test_the_last_two_jobs_of_a_batch_that_end_at_once_release_what_follows_it_once(world: World) -> None:
+    batch, _ = await add_batch(world.left, 2)
+    after = await follow(world.left, batch)
+    first, second = await world.left.take()
+    ending = world.after("lock_ending", lambda: world.left.succeed(second))
+    await world.left.succeed(first)
+    await ending
+    assert await world.left.take_ids() == [after]
+
+
+async def test_the_end_of_an_attempt_whose_node_was_declared_dead_releases_nobody(world: World) -> None:
+    leader = await world.left.add_one()
+    follower = await follow(world.right, leader)
+    job = await world.left.take_one()
+    recovering = world.after("finish_plain", lambda: recover(world.left))
+    ending = Finished(job.id, job.fence, JobState.SUCCEEDED, result="1")
+    assert await world.left.finish(ending) == [False]
+    assert list((await recovering).returned) == [leader]
+    assert (await world.right.record(follower)).is_blocked
 
 
 # --------------------------------------------------------------------------------------- buckets that change meanwhile

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
+import asyncpg
 import pytest_asyncio
 
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import Storage
 from headgate.testing.conformance import StorageConformance
+from headgate.testing.conformance.hands import Hands
+from headgate.testing.conformance.schedules import ScheduleHands
 from headgate.testing.manual_clock import ManualClock
 
 
@@ -21,3 +25,37 @@ class TestPostgresStorage(StorageConformance):
         await storage.open()
         yield storage
         await storage.close()
+
+    async def test_what_is_noted_of_removed_schedules_is_forgotten(
+        self, hands: Hands, clock: ManualClock, postgres_url: str, postgres_schema: str
+    ) -> None:
+        """The fault: jobs that ended after their schedule was removed left a row each that nobody ever deleted."""
+        own = ScheduleHands(hands, clock)
+        await own.put()
+        await own.fire(jobs=3)
+        await hands.storage.remove_schedule("s")
+        await own.put("kept")
+        await own.fire("kept", jobs=2)
+        await hands.succeed(*await hands.take())
+        connection = await asyncpg.connect(postgres_url)
+        try:
+            count = f'SELECT count(*) FROM "{postgres_schema}".schedule_note'
+            assert await connection.fetchval(count) == 5
+            table = f"'\"{postgres_schema}\".schedule'::regclass::oid::integer"
+            # A schedule is not stored while they are forgotten,
+            async with connection.transaction():
+                await connection.execute(f"SELECT pg_advisory_xact_lock({table}, 0)")
+                putting = asyncio.create_task(own.put("new"))
+                asking = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                while not await connection.fetchval(f"{asking} AND classid::integer = {table}"):
+                    assert not putting.done()
+            await putting
+            # and they are not forgotten while one is stored.
+            async with connection.transaction():
+                await connection.execute(f"SELECT pg_advisory_xact_lock_shared({table}, 0)")
+                await hands.storage.evict()
+                assert await connection.fetchval(count) == 5
+            await hands.storage.evict()
+            assert await connection.fetchval(count) == 2
+        finally:
+            await connection.close()

@@ -26,7 +26,7 @@ PROMPT = 1.0
 async def enqueue_in(connection: Any, work: Work, keys: list[str]) -> list[str]:
     """Enqueue in a transaction of the caller's, as the app would; the ids."""
     calls: list[Call[Any]] = [Call((key,), {}) for key in keys]
-    jobs = work.app._new_jobs(work.gated, work.gated._options, calls)
+    jobs = work.app._intake._new_jobs(work.gated, work.gated._options, calls)
     session = Session(connection, load_statements("headgate"), is_pooled=False)
     await add_jobs(session, jobs, work.app._storage.limit_now())
     return [job.id for job in jobs]
@@ -53,7 +53,9 @@ async def test_a_transaction_that_holds_an_enqueue_open_delays_nobody(postgres: 
         assert not set(ids) & set(work.runs)
         await user.execute(ends_with)
         if ends_with == "COMMIT":
-            await until(lambda: set(ids) <= set(work.runs), 2, lambda: "a look for what was committed")
+            await until(lambda: set(ids) <= set(work.runs), 5, lambda: "a look for what was committed")
+            assert work.app._node is not None
+            assert work.app._node.statistics()["swept"] == 0
         else:
             await work.has_run(await work.gated.enqueue("acme"), await work.gated.enqueue("new"))
             assert await ask(postgres.url, "SELECT count(*) FROM headgate.job WHERE id = ANY($1::text[])", ids) == 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 
-from headgate import JobState
+from headgate import JobState, StorageUnavailable
 from headgate.jobs.event import StorageTroubled
 from tests.durability.postgres import Endings, ask, count_endings
 from tests.durability.wire import Wire
@@ -42,6 +43,43 @@ async def test_an_enqueue_whose_commit_was_cut_is_there_exactly_once(
             assert await work.used(MARK.decode()) == count
             assert work.again == []
             assert await work.app._storage.check() == []
+
+
+@pytest.mark.parametrize("policy", ["keep", "raise"])
+@pytest.mark.parametrize("is_lost", ["answer", "request"])
+async def test_an_enqueue_under_a_unique_key_whose_commit_was_cut_finds_no_duplicate_in_itself(
+    postgres: PostgresServer, is_lost: str, policy: Any
+) -> None:
+    async with Wire.to(postgres.port) as wire:
+        work = Work(postgres.url_at(wire.port))
+        async with work.app.open():
+            await work.gated.using(unique_key="before").enqueue("before")
+            cut = (wire.break_after if is_lost == "answer" else wire.break_before)(b"COMMIT", within=MARK)
+            job = await work.gated.using(unique_key="k", on_conflict=policy).enqueue(MARK.decode())
+            assert cut.happened.is_set()
+            rows = "SELECT count(*) FROM headgate.job WHERE unique_key = 'k' AND id = $1"
+            assert await ask(postgres.url, rows, job.id) == 1
+            assert await work.app._storage.check() == []
+
+
+@pytest.mark.parametrize("is_lost", ["answer", "request"])
+async def test_a_replacement_whose_commit_was_cut_is_told_and_not_repeated(
+    postgres: PostgresServer, is_lost: str
+) -> None:
+    """If it has happened, and another one has replaced it since, repeating it would undo that."""
+    async with Wire.to(postgres.port) as wire:
+        work = Work(postgres.url_at(wire.port))
+        async with work.app.open():
+            using = work.gated.using(unique_key="k", on_conflict="replace")
+            await using.enqueue("before")
+            await using.enqueue("before")
+            cut = (wire.break_after if is_lost == "answer" else wire.break_before)(b"COMMIT", within=MARK)
+            with pytest.raises(StorageUnavailable):
+                await using.enqueue(MARK.decode())
+            assert cut.happened.is_set()
+            rows = "SELECT count(*) FROM headgate.job WHERE payload LIKE '%' || $1 || '%'"
+            assert await ask(postgres.url, rows, MARK.decode()) == (1 if is_lost == "answer" else 0)
+            assert await ask(postgres.url, "SELECT count(*) FROM headgate.job") == 1
 
 
 @pytest.mark.parametrize("is_lost", ["answer", "request"])

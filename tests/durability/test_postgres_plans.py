@@ -14,9 +14,11 @@ import pytest
 import pytest_asyncio
 
 from headgate.clock import SECOND, SystemClock
+from headgate.jobs.audit import AuditFilter, Deed
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import Draw, JobError, JobState, NewJob
+from headgate.jobs.job import Draw, JobError, JobState, NewJob, Progress
 from headgate.jobs.lifecycle import Ending, Finished, Returned
+from headgate.jobs.report import PLACES, LogLine, Report
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import Claim, JobFilter, Room
@@ -101,6 +103,10 @@ async def the_engine_reads_what_it_handles(hands: Hands) -> None:
         await storage.beat("n")
         await storage.nodes()
         await storage.cancels("n")
+        line = LogLine(PLACES, storage.now(), 1, 20, "app", "hello")
+        said = [Report(job.id, job.fence, Progress(0.5, None, storage.now()), (line,)) for job in jobs]
+        assert all(await storage.report("n", said, 1000))
+        assert len(await storage.logs(jobs[0].id)) == 1
         error = JobError("ValueError", "no", "")
         endings: list[Ending] = [
             *(Finished(job.id, job.fence, JobState.SUCCEEDED) for job in jobs[:20]),
@@ -116,7 +122,13 @@ async def the_engine_reads_what_it_handles(hands: Hands) -> None:
         assert await storage.prune(storage.now() - 2 * HOUR, 200) == 0
         assert await storage.prune(storage.now() - HOUR // 2, 200) == 200
         assert await storage.cancel(BACKLOG.newest) is JobState.WAITING
-        assert await storage.retry(BACKLOG.newest) is JobState.CANCELLED
+        deed = Deed("ada", "retry", "job", BACKLOG.newest)
+        assert await storage.retry(BACKLOG.newest, deed=deed) is JobState.CANCELLED
+        assert await storage.audit_log(AuditFilter(subject=BACKLOG.newest, count=1))
+        assert await storage.prune(storage.now() - HOUR // 2, 200, frozenset({JobState.SUCCEEDED})) == 200
+        (delayed,) = await storage.jobs(JobFilter(view="scheduled", count=1))
+        assert await storage.run_now(delayed.id) is JobState.WAITING
+        assert await storage.prune_audit(storage.now()) == 0
         await storage.outlook("mail", [Draw("api", "7")])
         await storage.penalize(Draw("api", "5"), storage.limit_now())
         await storage.reset(Draw("api", "1999"))
@@ -155,20 +167,27 @@ async def people_get_their_pages(hands: Hands) -> None:
     async def page(count: int, **filter: Any) -> Ran:
         found = await storage.jobs(JobFilter(**filter))
         assert len(found) == count
-        assert [job.id for job in found] == sorted((job.id for job in found), reverse=True)
-        (ran,) = [each for each in hands.ran() if each.statement == "jobs"]
+        ids = [job.id for job in found]
+        assert ids == sorted(ids, reverse=not filter.get("oldest_first"))
+        (ran,) = [each for each in hands.ran() if each.statement in ("jobs", "jobs_oldest")]
         return ran
 
     # By an index: what is asked for is met at once, wherever the page begins.
     for filter in (
         {},
-        {"before": BACKLOG.id(ROWS // 3)},
+        {"cursor": BACKLOG.id(ROWS // 3)},
         {"state": JobState.WAITING},
         {"state": JobState.FAILED},
-        {"state": JobState.FAILED, "before": BACKLOG.id(ROWS // 3)},
+        {"state": JobState.FAILED, "cursor": BACKLOG.id(ROWS // 3)},
         {"queue": "mail"},
         {"task": "send"},
         {"limit": "api"},
+        {"view": "ready"},
+        {"view": "throttled"},
+        {"node": "gone"},
+        {"text": "somebody@"},
+        {"oldest_first": True, "cursor": BACKLOG.id(ROWS // 3)},
+        {"enqueued_from": 0},
     ):
         ran = await page(50, **filter)
         assert ran.pages < 800, f"{filter} looks at {ran.pages} pages\n{ran.text}"
@@ -179,11 +198,15 @@ async def people_get_their_pages(hands: Hands) -> None:
         ran = await page(0, **filter)
         assert ran.pages < 1.2 * size, f"{filter} looks at {ran.pages} pages of {size}\n{ran.text}"
 
+    # One of a hundred is, so that fifty are found where five thousand were enqueued.
+    ran = await page(50, view="scheduled")
+    assert ran.pages < size / 2, ran.text
+
     # Starts are looked for where they lie: the last ones are a few pages away.
     assert len(await storage.starts("api", None, storage.limit_now() - 60 * SECOND)) > 20
     (ran,) = [each for each in hands.ran() if each.statement == "starts"]
     assert "job" not in ran.scanned, ran.text
-    assert ran.pages < size / 4, ran.text
+    assert ran.pages < size / 3, ran.text
 
     await storage.standing(BACKLOG.newest)
     await storage.queues()

@@ -16,6 +16,8 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
+from headgate.jobs.audit import Deed
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import Attempt, ChargedElsewhere, ClaimedJob, Draw, JobError, JobState, NewJob
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import AnyRule
@@ -148,12 +150,12 @@ class Shard(MemoryStorage):
 
     # ------------------------------------------------------------------------------- what every storage does
 
-    async def add(self, jobs: Sequence[NewJob]) -> None:
+    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
         # A repeat of what is here is answered here, wherever its key has gone since.
         new = [job for job in jobs if job.id not in self._jobs.by_id]
         for key in {key_of(job) for job in new} - {""}:
             self._require_home(key)
-        await super().add(new)
+        return await super().add(new, batches)
 
     async def claim(self, claim: Claim) -> Claimed:
         rules: dict[str, AnyRule] = {}
@@ -195,10 +197,10 @@ class Shard(MemoryStorage):
             )
             await super().amend([in_shard_time], {limit: _in_key_time(rules[limit], ahead)})
 
-    async def cancel(self, job_id: str) -> JobState | None:
+    async def cancel(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         if any(job_id in ids for _, ids in self._departing.values()):
             raise OnItsWay(f"job {job_id} is on its way")
-        return await super().cancel(job_id)
+        return await super().cancel(job_id, deed=deed)
 
     # ------------------------------------------------------------------------------------- a key moves away
 

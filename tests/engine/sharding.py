@@ -12,7 +12,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from headgate import Concurrency, FixedWindow, Headgate, RateLimit, RetryPolicy, SlidingWindow, StrictRate, current_job
 from headgate.clock import SECOND
@@ -127,15 +127,14 @@ class Enqueuers:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._world.shards[NAMES[0]], name)
 
-    async def add(self, jobs: Sequence[NewJob]) -> None:
+    async def add(self, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         key = key_of(jobs[0])
         while True:
             shard = self._directory.shard(key) if key else self._world.random.choice(self._world.all)
             line = self._world.line("enqueuer", shard)
             while True:
                 try:
-                    await line.add(jobs)
-                    return
+                    return cast(Mapping[str, str], await line.add(jobs))
                 except (Moved, OnItsWay) as error:
                     await self._directory.learn(error)
                     break
@@ -231,6 +230,7 @@ class Starts(History):
         super().__init__()
         self._world = world
         self.endings: Counter[str] = Counter()
+        self.finished: set[tuple[str, int]] = set()
         self.fetched: dict[str, tuple[int, int]] = {}
         self._charged: dict[tuple[Draw, int], list[int]] = {}
 
@@ -246,7 +246,10 @@ class Starts(History):
                     self.amend(amendment)
             case "finish":
                 for ending, was_written in zip(arguments[1], result, strict=True):
-                    if was_written and isinstance(ending, Finished):
+                    # A repeat, after a lost reply, is told as written as well.
+                    is_new = (ending.id, ending.fence) not in self.finished
+                    if was_written and is_new and isinstance(ending, Finished):
+                        self.finished.add((ending.id, ending.fence))
                         self.endings[ending.id] += 1
 
     def note_claimed(self, job: ClaimedJob, node: str) -> None:

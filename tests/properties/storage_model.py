@@ -9,11 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from headgate.errors import CostExceedsLimit
-from headgate.jobs.job import Draw, JobError, JobState, NewJob
+from msgspec.structs import replace
+
+from headgate.errors import CostExceedsLimit, DuplicateJob
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.job import Draw, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned, is_poisonous
 from headgate.jobs.terms import GateTerms, Holding
-from headgate.limits.concurrency import Semaphore
+from headgate.jobs.uniqueness import key_of, superseded_error
+from headgate.limits.concurrency import OF_BATCH, Semaphore
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import Gcra
 from headgate.limits.rule import NEVER
@@ -21,6 +25,7 @@ from headgate.limits.stored_rule import load_rule
 from headgate.limits.strict_rate import SlidingLog
 from headgate.storage.admission import gated_share
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED, poison_error
+from headgate.storage.following import LEADER_NOT_SUCCEEDED, Cause, leader_error
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.protocol import Amendment, Claim, Claimed, Dropped
 
@@ -60,6 +65,11 @@ class ModelJob:
     held: set[Draw] = field(default_factory=set)
     passed: set[Draw] = field(default_factory=set)
     starts: list[ModelStart] = field(default_factory=list)
+    is_blocked: bool = False
+
+    @property
+    def origin(self) -> Origin:
+        return self.new.origin or Origin()
 
     @property
     def terms(self) -> GateTerms:
@@ -84,13 +94,17 @@ class ModelJob:
 
     def holder(self, draw: Draw) -> str:
         holding = self.holding(draw)
-        return self.new.id if holding is None or holding.owner is None else f"owner:{holding.owner}"
+        return self.new.id if holding is None else holding.holder(self.new.id)
 
     def cost(self, draw: Draw) -> int:
         return 1 if self.new.costs is None else self.new.costs[self.new.draws.index(draw)]
 
     def is_ready(self, wall: int) -> bool:
-        return self.state is JobState.WAITING and (not self.delayed or self.run_at <= wall)
+        return self.waits_in_lane and (not self.delayed or self.run_at <= wall)
+
+    @property
+    def waits_in_lane(self) -> bool:
+        return self.state is JobState.WAITING and not self.is_blocked
 
     def is_late(self, wall: int) -> bool:
         return any(at is not None and at <= wall for at in (self.expires_at, self.give_up_at))
@@ -110,7 +124,11 @@ class ModelJob:
         """Whether it keeps a permit of that bucket when it becomes `state`."""
         holding = self.holding(draw)
         assert holding is not None
-        kept_by = {"running": {JobState.RUNNING}, "until_final": {JobState.RUNNING, JobState.WAITING}}
+        kept_by = {
+            "running": {JobState.RUNNING},
+            "batch": {JobState.RUNNING},
+            "until_final": {JobState.RUNNING, JobState.WAITING},
+        }
         return state in kept_by.get(holding.until, {JobState.RUNNING, JobState.WAITING, JobState.FAILED})
 
 
@@ -141,10 +159,16 @@ class StorageModel:
         self.settings: dict[tuple[str, str, str], LimitSetting] = {}
         self.steered: set[str] = set()
         self.arrivals = 0
+        self.batches: dict[str, dict[str, JobState | None]] = {}
+        """How the jobs of each batch ended, None while they have not; also of those that were pruned."""
+        self.released: set[str] = set()
+        """By the claim that is being judged."""
 
     # ------------------------------------------------------------------------------------------ verbs
 
-    def add(self, jobs: Sequence[NewJob]) -> None:
+    def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch], wall: int) -> dict[str, str]:
+        for batch in batches:
+            self.batches.setdefault(batch.id, {})
         for new in jobs:
             if new.id not in self.jobs:
                 self.arrivals += 1
@@ -152,11 +176,149 @@ class StorageModel:
                 self.jobs[new.id] = job
                 if new.rejection is not None:
                     job.state, job.finished_at, job.error = job.rejected_as, new.enqueued_at, new.rejection
+                elif job.origin.follows is not None and not self._let_go_or_cancel(job, wall):
+                    self._block(job)
+                self._count_in_batch(job)
+        return {}
+
+    # -------------------------------------------------------------------------------------- following
+
+    def end_of(self, leader: str | None) -> JobState | None:
+        """How a leader ended; None if it has not."""
+        if leader in self.batches:
+            ends = list(self.batches[leader].values())
+            if None in ends:
+                return None
+            for state in (JobState.FAILED, JobState.CANCELLED):
+                if state in ends:
+                    return state
+            return JobState.SUCCEEDED
+        job = self.jobs.get(leader or "")
+        # One that was pruned is final, and nobody asks how it ended.
+        return JobState.SUCCEEDED if job is None else job.state if job.state.is_final else None
+
+    def _cause_of(self, leader: str) -> Cause:
+        """The error of a leader; of a batch, of its first job that went wrong by itself, or else of its first one."""
+        if leader not in self.batches:
+            return Cause(leader, self.jobs[leader].error)
+        errors = [
+            self.jobs[id].error
+            for id, state in sorted(self.batches[leader].items())
+            if id in self.jobs and state in (JobState.FAILED, JobState.CANCELLED)
+        ]
+        own = [error for error in errors if error is None or error.type != LEADER_NOT_SUCCEEDED]
+        return Cause(leader, [*own, *errors, None][0], is_batch=True)
+
+    def may_be_retried(self, job: ModelJob) -> bool:
+        """Whether what it follows, if that is final, ended as the job needs it."""
+        return job.origin.on == "any" or self.end_of(job.origin.follows) in (None, JobState.SUCCEEDED)
+
+    def _block(self, job: ModelJob) -> None:
+        job.state, job.is_blocked, job.give_up_at = JobState.WAITING, True, None
+
+    def _let_go_or_cancel(self, job: ModelJob, wall: int) -> bool:
+        """Whether its leader is final, and it is what that makes of it."""
+        leader = job.origin.follows
+        end = self.end_of(leader)
+        if end is None or leader is None:
+            return False
+        if job.origin.on == "success" and end is not JobState.SUCCEEDED:
+            job.is_blocked = False
+            self._end(job, JobState.CANCELLED, wall, leader_error(leader, end, self._cause_of(leader)))
+        elif job.is_blocked:
+            job.is_blocked = False
+            job.delayed = job.delayed and job.run_at > wall
+            job.run_at = max(job.run_at, wall)
+            job.give_up_at = job.run_at + job.terms.patience if job.terms.patience else None
+            self.released.add(job.new.id)
+        return True
+
+    def _count_in_batch(self, job: ModelJob) -> None:
+        if job.origin.batch is not None:
+            self.batches[job.origin.batch][job.new.id] = job.state if job.state.is_final else None
+
+    def is_stored(self, batch: str) -> bool:
+        """Whether any of its jobs is."""
+        return any(job.origin.batch == batch for job in self.jobs.values())
+
+    def settle(self, wall: int) -> None:
+        """Nobody is left blocked whose leader is final."""
+        while True:
+            for job in self.jobs.values():
+                self._count_in_batch(job)
+            told = [self._let_go_or_cancel(job, wall) for job in list(self.jobs.values()) if job.is_blocked]
+            if not any(told):
+                break
+        for id in self.batches:
+            if self.end_of(id) is not None:
+                for bucket in self.buckets.values():
+                    bucket.holders.pop(OF_BATCH + id, None)
+
+    def _come_back(self, job: ModelJob) -> None:
+        """A final job will be final no more, nor is its batch; who was cancelled because of either is blocked."""
+        leaders = {job.new.id}
+        if job.origin.batch is not None:
+            if self.end_of(job.origin.batch) is not None:
+                leaders.add(job.origin.batch)
+            self.batches[job.origin.batch][job.new.id] = None
+        for other in self.jobs.values():
+            gone = other.state is JobState.CANCELLED and other.error is not None
+            if gone and other.origin.follows in leaders and other.error.type == LEADER_NOT_SUCCEEDED:  # type: ignore[union-attr]
+                self._come_back(other)
+                other.attempt = other.lost = 0
+                other.finished_at = other.result = other.error = None
+                other.cancel_requested, other.passed = False, set()
+                self._block(other)
+
+    def add_unique(self, jobs: Sequence[NewJob], wall: int) -> dict[str, str]:
+        """By their ids, those for which another one stands. Raises DuplicateJob, and stores none of them then."""
+        new = [job for job in jobs if job.id not in self.jobs]
+        standing = {key for job in self.jobs.values() if not job.state.is_final and (key := key_of(job.new))}
+        for job in new:
+            key = key_of(job)
+            if key in standing and job.on_conflict == "raise":
+                raise DuplicateJob("", *key)
+            if key is not None and job.rejection is None:
+                standing.add(key)
+        others: dict[str, str] = {}
+        for job in new:
+            waiting, running = (self.standing(job, state) for state in (JobState.WAITING, JobState.RUNNING))
+            if waiting is not None and job.on_conflict == "replace":
+                self._replace(waiting, job)
+                others[job.id] = waiting.new.id
+            elif waiting is not None or running is not None:
+                others[job.id] = (waiting or running or self.jobs[job.id]).new.id
+            else:
+                self.add([job], [], wall)
+        return others
+
+    def standing(self, new: NewJob, state: JobState) -> ModelJob | None:
+        """A job in that state under the same unique key."""
+        key = key_of(new)
+        found = (job for job in self.jobs.values() if key is not None and key_of(job.new) == key and job.state is state)
+        return next(found, None)
+
+    def _replace(self, job: ModelJob, new: NewJob) -> None:
+        before, lane = job.new, job.lane
+        kept = {draw for draw in job.held if draw in new.draws and _holder(new, draw) == job.holder(draw)}
+        self._give(job, [draw for draw in job.held if draw not in kept])
+        if (before.draws, before.costs, new.costs) != (new.draws, None, None):
+            job.starts = []
+        job.new = replace(new, id=before.id)
+        job.passed = set()
+        if job.lane != lane or job.delayed or new.delayed:
+            job.run_at = new.run_at
+        job.delayed, job.expires_at, job.give_up_at = new.delayed, new.expires_at, new.give_up_at
+        job.attempt = job.lost = 0
+        job.fence += 1
+        job.error = None
 
     def finish(self, node: str, ending: Ending, wall: int, now: int) -> bool:
         job = self.jobs.get(ending.id)
-        if job is None or (job.state, job.node, job.fence) != (JobState.RUNNING, node, ending.fence):
+        if job is None or (job.node, job.fence) != (node, ending.fence):
             return False
+        if job.state is not JobState.RUNNING:
+            return isinstance(ending, Finished) and self._has_ended(job, ending)
         if ending.charge is not None:
             start = job.starts[-1]
             start.at = ending.charge.at
@@ -183,7 +345,14 @@ class StorageModel:
                         if job.holding(draw) is None:
                             self.penalize(draw, now + ending.closed_for)
                 self._wait_or_cancel(job, wall, ending.run_at)
+        self.settle(wall)
         return True
+
+    def _has_ended(self, job: ModelJob, ending: Finished) -> bool:
+        """Whether it is final by that very ending, sent before."""
+        if job.state is not ending.state:
+            return False
+        return job.cancel_requested if job.state is JobState.CANCELLED else job.error == ending.error
 
     def cancel(self, job_id: str, wall: int) -> JobState | None:
         job = self.jobs.get(job_id)
@@ -191,13 +360,18 @@ class StorageModel:
             return None
         before = job.state
         if before is JobState.WAITING:
+            job.is_blocked = False
             self._end(job, JobState.CANCELLED, wall, job.error)
         elif before is JobState.RUNNING:
             job.cancel_requested = True
+        self.settle(wall)
         return before
 
     def retry(self, job_id: str, wall: int) -> None:
         job = self.jobs[job_id]
+        self._come_back(job)
+        if job.error is not None and job.error.type == LEADER_NOT_SUCCEEDED:
+            job.error = None
         job.attempt = job.lost = 0
         job.run_at, job.delayed = wall, False
         job.finished_at = job.result = job.expires_at = None
@@ -205,6 +379,9 @@ class StorageModel:
         job.passed = set()
         job.give_up_at = wall + job.terms.patience if job.terms.patience else None
         job.state = JobState.WAITING
+        if job.origin.follows is not None and self.end_of(job.origin.follows) is None:
+            self._give(job, list(job.held))
+            self._block(job)
 
     def leave(self, node: str, wall: int) -> None:
         self.nodes.discard(node)
@@ -212,6 +389,7 @@ class StorageModel:
             job.attempts.append((job.attempt, "interrupted"))
             job.attempt -= 1
             self._wait_or_cancel(job, wall)
+        self.settle(wall)
 
     def recover(self, node: str, wall: int) -> list[str]:
         """The ids of the poisonous ones."""
@@ -225,6 +403,7 @@ class StorageModel:
                 poisonous.append(job.new.id)
             else:
                 self._wait_or_cancel(job, wall)
+        self.settle(wall)
         return poisonous
 
     def expire(self, dropped: Sequence[Dropped], count: int, wall: int) -> None:
@@ -234,6 +413,7 @@ class StorageModel:
         assert len(ids) == len(set(ids)) == min(count, len(due))
         for gone in dropped:
             self._drop_late(gone, wall)
+        self.settle(wall)
 
     def prune(self, finished_before: int, kept: set[str]) -> int:
         """Forget what a store pruned, given what it kept; how many it had to be allowed to forget."""
@@ -260,13 +440,15 @@ class StorageModel:
         return sum(1 for job in self.jobs.values() if job.state is JobState.WAITING)
 
     def lane_waiting(self, job: ModelJob) -> int:
-        return sum(1 for other in self.jobs.values() if other.lane == job.lane and other.state is JobState.WAITING)
+        if job.is_blocked:
+            return 0
+        return sum(1 for other in self.jobs.values() if other.lane == job.lane and other.waits_in_lane)
 
     def place(self, job: ModelJob) -> int:
         return sum(
             1
             for other in self.jobs.values()
-            if other.lane == job.lane and other.state is JobState.WAITING and other.order <= job.order
+            if other.lane == job.lane and other.waits_in_lane and other.order <= job.order
         )
 
     def starts(self, limit: str) -> list[tuple[str, int, int]]:
@@ -287,6 +469,10 @@ class StorageModel:
         if job.cancel_requested:
             self._end(job, JobState.CANCELLED, wall, job.error)
             return
+        successor = self.standing(job.new, JobState.WAITING)
+        if successor is not None:
+            self._end(job, JobState.CANCELLED, wall, superseded_error(successor.new.id))
+            return
         job.state = JobState.WAITING
         patience = job.terms.patience
         job.give_up_at = (wall if ready_at is None else ready_at) + patience if patience else None
@@ -294,6 +480,7 @@ class StorageModel:
 
     def _drop_late(self, gone: Dropped, wall: int) -> None:
         job = self.jobs[gone.id]
+        job.is_blocked = False
         assert (gone.state, gone.error.type) == job.late_ending(wall)
         self._end(job, gone.state, wall, gone.error)
 
@@ -336,6 +523,7 @@ class StorageModel:
         for job in self.jobs.values():
             if draw in job.held and job.state is not JobState.RUNNING:
                 self._give(job, [draw])
+        bucket.holders = {holder: hold for holder, hold in bucket.holders.items() if hold[1]}
         bucket.state, bucket.closed_until, bucket.is_steered = None, 0, True
         return bucket.held
 
@@ -371,7 +559,7 @@ class StorageModel:
         for draw in draws:
             holders, holder = self.bucket(draw).holders, job.holder(draw)
             holders[holder][1] -= 1
-            if not holders[holder][1]:
+            if not holders[holder][1] and not holder.startswith(OF_BATCH):
                 del holders[holder]
             job.held.remove(draw)
 
@@ -399,6 +587,7 @@ class StorageModel:
             for queue in claim.rooms
         }
         given = any(self.jobs[gone.id].held for gone in claimed.dropped)
+        self.released.clear()
         impossible: set[str] = set()
         rejected: set[str] = set()
         for gone in claimed.dropped:
@@ -416,6 +605,13 @@ class StorageModel:
                 assert gone.state is JobState.FAILED
                 assert self._is_impossible(job, now)
                 impossible.add(gone.id)
+        self.settle(wall)
+        if self.released:
+            # Whoever followed a late job may have started in the same claim, or starts in the next one.
+            line = self._lines(claim, wall)
+            for lane, jobs in line.items():
+                taken_ids = {taken.id for taken in claimed.jobs}
+                line[lane] = [job for job in jobs if job.new.id not in self.released or job.new.id in taken_ids]
         self._judge_order(line, claimed, impossible, rejected)
         lanes = {id: self.jobs[id].lane for id in rejected}
         for gone in claimed.dropped:
@@ -436,6 +632,7 @@ class StorageModel:
         for id, (_, draws, _, _) in lanes.items():
             if not given and not self._is_mixed(draws):
                 assert self._opens_at(self.jobs[id], draws, now) > now, f"{id} was rejected, and could have started"
+        self.settle(wall)
         self._judge_room(claim, claimed, ungated_ready)
         if not claimed.more:
             self._judge_idleness(claim, claimed, wall, now)
@@ -514,7 +711,7 @@ class StorageModel:
                 assert opens_at > now, f"{head.new.id} could have started"
                 waits.append(opens_at - now)
         for job in self.jobs.values():
-            if job.state is JobState.WAITING and self._is_known(claim, job) and job.delayed and job.run_at > wall:
+            if job.waits_in_lane and self._is_known(claim, job) and job.delayed and job.run_at > wall:
                 ready = any(
                     other.lane == job.lane and other.is_ready(wall) and not other.is_late(wall)
                     for other in self.jobs.values()
@@ -556,3 +753,9 @@ class StorageModel:
                             assert (total - rule.burst) * rule.period <= (at - begin) * rule.count, f"{draw}: {total}"
                         case _:
                             raise AssertionError(f"no bound is known for {rule}")
+
+
+def _holder(new: NewJob, draw: Draw) -> str | None:
+    """Who would hold the permit of a draw, None if it is not on permits."""
+    holding = new.terms.holds[new.draws.index(draw)] if new.terms is not None and new.terms.holds else None
+    return None if holding is None else holding.holder(new.id)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 import asyncpg
@@ -27,9 +28,10 @@ from hypothesis.stateful import (
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
-from headgate.errors import IllegalTransition, LimitInUse
+from headgate.errors import DuplicateJob, IllegalTransition, LimitInUse
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import Draw, JobError, JobState, NewJob
+from headgate.jobs.job import Draw, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.limits.concurrency import Concurrency, HoldUntil, load_permits
@@ -165,7 +167,11 @@ def jobs_to_add(draw: st.DrawFn) -> list[dict[str, Any]]:
             "cost": draw(st.sampled_from([1, 2, 4, 5, 6])),
             "places": draw(st.sampled_from([1, 1, 2, 3, 4])),
             "terms": terms,
+            "unique_key": draw(st.sampled_from([None] * 5 + ["acme", "globex"])),
+            "on_conflict": draw(st.sampled_from(["keep", "replace", "replace", "raise"])),
             "is_rejected": draw(st.sampled_from([False] * 9 + [True])),
+            "follows": draw(st.sampled_from([None, None, None, "one before", "any other", "any other"])),
+            "on": draw(st.sampled_from(["success", "success", "any"])),
         }
         for _ in range(draw(st.integers(1, 6)))
     ]
@@ -173,6 +179,17 @@ def jobs_to_add(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 def costs_of(option: dict[str, Any]) -> dict[str, int]:
     return {**dict.fromkeys(RULES, 1), "tokens": option["cost"], "slots": option["places"]}
+
+
+def held_by(batch: str, job: NewJob) -> NewJob:
+    """The job as one whose batch holds the mutex for it."""
+    assert job.terms is not None
+    holds = tuple(
+        Holding("batch", batch) if draw == MUTEX else hold
+        for draw, hold in zip(job.draws, job.terms.holds, strict=True)
+    )
+    terms = replace(job.terms, holds=holds)
+    return replace(job, terms=terms, variant=terms.variant())
 
 
 class StorageMachine(RuleBasedStateMachine):
@@ -214,15 +231,21 @@ class StorageMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------------------ verbs
 
-    @rule(options=jobs_to_add(), repeat=st.booleans())
-    def add(self, options: list[dict[str, Any]], repeat: bool) -> None:
+    @rule(
+        options=jobs_to_add(),
+        repeat=st.booleans(),
+        together=st.sampled_from([False, False, True]),
+        leaders=st.randoms(use_true_random=False),
+    )
+    def add(self, options: list[dict[str, Any]], repeat: bool, together: bool, leaders: Random) -> None:
         now = self.clock.now()
+        batches = [NewBatch(self.ids.next(now), len(options), now)] if together else []
         jobs = [
             NewJob(
                 id=self.ids.next(now),
                 task=option["task"],
                 queue=option["queue"],
-                payload="{}",
+                payload=f'"{number}"',
                 priority=option["priority"],
                 delayed=option["delay"] is not None,
                 run_at=now + (option["delay"] or 0),
@@ -238,12 +261,44 @@ class StorageMachine(RuleBasedStateMachine):
                 if option["terms"].patience
                 else None,
                 rejection=ERROR if option["is_rejected"] else None,
+                unique_key=option["unique_key"],
+                on_conflict=option["on_conflict"],
             )
-            for option in options
+            for number, option in enumerate(options, len(self.model.jobs))
         ]
+        # What is to run after one that runs follows it, which is another test's matter.
+        jobs = [
+            replace(job, on_conflict="keep") if self.model.standing(job, JobState.RUNNING) is not None else job
+            for job in jobs
+        ]
+        for place, option in enumerate(options):
+            batch = batches[0].id if together else None
+            origin = Origin(self.leader(option, jobs[:place], leaders), option["on"], batch)
+            if batch is not None and MUTEX in option["draws"]:
+                # It must not wait for one that waits for what its batch holds.
+                origin = replace(origin, follows=None)
+                jobs[place] = held_by(batch, jobs[place])
+            if origin.follows is not None or together:
+                jobs[place] = replace(jobs[place], origin=origin)
+        is_tied = any(job.origin is not None for job in jobs)
+        if is_tied:
+            # Another job may stand for one with a key, and then it would be no part of its chain.
+            jobs = [replace(job, unique_key=None) for job in jobs]
         for _ in range(1 + repeat):
-            self.run(self.store.add(jobs))
-            self.model.add(jobs)
+            try:
+                others = self.model.add_unique(jobs, now) if not is_tied else self.model.add(jobs, batches, now)
+            except DuplicateJob:
+                with pytest.raises(DuplicateJob):
+                    self.run(self.store.add(jobs))
+            else:
+                assert self.run(self.store.add(jobs, batches)) == others
+
+    def leader(self, option: dict[str, Any], before: list[NewJob], leaders: Random) -> str | None:
+        """Whom a new job follows: the one that is enqueued before it, or whatever is stored."""
+        if option["follows"] == "one before" and before:
+            return before[-1].id
+        stored = [*self.model.jobs, *(id for id in self.model.batches if self.model.is_stored(id))]
+        return leaders.choice(stored) if option["follows"] == "any other" and stored else None
 
     @rule(
         node=st.sampled_from(NODES),
@@ -338,7 +393,9 @@ class StorageMachine(RuleBasedStateMachine):
         if foreign:
             node = NODES[1 - NODES.index(node)]
         written = self.run(self.store.finish(node, [ending]))
-        assert list(written) == [self.model.finish(node, ending, self.clock.now(), self.store.limit_now())] == [False]
+        expected = self.model.finish(node, ending, self.clock.now(), self.store.limit_now())
+        assert list(written) == [expected]
+        assert not (foreign and expected)
 
     def cancel(self, data: st.DataObject) -> None:
         job = self.pick(data, *JobState)
@@ -359,10 +416,14 @@ class StorageMachine(RuleBasedStateMachine):
         try:
             before = self.run(self.store.retry(job.new.id))
         except IllegalTransition:
-            assert job.state not in (JobState.FAILED, JobState.CANCELLED)
+            is_taken = self.model.standing(job.new, JobState.WAITING) is not None
+            is_left_behind = not self.model.may_be_retried(job)
+            assert is_taken or is_left_behind or job.state not in (JobState.FAILED, JobState.CANCELLED)
         else:
             assert before is job.state
             assert before in (JobState.FAILED, JobState.CANCELLED)
+            assert self.model.standing(job.new, JobState.WAITING) is None
+            assert self.model.may_be_retried(job)
             self.model.retry(job.new.id, self.clock.now())
 
     @rule(duration=waits)
@@ -497,7 +558,7 @@ class StorageMachine(RuleBasedStateMachine):
         claim = Claim(NODES[0], dict.fromkeys(QUEUES, Room(6)), RULES, frozenset({"work", "rare"}))
         for _ in range(400):
             for job in list(self.model.jobs.values()):
-                if job.state is JobState.FAILED and job.held:
+                if job.state is JobState.FAILED and job.held and self.model.may_be_retried(job):
                     # It may be one that can never start, so an operator gives it up.
                     self.run(self.store.retry(job.new.id))
                     self.model.retry(job.new.id, self.clock.now())
@@ -539,14 +600,32 @@ class StorageMachine(RuleBasedStateMachine):
                 job.attempt,
                 job.lost,
             )
+            assert record.payload == job.new.payload
             assert (record.run_at, record.delayed, record.expires_at) == (job.run_at, job.delayed, job.expires_at)
             assert (record.finished_at, record.result, record.error) == (job.finished_at, job.result, job.error)
             assert record.started_at == job.started_at
             assert {draw for index, draw in enumerate(job.new.draws) if record.held >> index & 1} == job.held
+            assert (record.is_blocked, record.origin) == (job.is_blocked, job.new.origin)
             if job.state is JobState.WAITING:
                 assert record.lane_waiting == self.model.lane_waiting(job)
             if job.state is JobState.RUNNING:
                 assert (record.node, record.cancel_requested) == (job.node, job.cancel_requested)
+
+    @invariant()
+    def batches_are_as_the_model_says(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for id, ends in self.model.batches.items():
+            record = self.run(self.store.batch(id))
+            if record is None:
+                assert not self.model.is_stored(id)
+                continue
+            found = list(ends.values())
+            assert (record.total, record.pending) == (len(found), found.count(None))
+            assert [record.succeeded, record.failed, record.cancelled] == [
+                found.count(state) for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+            ]
+            assert (record.finished_at is None) == (None in found)
 
     @invariant()
     def permits_are_held_by_those_who_took_them(self) -> None:
@@ -603,7 +682,7 @@ class StorageMachine(RuleBasedStateMachine):
         job = self.pick(data, *JobState)
         if job is not None:
             standing = self.run(self.store.standing(job.new.id))
-            assert (standing is None) == (job.state is not JobState.WAITING)
+            assert (standing is None) == (not job.waits_in_lane)
             if standing is not None:
                 assert (standing.place, standing.waiting) == (self.model.place(job), self.model.lane_waiting(job))
                 assert tuple(bucket.draw for bucket in standing.buckets) == job.asked

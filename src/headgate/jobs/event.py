@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from headgate.jobs.job import JobError, JobState
@@ -22,6 +24,15 @@ class JobEnqueued(Event, frozen=True):
     run_at: int
 
 
+class JobReplaced(Event, frozen=True):
+    """A job that waits under a unique key was given new arguments, a new time and new options."""
+
+    job_id: str
+    task: str
+    queue: str
+    run_at: int
+
+
 class JobStarted(Event, frozen=True):
     """An attempt begins on this node."""
 
@@ -29,6 +40,17 @@ class JobStarted(Event, frozen=True):
     task: str
     queue: str
     attempt: int
+
+
+class JobProgressed(Event, frozen=True):
+    """A running job has said how far it is, from 0 to 1; told about once a second, with the latest word."""
+
+    job_id: str
+    task: str
+    queue: str
+    attempt: int
+    fraction: float
+    message: str | None
 
 
 class JobFinished(Event, frozen=True):
@@ -122,6 +144,56 @@ class LimitStoreAdvised(Event, frozen=True):
     advice: str
 
 
+class OccurrencesSkipped(Event, frozen=True):
+    """Occurrences of a schedule do not run: nobody was there ("misfire"), the one before is not over ("overlap"), or
+    those that are under way may be its last ("max_runs"). The next one is due at `next_at`.
+    """
+
+    schedule: str
+    task: str
+    reason: str
+    next_at: int | None
+
+
+class ScheduleTooFast(Event, frozen=True):
+    """A schedule comes more often than a limit of its task lets its jobs start; told when it is declared."""
+
+    schedule: str
+    task: str
+    limit: str
+
+
+class ScheduleTroubled(Event, frozen=True):
+    """This node cannot tell when a schedule is due, and leaves it to others; told once."""
+
+    schedule: str
+    error: str
+
+
+class ScheduleOverdue(Event, frozen=True):
+    """Nobody has fired a schedule that was due at `due_at` (wall microseconds), more than a minute ago, and this node
+    cannot: it `lacks` its task, or its trigger, which only code knows that declares it. Told once per schedule.
+    """
+
+    schedule: str
+    task: str
+    lacks: Literal["task", "trigger"]
+    due_at: int
+
+
+class ScheduleRenamed(Event, frozen=True):
+    """A schedule has taken the place of the one that had the name of an alias of its task."""
+
+    schedule: str
+    was: str
+
+
+class ScheduleSuperseded(Event, frozen=True):
+    """A newer release that runs, or has run within three minutes, declares a schedule otherwise: that holds."""
+
+    schedule: str
+
+
 class EndingRefused(Event, frozen=True):
     """A finished attempt was not recorded: the job had been taken over by another node, or cancelled."""
 
@@ -133,6 +205,37 @@ class BackoffFailed(Event, frozen=True):
     """A task's own backoff function raised; its job is retried with the default delays."""
 
     task: str
+    error: str
+
+
+class AttemptLingers(Event, frozen=True):
+    """An attempt was told to end, and still runs `seconds` later: its slot stays taken. Told once.
+
+    `place` is what it runs in: "loop" (it swallowed its cancellation), "thread" (which cannot be stopped) or "process".
+    """
+
+    job_id: str
+    task: str
+    queue: str
+    attempt: int
+    place: str
+    cause: str
+    seconds: float
+
+
+class CallbackFailed(Event, frozen=True):
+    """A callback of a task, as `on_error`, raised or could not be called; nothing else is changed by that."""
+
+    job_id: str
+    task: str
+    callback: str
+    error: str
+
+
+class ResourceTroubled(Event, frozen=True):
+    """A resource that was open for the whole node raised when it was closed."""
+
+    resource: str
     error: str
 
 
@@ -163,6 +266,13 @@ class NodeStopped(Event, frozen=True):
     returned: int
 
 
+class NodeCrashed(Event, frozen=True):
+    """This node was ended by an error in one of its own parts; others take its jobs back when its lease is over."""
+
+    node: str
+    error: JobError
+
+
 class NodeLost(Event, frozen=True):
     """A node died; its jobs wait again, except the poisonous ones, which are failed."""
 
@@ -186,6 +296,15 @@ class ClockSkewed(Event, frozen=True):
 
     node: str
     seconds: float
+
+
+class ReportDropped(Event, frozen=True):
+    """The storage does not keep what an attempt says of itself: lines or progress are lost, and nothing else."""
+
+    job_id: str
+    task: str
+    attempt: int
+    error: str
 
 
 class StorageTroubled(Event, frozen=True):

@@ -5,8 +5,11 @@ These are msgspec structs rather than dataclasses: frozen all the same, and they
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
+from headgate.jobs.audit import AuditLevel
 from headgate.jobs.state import JobState as JobState
 from headgate.jobs.terms import GateTerms, without
 
@@ -21,11 +24,45 @@ class Draw(msgspec.Struct, frozen=True, array_like=True):
     key: str
 
 
+class RetryTerms(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The part of a retry policy that is stored with one job; durations in seconds."""
+
+    retries: int = 3
+    base: float = 1.0
+    cap: float = 3600.0
+    jitter: bool = True
+    delay: float | None = None
+    delays: tuple[float, ...] | None = None
+
+
 class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one job overrides of its task: seconds of timeout, and how often it is retried."""
+    """What one job overrides of its task: seconds of timeout, and how it is retried."""
 
     timeout: float | None = None
-    retries: int | None = None
+    retry: RetryTerms | None = None
+
+
+class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a job belongs to, if it was not simply enqueued.
+
+    It `follows` a job or a batch (an id): it is blocked until that is final, and is cancelled then unless it succeeded,
+    or it follows `on` "any" outcome. It is one of the jobs of `batch`. It is what `schedule` enqueued for `occurs_at`
+    (wall microseconds).
+    """
+
+    follows: str | None = None
+    on: Literal["success", "any"] = "success"
+    batch: str | None = None
+    schedule: str | None = None
+    occurs_at: int | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True):
+    """How far a handler says it is: a fraction from 0 to 1, and a word about it."""
+
+    fraction: float
+    message: str | None
+    at: int
 
 
 class JobError(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -45,6 +82,8 @@ class NewJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     `variant` is that of its terms. At `give_up_at` it has waited as long as they allow. A job with a `rejection` is
     stored as final: its limits would have made it wait too long.
+
+    At most one job of a task waits under one `unique_key`; `on_conflict` says what becomes of the next one.
     """
 
     id: str
@@ -64,6 +103,15 @@ class NewJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     variant: str = ""
     give_up_at: int | None = None
     rejection: JobError | None = None
+    unique_key: str | None = None
+    origin: Origin | None = None
+    audit: AuditLevel = AuditLevel.FULL
+    on_conflict: Literal["keep", "replace", "raise"] = "keep"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is no more than a call with draws and costs, as most are."""
+        return self.terms is None and self.unique_key is None and self.origin is None and self.audit is AuditLevel.FULL
 
 
 class ChargedElsewhere(msgspec.Struct, frozen=True, array_like=True):
@@ -99,6 +147,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
     elsewhere: tuple[ChargedElsewhere | None, ...] | None = None
     headers: dict[str, str] | None = None
     options: JobOptions | None = None
+    origin: Origin | None = None
 
     @property
     def gated(self) -> bool:
@@ -112,7 +161,8 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     `throttled_until` and `waits_for` are set while the job's lane waits behind a closed bucket, `waits_for` alone if it
     is for a permit; `lane_waiting` is how many jobs wait in that lane, this one included. `held` is the set of its
     draws whose permits it holds. `charged_at` (limit time) is when its running attempt was charged, for all its draws
-    but those in the set `uncharged`.
+    but those in the set `uncharged`. A waiting job that `is_blocked` is in no lane: it follows another, which is not
+    final yet.
     """
 
     id: str
@@ -145,6 +195,11 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     held: int = 0
     charged_at: int | None = None
     uncharged: int = 0
+    unique_key: str | None = None
+    origin: Origin | None = None
+    audit: AuditLevel = AuditLevel.FULL
+    progress: Progress | None = None
+    is_blocked: bool = False
 
     def as_claimed(self) -> ClaimedJob:
         """A running job as its claim gave it out, but for what was charged in another store."""
@@ -165,6 +220,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
             None,
             self.headers,
             self.options,
+            self.origin,
         )
 
 
@@ -183,15 +239,16 @@ def truncated_error(error: BaseException, traceback: str | None = None) -> JobEr
     """The error as text of bounded size: 2,048 characters of its message, the last 6,144 of its traceback."""
     try:
         message = str(error)
-    except Exception as unprintable:
+    except BaseException as unprintable:
+        # Whatever its `__str__` raises is the error's own, and not to end who looks at it.
         message = f"<{type(unprintable).__name__} while printing the error>"
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return JobError(
-        type=name[:200], message=_storable(message[:2048]), traceback=traceback and _storable(traceback[-6144:])
+        type=storable(name[:200]), message=storable(message[:2048]), traceback=traceback and storable(traceback[-6144:])
     )
 
 
-def _storable(text: str) -> str:
-    """UTF-8 without NUL, which not every database can keep in text."""
+def storable(text: str) -> str:
+    """Text as it can be kept: UTF-8 without NUL, which not every database can keep in text."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")

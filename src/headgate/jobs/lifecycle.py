@@ -85,6 +85,19 @@ def require_transition(before: JobState, after: JobState) -> None:
         raise IllegalTransition(f"a {before} job cannot become {after}")
 
 
+def require_scheduled(job_id: str, state: JobState, *, is_ahead: bool, follows: str | None = None) -> None:
+    """Raise IllegalTransition unless the job waits for its time, so that it can be told to run now."""
+    if state is not JobState.WAITING:
+        raise IllegalTransition(f"job {job_id} is {state}; only one that waits for its time can be told to run now")
+    if follows is not None:
+        raise IllegalTransition(f"job {job_id} is blocked: it follows {follows}, and waits until that is final")
+    if not is_ahead:
+        raise IllegalTransition(
+            f"job {job_id} does not wait for its time: that has come, and what it waits for is a limit or a free slot; "
+            f"`headgate jobs explain {job_id}` tells which"
+        )
+
+
 def decide(job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int, random: Random) -> Ending:
     """What the outcome of `job`'s running attempt makes of it, at wall time `now`."""
     match outcome:
@@ -93,10 +106,9 @@ def decide(job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int, rand
         case Failed(error, retryable):
             # Attempts lost with a node are the node's fault: they are spent, but use up no retry.
             failures = job.attempt - job.lost
-            if retryable and failures <= retry.retries:
-                return Returned(
-                    job.id, job.fence, "failed", spent=True, run_at=now + retry.delay(failures, random), error=error
-                )
+            wait = retry.wait_after(failures, random) if retryable and failures <= retry.retries else None
+            if wait is not None:
+                return Returned(job.id, job.fence, "failed", spent=True, run_at=now + wait, error=error)
             return Finished(job.id, job.fence, JobState.FAILED, error=error)
         case Unreadable(error):
             if job.attempt - job.lost < UNREADABLE_TRIES:

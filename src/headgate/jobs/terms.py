@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.jobs.state import JobState
 
@@ -13,13 +14,23 @@ T = TypeVar("T")
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True):
-    """How long a job keeps a permit, and the owner that it shares it with; without one, it holds its own."""
+    """How long a job keeps a permit, and the owner that it shares it with; without one, it holds its own.
 
-    until: Literal["running", "until_final", "until_success"] = "running"
+    Until "batch": its owner is its batch, which keeps the permit when none of its jobs uses it, until it is final.
+    """
+
+    until: Literal["running", "until_final", "until_success", "batch"] = "running"
     owner: str | None = None
+
+    @property
+    def outlasts_attempts(self) -> bool:
+        """Whether the job itself keeps it while it waits again."""
+        return self.until in ("until_final", "until_success")
 
     def holder(self, job_id: str) -> str:
         """Who is written down as holding the permit."""
+        if self.until == "batch":
+            return f"batch:{self.owner}"
         return job_id if self.owner is None else f"owner:{self.owner}"
 
 
@@ -28,13 +39,15 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `holds` says of each draw whether it is on permits (None: a rate); empty when none is. A retry is not charged for
     the draws in `free_retries`. `patience` is how long the job may wait (µs; 0: not at all), and `cancels` makes a
-    rejected job cancelled instead of failed.
+    rejected job cancelled instead of failed. One that `skips` is so as well when it expires: an occurrence of a
+    schedule that does not run is no failure.
     """
 
     holds: tuple[Holding | None, ...] = ()
     free_retries: int = 0
     patience: int | None = None
     cancels: bool = False
+    skips: bool = False
 
     @property
     def discards(self) -> bool:
@@ -46,6 +59,14 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
         return JobState.CANCELLED if self.cancels else JobState.FAILED
 
     @property
+    def expires_as(self) -> JobState:
+        return JobState.CANCELLED if self.skips else JobState.FAILED
+
+    def skipping(self) -> GateTerms:
+        """The same for an occurrence of a schedule."""
+        return replace(self, cancels=True, skips=True)
+
+    @property
     def permits(self) -> int:
         """The draws on permits."""
         return bits(holding is not None for holding in self.holds)
@@ -53,10 +74,15 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     def kept(self, held: int, state: JobState) -> int:
         """Which of the permits that a job holds it keeps when it becomes `state`."""
         if state is JobState.WAITING:
-            return held & bits(holding is not None and holding.until != "running" for holding in self.holds)
+            return held & bits(holding is not None and holding.outlasts_attempts for holding in self.holds)
         if state is JobState.FAILED:
             return held & bits(holding is not None and holding.until == "until_success" for holding in self.holds)
         return held if state is JobState.RUNNING else 0
+
+    @property
+    def of_batch(self) -> int:
+        """The draws whose permits its batch holds."""
+        return bits(holding is not None and holding.until == "batch" for holding in self.holds)
 
     def variant(self, passes: int = 0) -> str:
         """What else sets its lane apart: whether it waits, and the owners whose permits it shares; "" for most."""

@@ -18,6 +18,10 @@ MUTEX = "mutex"
 """The limit that all mutexes without a name share: what they exclude is named by the key alone."""
 
 
+OF_BATCH = "batch:"
+"""What the name of a holder begins with that is a batch: it keeps its permit also while no job uses it."""
+
+
 class Hold(msgspec.Struct, frozen=True, array_like=True):
     """What a holder has of a bucket: the cost of its permit, and by how many starts it is used."""
 
@@ -57,14 +61,21 @@ class Semaphore(msgspec.Struct, frozen=True, tag="concurrency", tag_field="kind"
 
     @staticmethod
     def give(state: Permits, holder: str) -> Permits:
-        """The state after one use by `holder` has ended; the last one returns its permit."""
+        """The state after one use by `holder` has ended; the last one returns its permit, unless it is a batch's."""
         known = state.holders.get(holder)
-        if known is None:
+        if known is None or not known.uses:
             return state
-        if known.uses > 1:
+        if known.uses > 1 or holder.startswith(OF_BATCH):
             return Permits(state.held, {**state.holders, holder: Hold(known.cost, known.uses - 1)})
+        return Semaphore.release(state, holder)
+
+    @staticmethod
+    def release(state: Permits, holder: str) -> Permits:
+        """The state after `holder` has given up its permit for good."""
+        if holder not in state.holders:
+            return state
         holders = dict(state.holders)
-        del holders[holder]
+        known = holders.pop(holder)
         return Permits(state.held - known.cost, holders)
 
     def check_cost(self, cost: int) -> None:
@@ -101,6 +112,20 @@ class Semaphore(msgspec.Struct, frozen=True, tag="concurrency", tag_field="kind"
 
 
 NO_PERMITS = Permits()
+
+
+def without_unused(permits: Permits) -> Permits:
+    """The same without the permits of batches of which no job runs."""
+    for holder, hold in permits.holders.items():
+        if not hold.uses:
+            permits = Semaphore.release(permits, holder)
+    return permits
+
+
+def batches_of(permits: Permits) -> list[str]:
+    """The batches that hold permits, by their ids."""
+    return [holder[len(OF_BATCH) :] for holder in permits.holders if holder.startswith(OF_BATCH)]
+
 
 _HEAD = "1:concurrency:"
 _decode = msgspec.json.Decoder(Permits).decode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 
@@ -37,10 +37,11 @@ Headers = Mapping[str, str]
 Compute = Callable[[Arguments, Headers], object]
 
 
-def compile_key(key: object, parameters: Sequence[str], where: str) -> Compute:
+def compile_key(key: object, parameters: Sequence[str], where: str, fields: Container[str] = ()) -> Compute:
     """A function from a job's arguments and headers to its key, or None where the key is missing.
 
     Raises DeclarationError if the key names an argument that `parameters` does not have; `where` says whose key it is.
+    If there is only one argument, a template may name its `fields` without it.
     """
     match key:
         case None:
@@ -48,7 +49,7 @@ def compile_key(key: object, parameters: Sequence[str], where: str) -> Compute:
         case Header(name):
             return lambda _arguments, headers: headers.get(name) or SHARED
         case str():
-            return _compile_template(key, parameters, where)
+            return _compile_template(key, parameters, where, fields)
         case _ if callable(key):
             return _compile_callable(key, parameters, where)
         case _:
@@ -83,7 +84,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _compile_template(template: str, parameters: Sequence[str], where: str) -> Compute:
+def _compile_template(template: str, parameters: Sequence[str], where: str, fields: Container[str]) -> Compute:
     try:
         parts = [(literal, field) for literal, field, _, _ in Formatter().parse(template)]
         extras = [spec or conversion for _, field, spec, conversion in Formatter().parse(template) if field is not None]
@@ -96,7 +97,8 @@ def _compile_template(template: str, parameters: Sequence[str], where: str) -> C
         name = "".join(literal for literal, _ in parts)
         return lambda _arguments, _headers: name
     paths = [
-        (literal, None if field is None else _path(field, template, parameters, where)) for literal, field in parts
+        (literal, None if field is None else _path(field, template, parameters, where, fields))
+        for literal, field in parts
     ]
     if len(paths) == 1 and not paths[0][0] and paths[0][1] is not None and len(paths[0][1]) == 1:
         only = paths[0][1][0]
@@ -116,7 +118,7 @@ def _compile_template(template: str, parameters: Sequence[str], where: str) -> C
     return compute
 
 
-def _path(field: str, template: str, parameters: Sequence[str], where: str) -> list[str]:
+def _path(field: str, template: str, parameters: Sequence[str], where: str, fields: Container[str]) -> list[str]:
     first, *rest = field.split(".")
     if first.isdigit():
         if int(first) >= len(parameters):
@@ -125,6 +127,9 @@ def _path(field: str, template: str, parameters: Sequence[str], where: str) -> l
                 f"{', '.join(parameters)}"
             )
         first = parameters[int(first)]
+    if first not in parameters and first in fields:
+        rest.insert(0, first)
+        (first,) = parameters
     if first not in parameters:
         raise DeclarationError(
             f"key template {template!r} of {where} names {first!r}, which is not one of its arguments: "

@@ -20,6 +20,9 @@ START_EMPTY_KEPT = 7 * 86400 * SECOND
 Arrival = tuple[int, int]
 """The theoretical arrival time, in `1 / count` of a microsecond, and the instant of the last start (µs)."""
 
+FARTHEST = 1 << 61
+"""The instant until which a bucket is closed at most: with what is charged then it still is a number for databases."""
+
 
 class Gcra(msgspec.Struct, frozen=True, tag="rate", tag_field="kind"):
     """Grants `burst` starts after a quiet stretch, then one each `period / count`.
@@ -63,7 +66,7 @@ class Gcra(msgspec.Struct, frozen=True, tag="rate", tag_field="kind"):
             # overflowed is gone: the state does not tell, so nothing is given back.
             actual = cost
         moved = (started_at - charged_at) * self.count + (actual - cost) * self.period
-        return arrival + moved, max(last, started_at)
+        return min(arrival + moved, FARTHEST * self.count), max(last, started_at)
 
     def snapshot(self, state: Arrival | None, now: int) -> Snapshot:
         arrival = self._fresh(now, 1) if state is None else state[0]
@@ -92,7 +95,7 @@ class Gcra(msgspec.Struct, frozen=True, tag="rate", tag_field="kind"):
             return arrival, last
         # Written under another rate: what is owed, counted in starts, stays owed.
         owed = max(0, arrival - now * count)
-        return now * self.count + -(-owed * self.period // period), last
+        return min(now * self.count + -(-owed * self.period // period), FARTHEST * self.count), last
 
     def describe(self) -> str:
         rate = described(self.count, self.period, self.margin)

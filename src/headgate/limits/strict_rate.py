@@ -55,6 +55,8 @@ class SlidingLog(msgspec.Struct, frozen=True, tag="strict", tag_field="kind"):
             )
 
     def amend(self, state: Starts, charged_at: int, cost: int, started_at: int, actual: int) -> Starts:
+        # More starts at one instant than any count allows close the window for no longer, and would all be remembered.
+        cost, actual = min(cost, MAX_COUNT), min(actual, MAX_COUNT)
         # What has left the window meanwhile counts no more, and is not brought back.
         known = min(cost, state.count(charged_at))
         first = bisect_left(state, charged_at)

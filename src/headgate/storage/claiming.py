@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
-from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobState, truncated_error
+from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobState, Origin, truncated_error
 from headgate.jobs.terms import GateTerms, variant_discards, without
-from headgate.limits.concurrency import Semaphore
+from headgate.limits.concurrency import Semaphore, batches_of
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import (
     TURN,
@@ -66,6 +66,7 @@ class Head(msgspec.Struct, array_like=True):
     costs: tuple[int, ...] | None
     headers: dict[str, str] | None
     options: JobOptions | None
+    origin: Origin | None
     terms: GateTerms | None
     held: int
     passed: int
@@ -234,7 +235,9 @@ class ClaimPlan:
             visit.heads, visit.expired, visit.complete = [], [], True
         for head in heads:
             visit = lanes[head.lane]
-            if len(visit.heads) >= count or len(visit.expired) >= EXPIRED_A_VISIT:
+            # Of jobs that asked for a time and jobs that did not, `count` each were read: beyond the first `count` of
+            # all of them, those of one kind may stand in front of the other's that were not read.
+            if len(visit.heads) + len(visit.expired) >= count or len(visit.expired) >= EXPIRED_A_VISIT:
                 visit.complete = False
             elif head.is_late(self.now):
                 visit.expired.append(head)
@@ -358,14 +361,33 @@ class ClaimPlan:
         since = row.since if not gone and row.since is not None else self.limit_now
         return Move(row.id, gone, since, behind.draw.limit, behind.draw.key, wakes_at)
 
-    def timers(self, reopened: Set[Draw]) -> list[tuple[BucketView, int]]:
-        """When each bucket opens that lanes wait behind; `reopened` are those that permits have come back to."""
+    @property
+    def lines_of_batches(self) -> list[tuple[RowId, str]]:
+        """The buckets that lanes wait behind and batches hold permits of, by id, each with the batch.
+
+        All lanes of such a batch may go: its permit comes back only when all its jobs are final. Where the bucket is
+        paused they cannot, until they are looked at again.
+        """
+        lines: list[tuple[RowId, str]] = []
+        for view in self._touched():
+            if view.id is None or view.closed_until > self.limit_now:
+                continue
+            if isinstance(view.rule, Semaphore) and view.state is not None:
+                lines += [(view.id, batch) for batch in batches_of(view.state)]
+        return lines
+
+    def _touched(self) -> list[BucketView]:
+        """The buckets whose lines have changed."""
         touched = {id(view): view for view in self.opened}
         for visit in self.gated:
             if visit.behind is not None:
                 touched[id(visit.behind)] = visit.behind
+        return list(touched.values())
+
+    def timers(self, reopened: Set[Draw]) -> list[tuple[BucketView, int]]:
+        """When each bucket opens that lanes wait behind; `reopened` are those that permits have come back to."""
         timers = [
-            (view, self.limit_now if view.draw in reopened else self._reopens_at(view)) for view in touched.values()
+            (view, self.limit_now if view.draw in reopened else self._reopens_at(view)) for view in self._touched()
         ]
         for _, opens_at in timers:
             if opens_at > self.limit_now:
@@ -460,6 +482,7 @@ class ClaimPlan:
             None if visit.view is None else charges_elsewhere(visit.view.buckets),
             head.headers,
             head.options,
+            head.origin,
         )
 
 

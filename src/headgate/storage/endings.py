@@ -1,10 +1,15 @@
-"""What jobs end with that end without running: poisonous, expired, or kept waiting too long by their limits."""
+"""What jobs end with that end without running, and whether an attempt has ended as it says."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
 
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import LimitInUse
 from headgate.jobs.job import Draw, JobError, JobState
+from headgate.jobs.lifecycle import Ending, Finished
 from headgate.jobs.terms import GateTerms
 
 
@@ -41,8 +46,41 @@ def late_ending(
 ) -> tuple[JobState, JobError]:
     """What becomes of a waiting job whose time to start has passed, at wall time `now`; it waits behind that bucket."""
     if terms is None or give_up_at is None or (expires_at is not None and expires_at <= min(now, give_up_at)):
-        return JobState.FAILED, EXPIRED_ERROR
+        return JobState.FAILED if terms is None else terms.expires_as, EXPIRED_ERROR
     return terms.rejected_as, rejection_error(behind, None, terms.patience or 0)
+
+
+class EndedHere(msgspec.Struct, array_like=True):
+    """What has become of a job that ran under a node; `state` is as stored, so it may be "blocked"."""
+
+    id: str
+    fence: int
+    state: str
+    error: JobError | None
+    cancel_requested: int
+
+    def is_by(self, ending: Ending) -> bool:
+        """Whether the same ending was written before, and only the reply to it was lost.
+
+        What becomes final without an attempt's word has an error of its own; a cancellation counts if it was asked for.
+        """
+        if self.fence != ending.fence or not isinstance(ending, Finished) or ending.state != self.state:
+            return False
+        return bool(self.cancel_requested) if ending.state is JobState.CANCELLED else ending.error == self.error
+
+
+LINES_AT_ONCE = 5000
+"""So many log lines are deleted in one commit, so that nobody waits long for it."""
+
+
+def prunable_at_once(lines: Sequence[int]) -> int:
+    """How many of the jobs that are to be pruned go in one commit, by the lines that each has logged; at least one."""
+    total = 0
+    for place, count in enumerate(lines):
+        total += count
+        if place and total > LINES_AT_ONCE:
+            return place
+    return len(lines)
 
 
 def limit_in_use(limit: str, waiting: int, held: int) -> LimitInUse:

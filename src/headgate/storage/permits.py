@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms
-from headgate.limits.concurrency import Permits, Semaphore, load_permits
+from headgate.limits.concurrency import Permits, Semaphore, batches_of, load_permits
+from headgate.limits.rule import NEVER
+from headgate.storage.live_rules import LiveRules
 
 
 class Given(NamedTuple):
@@ -51,20 +53,46 @@ def permits_left(state: str | None, leaving: Iterable[str]) -> Permits:
     return permits
 
 
-def contradictions(holders: Iterable[Holder], states: Mapping[Draw, str | None]) -> Iterator[str]:
-    """Where buckets and jobs do not agree on who holds permits, one sentence each."""
+def draws_of_batch(draws: Sequence[Draw], terms: GateTerms | None) -> list[Draw]:
+    """The buckets of which the batch of such a job holds permits."""
+    chosen = 0 if terms is None else terms.of_batch
+    return [draw for index, draw in enumerate(draws) if chosen >> index & 1]
+
+
+def holding_batches(states: Iterable[str | None]) -> set[str]:
+    """The batches that hold permits of buckets in these states."""
+    return {batch for state in states for batch in batches_of(load_permits(state))}
+
+
+class PermitBucket(NamedTuple):
+    """A bucket that grants permits: its stored state, and when it opens for those who wait behind it."""
+
+    state: str | None
+    opens_at: int | None
+
+
+def contradictions(
+    holders: Iterable[Holder], buckets: Mapping[Draw, PermitBucket], pending: Container[str], rules: LiveRules
+) -> Iterator[str]:
+    """Where buckets, jobs and `pending` batches do not agree on who holds permits, one sentence each."""
     expected: dict[Draw, Counter[str]] = {}
     for job in holders:
         for index, holding in enumerate(job.terms.holds if job.terms is not None else ()):
             if holding is not None and job.held >> index & 1:
                 expected.setdefault(job.draws[index], Counter())[holding.holder(job.id)] += 1
-    for draw, state in states.items():
-        permits = load_permits(state)
-        by_bucket = {holder: hold.uses for holder, hold in permits.holders.items()}
+    for draw, bucket in buckets.items():
+        permits = load_permits(bucket.state)
+        # A batch keeps its permit when none of its jobs uses it.
+        by_bucket = {holder: hold.uses for holder, hold in permits.holders.items() if hold.uses}
         by_jobs = dict(expected.pop(draw, {}))
+        for batch in batches_of(permits):
+            if batch not in pending:
+                yield f"bucket {draw.limit}:{draw.key} is held by batch {batch}, which is final"
         if by_bucket != by_jobs:
             yield f"bucket {draw.limit}:{draw.key} is held by {by_bucket}, and jobs hold {by_jobs}"
         if permits.held != sum(hold.cost for hold in permits.holders.values()):
             yield f"bucket {draw.limit}:{draw.key} counts {permits.held} held, which its holders do not add up to"
+        if bucket.opens_at == NEVER and not permits.holders and not rules.is_paused(draw):
+            yield f"bucket {draw.limit}:{draw.key} opens when a permit comes back, and nobody holds one"
     for draw, by_jobs in expected.items():
         yield f"jobs hold {dict(by_jobs)} of bucket {draw.limit}:{draw.key}, which knows nothing of it"

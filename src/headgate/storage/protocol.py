@@ -20,12 +20,16 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from headgate.clock import SECOND
+from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
+from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import GatedJob, Regated
 from headgate.jobs.job import Attempt, ClaimedJob, Draw, JobError, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
+from headgate.jobs.report import LogLine, Report
 from headgate.limits.limit import AnyRule
 from headgate.storage.fetched import Balance
 from headgate.storage.live_rules import LimitSetting
+from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 
 R = TypeVar("R")
 
@@ -122,7 +126,10 @@ class Amendment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A node as others see it. `beat` grows with every heartbeat; `is_gone` when its process is known to have ended."""
+    """A node as others see it. `beat` grows with every heartbeat; `is_gone` when its process is known to have ended.
+
+    It serves `queues`, with so many slots each, and runs that `version` of Headgate.
+    """
 
     id: str
     name: str
@@ -132,6 +139,8 @@ class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     beat: int
     running: int
     is_gone: bool = False
+    queues: Mapping[str, int] = {}
+    version: str = ""
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -230,16 +239,48 @@ class RecordedStart(msgspec.Struct, frozen=True, array_like=True):
     cost: int
 
 
+JobView = Literal["scheduled", "throttled", "ready", "blocked"]
+"""What a waiting job waits for: its time, a limit, a slot, another job."""
+
+FINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs to list, newest first; `before` is the id that ended the page before."""
+    """Which jobs to list, by id and so by when they were enqueued, the newest first, or the `oldest_first`.
+
+    `cursor` is the id that ended the page before. Instants are wall microseconds, each range from `…_from` up to, not
+    including, `…_until`. `limit` and `key` may be one draw's; `node` is whose job it is or was last; `error` is how the
+    type of its last error begins; `text` is part of its payload, which is JSON text.
+    """
 
     state: JobState | None = None
+    view: JobView | None = None
     queue: str | None = None
     task: str | None = None
     limit: str | None = None
     key: str | None = None
-    before: str | None = None
+    unique_key: str | None = None
+    schedule: str | None = None
+    batch: str | None = None
+    node: str | None = None
+    error: str | None = None
+    enqueued_from: int | None = None
+    enqueued_until: int | None = None
+    finished_from: int | None = None
+    finished_until: int | None = None
+    text: str | None = None
+    oldest_first: bool = False
+    cursor: str | None = None
     count: int = 50
+
+
+class WaitingCount(msgspec.Struct, frozen=True, array_like=True):
+    """How many jobs of one queue and task wait for the same kind of thing."""
+
+    queue: str
+    task: str
+    view: JobView
+    jobs: int
 
 
 class Storage(Protocol):
@@ -274,17 +315,28 @@ class Storage(Protocol):
         """Limit time, microseconds."""
         ...
 
-    async def add(self, jobs: Sequence[NewJob]) -> None:
-        """Store waiting jobs, all or none."""
+    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
+        """Store waiting jobs, all or none; by their ids, those for which another job stands that was there already.
+
+        Batches are stored with all their jobs, and before any that follow them. A job that follows one which is not
+        final is blocked: it is in no lane, and goes there in the commit that makes its leader final, ready then or at
+        its own `run_at`; or is cancelled by it, and whoever follows it in turn. Raises LeaderNotFound.
+
+        Jobs with unique keys are stored as if one after the other. Raises DuplicateJob.
+        """
         ...
 
     async def claim(self, claim: Claim) -> Claimed:
         """Take jobs that may run now, and charge their buckets, atomically."""
         ...
 
-    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool]:
+    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
         """Write how attempts ended; False for each whose job is no longer running under this node and fence.
 
+        None is for each whose job somebody else holds in an open transaction: it is not written, and is to be tried
+        again. Nobody else's ending waits for that.
+
+        To repeat it changes nothing: what this node made final under this fence and as it says now counts as written.
         A job whose cancellation was asked for is cancelled instead of waiting again. Permits that its terms do not
         keep are given back in the same commit.
         """
@@ -294,22 +346,58 @@ class Storage(Protocol):
         """Let starts count as what they were and when; what is refunded is there for the next claim."""
         ...
 
-    async def cancel(self, job_id: str) -> JobState | None:
+    async def cancel(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         """Cancel a waiting job, or ask for the cancellation of a running one.
 
-        Returns the state it was in; final jobs are left as they are. None if there is no such job.
+        Returns the state it was in; final jobs are left as they are. None if there is no such job. A verb that takes a
+        `deed` keeps it in the commit that changes something; of a job, if it is audited in full.
         """
         ...
 
-    async def retry(self, job_id: str) -> JobState | None:
+    async def retry(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         """Let a failed or cancelled job wait again, with all its tries.
 
+        It is blocked if what it follows is not final. What was cancelled because of it is blocked again. Raises
+        LeaderNotRetried for one that needs the success of what failed or was cancelled: that is to be retried first.
         Returns the state it was in, None if there is no such job. Raises IllegalTransition for any other state.
         """
         ...
 
+    async def run_now(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
+        """Let a waiting job whose `run_at` is ahead be ready at once; its limits hold as ever.
+
+        Returns the state it was in, None if there is no such job. Raises IllegalTransition if it is not scheduled.
+        """
+        ...
+
+    async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool | None]:
+        """Keep what running attempts say of themselves; False for each that is not this node's under that fence.
+
+        None, as by `finish`, is for what was not kept and is to be tried again.
+
+        Of a job's lines the first `most_lines` are kept, over all its attempts, and one that tells that there were
+        more. To repeat it changes nothing.
+        """
+        ...
+
+    async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
+        """What a job has logged, oldest first: the first lines after that number, or the `newest`."""
+        ...
+
+    async def note(self, deed: Deed) -> None:
+        """Keep what somebody did that no other verb keeps."""
+        ...
+
+    async def audit_log(self, filter: AuditFilter) -> Sequence[AuditEntry]:
+        """A page of what people did, newest first."""
+        ...
+
     async def job(self, job_id: str) -> JobRecord | None:
         """One job as it is now."""
+        ...
+
+    async def batch(self, batch_id: str) -> BatchRecord | None:
+        """One batch as it is now."""
         ...
 
     async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
@@ -321,7 +409,15 @@ class Storage(Protocol):
         ...
 
     async def jobs(self, filter: JobFilter) -> Sequence[JobRecord]:
-        """A page of jobs, newest first."""
+        """A page of jobs."""
+        ...
+
+    async def count_jobs(self, filter: JobFilter, most: int) -> int:
+        """How many jobs a filter lets through, from its cursor on; counted up to `most`."""
+        ...
+
+    async def waiting(self, most: int = 100_000) -> Sequence[WaitingCount]:
+        """What waiting jobs wait for, by queue and task; of at most so many jobs, whichever they are."""
         ...
 
     async def counts(self) -> Sequence[QueueCounts]:
@@ -335,7 +431,11 @@ class Storage(Protocol):
         """
         ...
 
-    async def pause_queue(self, queue: str) -> bool:
+    async def backlog(self, queue: str) -> int:
+        """How many jobs wait in the lanes of a queue; it adds up what lanes count, and looks at no job."""
+        ...
+
+    async def pause_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
         """Give out no job of a queue to any node from the next claim on, until it is resumed; False if it was paused.
 
         Its jobs are added, expired, cancelled and finished as ever. A claim behaves as if it had not asked for the
@@ -343,7 +443,7 @@ class Storage(Protocol):
         """
         ...
 
-    async def resume_queue(self, queue: str) -> bool:
+    async def resume_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
         """End a pause, and wake whoever watches; False if there was none."""
         ...
 
@@ -394,6 +494,7 @@ class Storage(Protocol):
         Newer is what was seen for the first time later, so an old worker that starts again is not; a gate lives for
         GATE_LIVES after it was last noted, so after a rollback the older one is the newest again. The backlog has to
         be moved when another gate was noted since it was moved to this one; never to the first one of a task.
+        What a release declares of a schedule is noted in the same way, as "schedule NAME", and has no backlog.
         """
         ...
 
@@ -418,31 +519,81 @@ class Storage(Protocol):
         """What is set about limits at run time."""
         ...
 
-    async def change(self, setting: LimitSetting, *, remove: bool = False) -> None:
+    async def change(self, setting: LimitSetting, *, remove: bool = False, deed: Deed | None = None) -> None:
         """Store a setting, or remove it; the jobs that wait for its limit are looked at again under what holds now."""
         ...
 
-    async def penalize(self, draw: Draw, until: int) -> None:
+    async def penalize(self, draw: Draw, until: int, *, deed: Deed | None = None) -> None:
         """Let nothing start on a bucket before that limit time."""
         ...
 
-    async def reset(self, draw: Draw) -> int:
+    async def reset(self, draw: Draw, *, deed: Deed | None = None) -> int:
         """Make a bucket as good as new; permits held by jobs that are not running come back. How many are still held.
 
         The bucket with the key "" of a dynamic window is the state of all its keys.
         """
         ...
 
-    async def forget(self, limit: str) -> None:
+    async def forget(self, limit: str, *, deed: Deed | None = None) -> None:
         """Delete a limit's settings and buckets. Raises LimitInUse while jobs wait for it or hold its permits."""
+        ...
+
+    async def put_schedule(self, record: ScheduleRecord, *, replaces: int | None, anew: bool = False) -> bool:
+        """Store a schedule in place of the one of its name and of that revision; None: there is none.
+
+        False, and nothing is written, if that is not so any more. What its jobs come to is counted by the store: the
+        `open` of the record is not looked at, and its `runs` only if it begins `anew`.
+        """
+        ...
+
+    async def take_over_schedule(self, record: ScheduleRecord, *, was: str, replaces: int) -> bool:
+        """Store a schedule in place of the one of another name, `was`, and of that revision, in one commit.
+
+        Its jobs that are not final become those of the new name, and its count is kept. False, and nothing is written,
+        if it is not so any more, or there is one of the new name.
+        """
+        ...
+
+    async def schedules(
+        self, *, name: str | None = None, after: str = "", count: int = 1000
+    ) -> Sequence[ScheduleRecord]:
+        """Schedules by name: the one of that name, or a page of those above `after`."""
+        ...
+
+    async def due_schedules(
+        self, tasks: frozenset[str], *, unable: frozenset[str] = frozenset(), count: int = 100
+    ) -> DueSchedules:
+        """The schedules of these tasks that are due and not paused, but for those that a node is `unable` to fire."""
+        ...
+
+    async def overdue_schedules(
+        self, tasks: frozenset[str], *, before: int, unable: frozenset[str] = frozenset(), count: int = 100
+    ) -> Sequence[ScheduleRecord]:
+        """The schedules that were due before then and are not paused, of other tasks than these or named `unable`."""
+        ...
+
+    async def schedules_formerly(self, name: str) -> Sequence[ScheduleRecord]:
+        """The schedules that had this name before they were taken over."""
+        ...
+
+    async def fire(self, fired: Sequence[Fired]) -> Sequence[bool]:
+        """Add the jobs of occurrences and advance their schedules, in one commit; False for each that has changed.
+
+        So each occurrence is enqueued once, however many nodes see that it is due, and a schedule whose advance is
+        lost has not enqueued anything either.
+        """
+        ...
+
+    async def remove_schedule(self, name: str) -> bool:
+        """Delete a schedule; what it has enqueued stays. Whether there was one."""
         ...
 
     async def nodes(self) -> Sequence[NodeRecord]:
         """All nodes."""
         ...
 
-    async def join(self, node: str, name: str) -> None:
-        """Register a node, before its first claim."""
+    async def join(self, node: str, name: str, *, queues: Mapping[str, int] | None = None, version: str = "") -> None:
+        """Register a node, before its first claim, with its slots by queue. One that is known stays as it is."""
         ...
 
     async def beat(self, node: str) -> Beat:
@@ -465,8 +616,16 @@ class Storage(Protocol):
         """End up to `count` waiting jobs whose `expires_at` or `give_up_at` has passed."""
         ...
 
-    async def prune(self, finished_before: int, count: int = 1000) -> int:
-        """Delete up to `count` final jobs that finished before then; how many were deleted."""
+    async def prune(self, finished_before: int, count: int = 1000, states: frozenset[JobState] = FINAL_STATES) -> int:
+        """Delete up to `count` jobs that finished in these states before then; how many were deleted.
+
+        With them go their attempts, log lines and audit entries. Fewer are deleted at once of those that have logged
+        much; 0 means that there are none left.
+        """
+        ...
+
+    async def prune_audit(self, before: int, count: int = 1000) -> int:
+        """Delete up to `count` audit entries of before then that are not about a job; how many were deleted."""
         ...
 
     async def evict(self, count: int = 1000) -> int:

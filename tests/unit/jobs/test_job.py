@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headgate.jobs.job import Draw, JobError, JobOptions, JobState, NewJob, truncated_error
+from headgate.jobs.job import Draw, JobError, JobOptions, JobState, NewJob, RetryTerms, truncated_error
 
 JOB = NewJob(
     id="job",
@@ -34,7 +34,7 @@ def test_a_job_comes_back_from_json_as_it_was() -> None:
         draws=(Draw("sync_tenant:strict", "acme"), Draw("everyone", "")),
         costs=(1, 5),
         headers={"tenant": "acme"},
-        options=JobOptions(timeout=2.5, retries=0),
+        options=JobOptions(timeout=2.5, retry=RetryTerms(retries=0)),
         expires_at=10,
     )
     assert msgspec.json.decode(msgspec.json.encode(job), type=NewJob) == job
@@ -51,7 +51,7 @@ def test_a_job_cannot_be_changed() -> None:
 
 def test_options_store_only_what_they_override() -> None:
     assert msgspec.json.encode(JobOptions()) == b"{}"
-    assert msgspec.json.encode(JobOptions(retries=0)) == b'{"retries":0}'
+    assert msgspec.json.encode(JobOptions(retry=RetryTerms(retries=0))) == b'{"retry":{"retries":0}}'
 
 
 class Refusal(Exception):

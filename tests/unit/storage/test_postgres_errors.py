@@ -57,7 +57,33 @@ def test_a_wrong_password_is_a_mistake_at_first_and_a_passing_trouble_later(erro
     assert type(translate(error, "db")) is StorageUnavailable
 
 
-@pytest.mark.parametrize("error", [errors.UndefinedColumnError("x"), errors.CheckViolationError("x"), KeyError("x")])
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (errors.InsufficientPrivilegeError("permission denied for table job"), "GRANT"),
+        (errors.UndefinedTableError("no job"), "put it back"),
+        (errors.InvalidSchemaNameError("no schema"), "migrate"),
+    ],
+)
+def test_what_was_taken_away_is_waited_for_and_its_message_says_what_to_do(error: Exception, word: str) -> None:
+    """While it opens they are told by who opens, each in the words of what it was about to do."""
+    told = translate(error, "the database")
+    assert type(told) is StorageUnavailable
+    assert word in str(told)
+    assert translate(error, "the database", opening=True) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.UndefinedColumnError("x"),
+        errors.UndefinedFunctionError("x"),
+        errors.PostgresSyntaxError("x"),
+        errors.DatatypeMismatchError("x"),
+        errors.CheckViolationError("x"),
+        KeyError("x"),
+    ],
+)
 def test_a_mistake_of_the_program_is_left_as_it_is(error: Exception) -> None:
     assert translate(error, "db") is None
 

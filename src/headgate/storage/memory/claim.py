@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobState, truncated_error
 from headgate.jobs.terms import without
+from headgate.limits.concurrency import batches_of
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import TURN, BucketView, admit, charges_elsewhere, gated_share, starved_by
@@ -72,8 +73,9 @@ class Claiming:
             room = self._rooms[queue.name]
             most = room.slots - started[queue.name] + room.ahead
             more |= self._take_ungated(queue.open, ungated[queue.name], most, waits)
-        # Before it is seen what is left: they may give permits back.
+        # Before it is seen what is left: they may give permits back, and others may follow them.
         self._drop_late()
+        more |= self._jobs.tell_followers(self._visit.wall, self._now)
         more |= self._is_more(groups, waits)
         return Claimed(
             jobs=self._claimed,
@@ -119,8 +121,18 @@ class Claiming:
 
     def _set_timers(self) -> None:
         for bucket in self._touched:
+            if bucket.waiters and bucket.closed_until <= self._now:
+                for batch in batches_of(bucket.permits):
+                    self._let_in(bucket, batch)
             self._lanes.set_timer(bucket, self._now)
         self._touched.clear()
+
+    def _let_in(self, bucket: Bucket[Lane], batch: str) -> None:
+        """All lanes of a batch that holds a permit may go: it comes back only when all its jobs are final."""
+        own = [lane for waiters in bucket.waiters.values() for lane in waiters.line if batch in lane.variant]
+        for lane in own:
+            self._lanes.leave_bucket(lane)
+            self._lanes.make_due(lane, lane.since)
 
     def _undo(self, ungated: Mapping[str, list[Job[Lane]]]) -> None:
         """A rule has broken: who was looked at is in line again, and nothing is charged to anybody."""
@@ -142,6 +154,7 @@ class Claiming:
         for queue, jobs in ungated.items():
             self._lanes.queues[queue].open.put_back(jobs)
         self._drop_late()
+        self._jobs.tell_followers(self._visit.wall, self._now)
 
     def _next_lanes(self, groups: Sequence[Group[Lane]], left: Mapping[str, int], visits: dict[str, int]) -> list[Lane]:
         """As many lanes as can be expected to use up the room that is left; `visits` is how many may be looked at."""
@@ -345,6 +358,7 @@ class Claiming:
                     elsewhere,
                     new.headers,
                     new.options,
+                    new.origin,
                 )
             )
         lane.waiting -= len(jobs)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from headgate.jobs.job import Draw, JobState
+from headgate.jobs.uniqueness import key_of
+from headgate.limits.concurrency import batches_of
+from headgate.limits.rule import NEVER
+from headgate.storage.live_rules import LiveRules
 from headgate.storage.memory.bucket import Bucket
-from headgate.storage.memory.job import RUNNING, WAITING
+from headgate.storage.memory.job import RUNNING, WAITING, Job
 from headgate.storage.memory.jobs import Jobs
 from headgate.storage.memory.lane import Lane
 from headgate.storage.memory.lanes import Lanes
@@ -20,7 +24,9 @@ def contradictions(jobs: Jobs, lanes: Lanes, nodes: Mapping[str, Node]) -> Itera
     running: dict[Lane, int] = {}
     for job in jobs.by_id.values():
         found[job.new.queue][job.state] += 1
-        if not job.state.is_final:
+        if job.is_blocked:
+            yield from _blocked_contradictions(jobs, job)
+        elif not job.state.is_final:
             lane = job.lane
             if lanes.queues[job.new.queue].lanes.get((lane.draws, lane.variant)) is not lane:
                 yield f"job {job.id} is {job.state}, and its lane is gone"
@@ -33,10 +39,14 @@ def contradictions(jobs: Jobs, lanes: Lanes, nodes: Mapping[str, Node]) -> Itera
             node = None if job.node is None else nodes.get(job.node)
             if node is None or node.running.get(job.id) is not job:
                 yield f"job {job.id} is running, and no node owns it"
+        key = key_of(job.new)
+        if key is not None and job.state.is_final is any(job is each for each in jobs.under_key.get(key, ())):
+            yield f"job {job.id} is {job.state}, and is among those that stand under {key}, or the other way round"
         if bool(job.held) != (jobs.holders.jobs.get(job.id) is job):
             yield f"job {job.id} holds {job.held:b}, and is not among those that hold permits, or the other way round"
         if job.state.is_final != (job.finished_at is not None):
             yield f"job {job.id} is {job.state}, and finished_at is {job.finished_at}"
+    yield from jobs.schedules.contradictions(jobs.by_id.values())
     for node in nodes.values():
         for id, job in node.running.items():
             if job.state is not RUNNING or job.node != node.id:
@@ -47,13 +57,17 @@ def contradictions(jobs: Jobs, lanes: Lanes, nodes: Mapping[str, Node]) -> Itera
                 yield f"queue {queue.name} counts {queue.tally.number(state)} {state} jobs and has {count}"
         for lane in queue.lanes.values():
             yield from _lane_contradictions(lanes, lane, waiting.get(lane, 0), running.get(lane, 0))
+    for key, standing in jobs.under_key.items():
+        if sum(job.state is WAITING for job in standing) > 1:
+            yield f"{[job.id for job in standing]} wait under {key}"
+    yield from _batch_contradictions(jobs, lanes.buckets.values())
     users = _users(lanes)
     holds = _holds(jobs)
     for bucket in lanes.buckets.values():
         if bucket.users != users.get(bucket, 0):
             yield f"bucket {bucket.draw} counts {bucket.users} users and has {users.get(bucket, 0)}"
         yield from _bucket_contradictions(bucket)
-        yield from _permit_contradictions(bucket, holds.pop(bucket.draw, {}))
+        yield from _permit_contradictions(bucket, holds.pop(bucket.draw, {}), lanes.settings.live)
     for draw, holders in holds.items():
         yield f"{holders} hold permits of a bucket {draw} that was forgotten"
 
@@ -89,6 +103,34 @@ def _lane_contradictions(lanes: Lanes, lane: Lane, waiting: int, running: int) -
         yield f"{lane} sleeps until {lane.wakes_at}; its earliest job is at {lane.earliest()}"
 
 
+def _blocked_contradictions(jobs: Jobs, job: Job[Lane]) -> Iterator[str]:
+    leader = job.leader
+    if job.state is not WAITING or leader is None or job not in jobs.following.blocked_by(leader):
+        yield f"job {job.id} is blocked, and is {job.state} or nobody's follower"
+        return
+    other, batch = jobs.by_id.get(leader), jobs.following.batches.get(leader)
+    if (other is None or other.state.is_final) and (batch is None or not batch.pending):
+        yield f"job {job.id} is blocked, and {leader}, which it follows, is final"
+
+
+def _batch_contradictions(jobs: Jobs, buckets: Iterable[Bucket[Lane]]) -> Iterator[str]:
+    pending: dict[str, int] = {}
+    for job in jobs.by_id.values():
+        if job.batch is not None:
+            pending[job.batch] = pending.get(job.batch, 0) + (not job.state.is_final)
+    for bucket in buckets:
+        for id in batches_of(bucket.permits):
+            holder = jobs.following.batches.get(id)
+            if holder is None or not holder.pending:
+                yield f"bucket {bucket.draw} is held by batch {id}, which is final"
+    for batch in jobs.following.batches.values():
+        found = pending.get(batch.id, 0)
+        if batch.pending != found:
+            yield f"batch {batch.id} counts {batch.pending} pending jobs and has {found}"
+    if jobs.following.ended:
+        yield f"{len(jobs.following.ended)} jobs have ended, and their followers were not told"
+
+
 def _users(lanes: Lanes) -> dict[Bucket[Lane], int]:
     """How many lanes draw on each bucket, and for how many other buckets it keeps the state."""
     drawn = [bucket for queue in lanes.queues.values() for lane in queue.lanes.values() for bucket in lane.own_buckets]
@@ -113,13 +155,16 @@ def _holds(jobs: Jobs) -> dict[Draw, dict[str, int]]:
     return holds
 
 
-def _permit_contradictions(bucket: Bucket[Lane], holders: dict[str, int]) -> Iterator[str]:
+def _permit_contradictions(bucket: Bucket[Lane], holders: dict[str, int], rules: LiveRules) -> Iterator[str]:
     permits = bucket.permits
-    uses = {holder: hold.uses for holder, hold in permits.holders.items()}
+    # A batch keeps its permit when none of its jobs uses it.
+    uses = {holder: hold.uses for holder, hold in permits.holders.items() if hold.uses}
     if uses != holders:
         yield f"bucket {bucket.draw} is held by {uses}, and jobs hold {holders}"
     if permits.held != sum(hold.cost for hold in permits.holders.values()):
         yield f"bucket {bucket.draw} counts {permits.held} permits and gave {permits.holders}"
+    if bucket.opens_at == NEVER and not permits.holders and not rules.is_paused(bucket.draw):
+        yield f"bucket {bucket.draw} opens when a permit comes back, and nobody holds one"
 
 
 def _bucket_contradictions(bucket: Bucket[Lane]) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.terms import without
-from headgate.limits.concurrency import Semaphore
+from headgate.limits.concurrency import OF_BATCH, Semaphore, batches_of
 from headgate.storage.memory.job import RUNNING, Job
 from headgate.storage.memory.lane import Lane
 from headgate.storage.memory.lanes import Lanes
@@ -45,6 +47,15 @@ class Holders:
                 if drawn:
                     found.append((job, drawn))
         return found
+
+    def give_up(self, batch: str, draws: Iterable[Draw], now: int) -> None:
+        """A batch is final: it holds nothing any more."""
+        for draw in draws:
+            bucket = self._lanes.bucket(draw)
+            if batch in batches_of(bucket.permits):
+                bucket.state = Semaphore.release(bucket.permits, OF_BATCH + batch)
+                self._lanes.reopen(bucket, now)
+                self._lanes.list_unused(bucket)
 
     def give(self, job: Job[Lane], given: int, now: int) -> None:
         """Take permits from a job; whoever waits for one is looked at by the next claim."""

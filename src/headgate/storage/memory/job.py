@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
-from headgate.jobs.job import Attempt, JobError, JobState, NewJob
+from headgate.jobs.job import Attempt, JobError, JobState, NewJob, Progress
 from headgate.storage.admission import Ask, ask_of
 
 WAITING = JobState.WAITING
@@ -29,7 +29,7 @@ class Job(Generic[L]):
     """A job with the state it is in and what became of its attempts.
 
     `version` is 0 in the fifo that it arrived in, and grows each time it is placed elsewhere. `lane` is the one it
-    waits or runs in; a final job names the open lane of its queue, so that its own can be forgotten.
+    waits or runs in; a final or blocked job names the open lane of its queue, so that its own can be forgotten.
 
     `deadline` is the earlier of `expires_at` and `give_up_at`. `held` and `passed` are sets of its draws: bit `i` is
     the i-th. `charged_at`, `uncharged` and `settled` are its last start, `starts` those of the attempts that ended.
@@ -49,11 +49,13 @@ class Job(Generic[L]):
         "finished_at",
         "give_up_at",
         "held",
+        "is_blocked",
         "lane",
         "lost",
         "new",
         "node",
         "passed",
+        "progress",
         "result",
         "run_at",
         "seq",
@@ -71,6 +73,7 @@ class Job(Generic[L]):
         self.lane = lane
         self.version = 0
         self.state = WAITING
+        self.is_blocked = False
         self.run_at = new.run_at
         self.delayed = new.delayed
         self.deadline: int | None = None
@@ -89,6 +92,7 @@ class Job(Generic[L]):
         self.settled: tuple[int, ...] | None = None
         self.cancel_requested = False
         self.result: str | None = None
+        self.progress: Progress | None = None
         self.error: JobError | None = None
         self.attempts: list[Attempt] | None = None
         self.starts: list[Start] | None = None
@@ -102,6 +106,17 @@ class Job(Generic[L]):
     @property
     def id(self) -> str:
         return self.new.id
+
+    @property
+    def leader(self) -> str | None:
+        """What it follows."""
+        origin = self.new.origin
+        return None if origin is None else origin.follows
+
+    @property
+    def batch(self) -> str | None:
+        origin = self.new.origin
+        return None if origin is None else origin.batch
 
     @property
     def passes(self) -> int:

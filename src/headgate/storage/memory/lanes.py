@@ -171,10 +171,10 @@ class Lanes:
             if bucket.draw.limit == limit and (key is None or bucket.draw.key == key):
                 self.reopen(bucket, now)
 
-    def forget(self, limit: str) -> None:
-        """Forget what is set about a limit and its buckets. Raises LimitInUse while jobs need it."""
+    def forget(self, limit: str, blocked: int) -> None:
+        """Forget what is set about a limit and its buckets. Raises LimitInUse while jobs need it, also blocked ones."""
         own = [bucket for bucket in self.buckets.values() if bucket.draw.limit == limit]
-        waiting = sum(
+        waiting = blocked + sum(
             lane.waiting
             for queue in self.queues.values()
             for lane in queue.lanes.values()

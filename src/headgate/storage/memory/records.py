@@ -13,7 +13,7 @@ from headgate.storage.memory.bucket import Bucket
 from headgate.storage.memory.job import RUNNING, SUCCEEDED, WAITING, Job
 from headgate.storage.memory.lane import Lane
 from headgate.storage.memory.lanes import Lanes
-from headgate.storage.protocol import BucketRecord, JobFilter, RecordedStart, Standing
+from headgate.storage.protocol import BucketRecord, RecordedStart, Standing
 
 FARTHEST_PLACE = 100_000
 
@@ -24,7 +24,7 @@ def job_record(job: Job[Lane], wall: int, now: int) -> JobRecord:
     throttled_until: int | None = None
     waits_for: Draw | None = None
     lane_waiting = 0
-    if job.state is WAITING:
+    if job.state is WAITING and not job.is_blocked:
         lane = job.lane
         lane_waiting = lane.waiting
         if lane.behind is not None and lane.behind.opens_at is not None and lane.behind.opens_at > now:
@@ -62,6 +62,11 @@ def job_record(job: Job[Lane], wall: int, now: int) -> JobRecord:
         job.held,
         job.charged_at,
         job.uncharged,
+        new.unique_key,
+        new.origin,
+        new.audit,
+        job.progress,
+        job.is_blocked,
     )
 
 
@@ -136,22 +141,6 @@ def recorded_starts(job: Job[Lane], limit: str, key: str | None, since: int) -> 
                 if start.charged_at >= since and not start.uncharged >> index & 1:
                     costs = new.costs if start.settled is None else start.settled
                     yield RecordedStart(draw.key, start.charged_at, 1 if costs is None else costs[index])
-
-
-def passes_filter(filter: JobFilter, job: Job[Lane]) -> bool:
-    new = job.new
-    return (
-        (filter.state is None or job.state is filter.state)
-        and (filter.queue is None or new.queue == filter.queue)
-        and (filter.task is None or new.task == filter.task)
-        and (
-            (filter.limit is None and filter.key is None)
-            or any(
-                (filter.limit is None or draw.limit == filter.limit) and (filter.key is None or draw.key == filter.key)
-                for draw in new.draws
-            )
-        )
-    )
 
 
 def _place(job: Job[Lane]) -> int | None:

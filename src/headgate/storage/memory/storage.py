@@ -5,7 +5,8 @@ Each decides and writes synchronously, so no other coroutine ever sees half of o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
 from typing import Any
@@ -14,9 +15,13 @@ from msgspec.structs import replace
 
 from headgate.clock import Clock
 from headgate.errors import IllegalTransition
+from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
+from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import GatedJob, Regated
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
-from headgate.jobs.lifecycle import Ending, is_poisonous, require_transition
+from headgate.jobs.lifecycle import Ending, is_poisonous, require_scheduled, require_transition
+from headgate.jobs.report import LogLine, Report
+from headgate.limits.concurrency import without_unused
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
 from headgate.storage.endings import poison_error
@@ -29,6 +34,7 @@ from headgate.storage.memory.job import CANCELLED, FAILED, RUNNING, WAITING, Job
 from headgate.storage.memory.jobs import Jobs
 from headgate.storage.memory.lane import Lane
 from headgate.storage.memory.lanes import Lanes
+from headgate.storage.memory.listing import passes_filter, view_of
 from headgate.storage.memory.node import Node
 from headgate.storage.memory.notes import Notes
 from headgate.storage.memory.records import (
@@ -37,11 +43,14 @@ from headgate.storage.memory.records import (
     is_used,
     job_record,
     outlook,
-    passes_filter,
     recorded_starts,
     standing,
 )
+from headgate.storage.memory.schedules import is_open
+from headgate.storage.memory.trail import Trail
+from headgate.storage.memory.unique import add_unique
 from headgate.storage.protocol import (
+    FINAL_STATES,
     Amendment,
     Beat,
     BucketRecord,
@@ -58,7 +67,9 @@ from headgate.storage.protocol import (
     RecordedStart,
     Recovered,
     Standing,
+    WaitingCount,
 )
+from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 
 
 class MemoryStorage:
@@ -73,6 +84,7 @@ class MemoryStorage:
         self._nodes: dict[str, Node] = {}
         self._notes = Notes()
         self._gates = Gates()
+        self._trail = Trail()
         self._wakes: list[Callable[[], None]] = []
 
     async def open(self) -> None:
@@ -98,9 +110,15 @@ class MemoryStorage:
         self._last_limit_time = max(self._last_limit_time, now)
         return self._last_limit_time
 
-    async def add(self, jobs: Sequence[NewJob]) -> None:
-        self._jobs.add(jobs, self.limit_now())
+    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
+        now, wall = self.limit_now(), self._clock.now()
+        others: Mapping[str, str] = {}
+        if any(job.unique_key is not None for job in jobs):
+            others = add_unique(self._jobs, jobs, now, batches, wall)
+        else:
+            self._jobs.add(jobs, now, batches, wall)
         self._wake()
+        return others
 
     async def claim(self, claim: Claim) -> Claimed:
         node = self._nodes.get(claim.node)
@@ -114,11 +132,13 @@ class MemoryStorage:
         return claimed
 
     async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool]:
-        owner = self._nodes.get(node)
-        if owner is None:
-            return [False] * len(endings)
         wall, now = self._clock.now(), self.limit_now()
-        written = [self._jobs.finish(owner, ending, wall, now) for ending in endings]
+        owner = self._nodes.get(node)
+        written = [
+            (owner is not None and self._jobs.finish(owner, ending, wall, now)) or self._jobs.has_ended(node, ending)
+            for ending in endings
+        ]
+        self._jobs.tell_followers(wall, now)
         self._wake()
         return written
 
@@ -138,20 +158,24 @@ class MemoryStorage:
         if is_refunded:
             self._wake()
 
-    async def cancel(self, job_id: str) -> JobState | None:
+    async def cancel(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         job = self._jobs.by_id.get(job_id)
         if job is None:
             return None
         before = job.state
+        if not before.is_final:
+            self._trail.note(deed, self._clock.now(), job)
         if before is WAITING:
-            self._jobs.stop_waiting(job, CANCELLED, self._clock.now(), self.limit_now(), error=job.error)
+            wall, now = self._clock.now(), self.limit_now()
+            self._jobs.stop_waiting(job, CANCELLED, wall, now, error=job.error)
+            self._jobs.tell_followers(wall, now)
             self._wake()
         elif before is RUNNING:
             job.cancel_requested = True
             self._wake()
         return before
 
-    async def retry(self, job_id: str) -> JobState | None:
+    async def retry(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         job = self._jobs.by_id.get(job_id)
         if job is None:
             return None
@@ -159,19 +183,62 @@ class MemoryStorage:
         if not before.is_final:
             raise IllegalTransition(f"job {job_id} is {before}; only a failed or cancelled job can be retried")
         require_transition(before, WAITING)
-        job.lane.tally.count(before, -1)
-        job.attempt = job.lost = job.passed = 0
+        # What is refused changes nothing.
+        self._jobs.require_leader(job)
+        self._jobs.require_place(job)
+        self._jobs.schedules.note_retry(job)
         job.run_at = wall = self._clock.now()
         job.delayed = False
-        job.finished_at = job.result = job.expires_at = None
-        self._jobs.wait_elsewhere(job, wall)
-        self._jobs.wait(job, self.limit_now())
+        job.progress = None
+        self._trail.note(deed, wall, job)
+        self._jobs.retry(job, wall, self.limit_now())
         self._wake()
         return before
+
+    async def run_now(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
+        job = self._jobs.by_id.get(job_id)
+        if job is None:
+            return None
+        wall = self._clock.now()
+        require_scheduled(
+            job_id,
+            job.state,
+            is_ahead=job.delayed and job.run_at > wall,
+            follows=job.leader if job.is_blocked else None,
+        )
+        self._jobs.be_ready(job, wall, self.limit_now())
+        self._trail.note(deed, wall, job)
+        self._wake()
+        return job.state
+
+    async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool]:
+        return [self._report(node, report, most_lines) for report in reports]
+
+    def _report(self, node: str, report: Report, most_lines: int) -> bool:
+        job = self._jobs.by_id.get(report.id)
+        if job is None or job.state is not RUNNING or (job.node, job.fence) != (node, report.fence):
+            return False
+        if report.progress is not None:
+            job.progress = report.progress
+        self._trail.keep_lines(report, most_lines)
+        return True
+
+    async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
+        return self._trail.lines(job_id, after, count, newest=newest)
+
+    async def note(self, deed: Deed) -> None:
+        self._trail.note(deed, self._clock.now())
+
+    async def audit_log(self, filter: AuditFilter) -> Sequence[AuditEntry]:
+        return list(islice(self._trail.entries(filter), filter.count))
 
     async def job(self, job_id: str) -> JobRecord | None:
         job = self._jobs.by_id.get(job_id)
         return None if job is None else self._record(job)
+
+    async def batch(self, batch_id: str) -> BatchRecord | None:
+        batch = self._jobs.following.batches.get(batch_id)
+        return None if batch is None else batch.record()
 
     async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         found = (self._jobs.by_id.get(id) for id in job_ids)
@@ -182,13 +249,24 @@ class MemoryStorage:
         return () if job is None or job.attempts is None else tuple(job.attempts)
 
     async def jobs(self, filter: JobFilter) -> Sequence[JobRecord]:
-        page: list[JobRecord] = []
-        for job in self._jobs.newest_first(filter.before):
-            if len(page) >= filter.count:
-                break
-            if passes_filter(filter, job):
-                page.append(self._record(job))
-        return page
+        return [self._record(job) for job in islice(self._passing(filter), filter.count)]
+
+    async def count_jobs(self, filter: JobFilter, most: int) -> int:
+        return sum(1 for _ in islice(self._passing(filter), most))
+
+    def _passing(self, filter: JobFilter) -> Iterator[Job[Lane]]:
+        wall, now = self._clock.now(), self.limit_now()
+        if filter.oldest_first:
+            jobs = self._jobs.oldest_first(filter.cursor or "")
+        else:
+            jobs = self._jobs.newest_first(filter.cursor)
+        return (job for job in jobs if passes_filter(filter, job, wall, now))
+
+    async def waiting(self, most: int = 100_000) -> Sequence[WaitingCount]:
+        wall, now = self._clock.now(), self.limit_now()
+        waiting = islice((job for job in self._jobs.by_id.values() if job.state is WAITING), most)
+        found = Counter((job.new.queue, job.new.task, view_of(job, wall, now)) for job in waiting)
+        return [WaitingCount(queue, task, view, jobs) for (queue, task, view), jobs in sorted(found.items())]
 
     async def counts(self) -> Sequence[QueueCounts]:
         tallies = ((name, queue.tally) for name, queue in sorted(self._lanes.queues.items()))
@@ -206,16 +284,23 @@ class MemoryStorage:
             if queue.tally.waiting or queue.paused_at is not None
         ]
 
-    async def pause_queue(self, queue: str) -> bool:
+    async def backlog(self, queue: str) -> int:
+        found = self._lanes.queues.get(queue)
+        return 0 if found is None else sum(lane.waiting for lane in found.lanes.values())
+
+    async def pause_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
         found = self._lanes.queue(queue)
         if found.paused_at is not None:
             return False
+        self._trail.note(deed, self._clock.now())
         found.paused_at = self._clock.now()
         return True
 
-    async def resume_queue(self, queue: str) -> bool:
+    async def resume_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
         found = self._lanes.queue(queue)
         was_paused = found.paused_at is not None
+        if was_paused:
+            self._trail.note(deed, self._clock.now())
         found.paused_at = None
         self._wake()
         return was_paused
@@ -237,7 +322,9 @@ class MemoryStorage:
 
     async def standing(self, job_id: str) -> Standing | None:
         job = self._jobs.by_id.get(job_id)
-        return standing(self._lanes, job) if job is not None and job.state is WAITING else None
+        if job is None or job.state is not WAITING or job.is_blocked:
+            return None
+        return standing(self._lanes, job)
 
     async def outlook(self, queue: str, draws: Sequence[Draw], variant: str = "") -> Standing:
         return outlook(self._lanes, queue, tuple(draws), variant)
@@ -262,7 +349,7 @@ class MemoryStorage:
             for job in self._jobs.oldest_first(after)
             if job.state is WAITING
             and job.new.task in tasks
-            and (unknown_to is None or any(draw.limit not in unknown_to for draw in job.lane.draws))
+            and (unknown_to is None or any(draw.limit not in unknown_to for draw in _asked(job)))
         )
         return list(islice(wanted, count))
 
@@ -274,18 +361,23 @@ class MemoryStorage:
     async def settings(self) -> Sequence[LimitSetting]:
         return self._lanes.settings.all()
 
-    async def change(self, setting: LimitSetting, *, remove: bool = False) -> None:
+    async def change(self, setting: LimitSetting, *, remove: bool = False, deed: Deed | None = None) -> None:
+        self._trail.note(deed, self._clock.now())
         self._lanes.settings.change(setting, remove=remove)
         self._lanes.reopen_limit(setting.limit, setting.target if setting.scope == "key" else None, self.limit_now())
         self._wake()
 
-    async def penalize(self, draw: Draw, until: int) -> None:
+    async def penalize(self, draw: Draw, until: int, *, deed: Deed | None = None) -> None:
+        self._trail.note(deed, self._clock.now())
         self._lanes.bucket(draw).penalize(until)
 
-    async def reset(self, draw: Draw) -> int:
+    async def reset(self, draw: Draw, *, deed: Deed | None = None) -> int:
+        self._trail.note(deed, self._clock.now())
         now = self.limit_now()
         self._jobs.take_back(draw, now)
         bucket = self._lanes.bucket(draw)
+        if bucket.permits.holders:
+            bucket.state = without_unused(bucket.permits)
         held = bucket.permits.held
         bucket.renew(keep_state=held > 0)
         self._lanes.reopen_limit(draw.limit, draw.key or None, now)
@@ -329,22 +421,64 @@ class MemoryStorage:
         bucket.state = replace(balance, left=0)
         return balance.left
 
-    async def forget(self, limit: str) -> None:
-        self._lanes.forget(limit)
+    async def forget(self, limit: str, *, deed: Deed | None = None) -> None:
+        blocked = sum(
+            job.is_blocked and any(draw.limit == limit for draw in job.new.draws) for job in self._jobs.by_id.values()
+        )
+        self._lanes.forget(limit, blocked)
+        self._trail.note(deed, self._clock.now())
+
+    # ------------------------------------------------------------------------------------------ schedules
+
+    async def put_schedule(self, record: ScheduleRecord, *, replaces: int | None, anew: bool = False) -> bool:
+        open_jobs = sum(is_open(job, record.name) for job in self._jobs.by_id.values()) if replaces is None else 0
+        written = self._jobs.schedules.put(record, replaces, open_jobs, anew=anew)
+        self._wake()
+        return written
+
+    async def take_over_schedule(self, record: ScheduleRecord, *, was: str, replaces: int) -> bool:
+        written = self._jobs.schedules.take_over(record, was, replaces, self._jobs.by_id.values())
+        self._wake()
+        return written
+
+    async def schedules(
+        self, *, name: str | None = None, after: str = "", count: int = 1000
+    ) -> Sequence[ScheduleRecord]:
+        return self._jobs.schedules.page(name, after, count)
+
+    async def due_schedules(
+        self, tasks: frozenset[str], *, unable: frozenset[str] = frozenset(), count: int = 100
+    ) -> DueSchedules:
+        return self._jobs.schedules.due(self._clock.now(), tasks, unable, count)
+
+    async def overdue_schedules(
+        self, tasks: frozenset[str], *, before: int, unable: frozenset[str] = frozenset(), count: int = 100
+    ) -> Sequence[ScheduleRecord]:
+        return self._jobs.schedules.overdue(tasks, before, unable, count)
+
+    async def schedules_formerly(self, name: str) -> Sequence[ScheduleRecord]:
+        return self._jobs.schedules.formerly(name)
+
+    async def fire(self, fired: Sequence[Fired]) -> Sequence[bool]:
+        written = [self._jobs.schedules.is_unchanged(each) for each in fired]
+        for each, is_unchanged in zip(fired, written, strict=True):
+            if is_unchanged:
+                self._jobs.add(each.jobs, self.limit_now())
+                self._jobs.schedules.advance(each)
+        self._wake()
+        return written
+
+    async def remove_schedule(self, name: str) -> bool:
+        return self._jobs.schedules.by_name.pop(name, None) is not None
 
     # ---------------------------------------------------------------------------------------------- nodes
 
     async def nodes(self) -> Sequence[NodeRecord]:
         return [node.record() for node in self._nodes.values()]
 
-    async def join(self, node: str, name: str) -> None:
-        wall = self._clock.now()
-        known = self._nodes.get(node)
-        if known is None:
-            self._nodes[node] = Node(node, name, wall)
-        else:
-            known.name, known.beat_at = name, wall
-            known.beat += 1
+    async def join(self, node: str, name: str, *, queues: Mapping[str, int] | None = None, version: str = "") -> None:
+        if node not in self._nodes:
+            self._nodes[node] = Node(node, name, self._clock.now(), queues or {}, version)
 
     async def beat(self, node: str) -> Beat:
         known = self._nodes.get(node)
@@ -370,11 +504,11 @@ class MemoryStorage:
             return Recovered()
         wall, now = self._clock.now(), self.limit_now()
         returned: list[str] = []
-        for job in gone.running.values():
+        for job in sorted(gone.running.values(), key=lambda job: job.seq):
             self._jobs.keep_attempt(job, "interrupted", None, wall)
-            job.attempt -= 1
-            if self._jobs.wait_or_cancel(job, wall, now):
+            if self._jobs.wait_or_cancel(job, wall, now, is_unspent=True):
                 returned.append(job.id)
+        self._jobs.tell_followers(wall, now)
         self._wake()
         return Recovered(returned)
 
@@ -386,7 +520,7 @@ class MemoryStorage:
         wall, now = self._clock.now(), self.limit_now()
         returned: list[str] = []
         poisonous: list[str] = []
-        for job in dead.running.values():
+        for job in sorted(dead.running.values(), key=lambda job: job.seq):
             self._jobs.keep_attempt(job, "lost", None, wall)
             job.lost += 1
             if is_poisonous(job.lost) and not job.cancel_requested:
@@ -395,17 +529,26 @@ class MemoryStorage:
                 poisonous.append(job.id)
             elif self._jobs.wait_or_cancel(job, wall, now):
                 returned.append(job.id)
+        self._jobs.tell_followers(wall, now)
         self._wake()
         return Recovered(returned, poisonous)
 
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
-        dropped = self._jobs.expire(self._clock.now(), self.limit_now(), count)
+        wall, now = self._clock.now(), self.limit_now()
+        dropped = self._jobs.expire(wall, now, count)
+        self._jobs.tell_followers(wall, now)
         if dropped:
             self._wake()
         return dropped
 
-    async def prune(self, finished_before: int, count: int = 1000) -> int:
-        return self._jobs.prune(finished_before, self.limit_now(), count)
+    async def prune(self, finished_before: int, count: int = 1000, states: frozenset[JobState] = FINAL_STATES) -> int:
+        pruned = self._jobs.prune(finished_before, self.limit_now(), count, states)
+        for job_id in pruned:
+            self._trail.forget(job_id)
+        return len(pruned)
+
+    async def prune_audit(self, before: int, count: int = 1000) -> int:
+        return self._trail.prune(before, count)
 
     async def evict(self, count: int = 1000) -> int:
         now = self.limit_now()
@@ -420,6 +563,11 @@ class MemoryStorage:
     def _wake(self) -> None:
         for wake in tuple(self._wakes):
             wake()
+
+
+def _asked(job: Job[Lane]) -> Sequence[Draw]:
+    """The draws that it asks for when it starts next."""
+    return job.new.draws if job.is_blocked else job.lane.draws
 
 
 def _most_waiting_first(record: BucketRecord) -> tuple[bool, int, tuple[str, str]]:

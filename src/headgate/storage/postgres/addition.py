@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import JobState, NewJob
+from headgate.storage.following import Place
 from headgate.storage.postgres.arrivals import Lane
 from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.following import places_of, store_ties
 from headgate.storage.postgres.rows import as_json, optional_json
 
 
-async def add_jobs(session: Session, jobs: Sequence[NewJob], limit_now: int) -> None:
-    """Store waiting jobs, and rejected ones as final; those that are stored already stay as they are."""
+async def add_jobs(
+    session: Session, jobs: Sequence[NewJob], limit_now: int, batches: Sequence[NewBatch] = (), now: int = 0
+) -> None:
+    """Store waiting jobs, and rejected ones as final; those that are stored already stay as they are.
+
+    Batches are stored at wall time `now`. Jobs that follow others lock these until the end of the transaction.
+    """
+    if not batches and all(job.origin is None for job in jobs):
+        await _insert(session, jobs, {}, limit_now)
+        return
+    async with session.transaction():
+        await add_tied(session, jobs, limit_now, batches, now)
+
+
+async def add_tied(
+    session: Session, jobs: Sequence[NewJob], limit_now: int, batches: Sequence[NewBatch] = (), now: int = 0
+) -> None:
+    """The same for any jobs, inside a transaction."""
+    placed = await places_of(session, jobs, batches)
+    await _insert(session, jobs, placed, limit_now)
+    await store_ties(session, jobs, batches, placed, now)
+
+
+async def _insert(session: Session, jobs: Sequence[NewJob], placed: Mapping[str, Place], limit_now: int) -> None:
     if not jobs:
         return
     lanes = [Lane(job.queue, job.draws, job.variant) for job in jobs]
     known = {lane.id: lane for lane in lanes}
+    # Each array costs a little to send, and most jobs need none of the rest.
+    rest: dict[str, Any] = {}
+    if not all(job.is_plain for job in jobs):
+        rest = {
+            "unique_keys": [job.unique_key for job in jobs],
+            "origins": [optional_json(job.origin) for job in jobs],
+            "audits": [int(job.audit) for job in jobs],
+        }
     await session.execute(
-        "add_jobs",
+        "add_jobs_in_full" if rest else "add_jobs",
         ids=[job.id for job in jobs],
         tasks=[job.task for job in jobs],
         queues=[job.queue for job in jobs],
@@ -33,18 +67,22 @@ async def add_jobs(session: Session, jobs: Sequence[NewJob], limit_now: int) -> 
         headers=[optional_json(job.headers) for job in jobs],
         options=[optional_json(job.options) for job in jobs],
         terms=[optional_json(job.terms) for job in jobs],
-        give_up_at=[job.give_up_at for job in jobs],
-        states=[_state(job) for job in jobs],
-        errors=[optional_json(job.rejection) for job in jobs],
+        give_up_at=[job.give_up_at if _state(job, placed) == "waiting" else None for job in jobs],
+        states=[_state(job, placed) for job in jobs],
+        errors=[optional_json(placed[job.id].error if job.id in placed else job.rejection) for job in jobs],
         limit_now=limit_now,
         lane_ids=list(known),
         lane_queues=[lane.queue for lane in known.values()],
         lane_draws=[as_json(lane.draws) for lane in known.values()],
         lane_variants=[lane.variant for lane in known.values()],
+        **rest,
     )
 
 
-def _state(job: NewJob) -> JobState:
+def _state(job: NewJob, placed: Mapping[str, Place]) -> str:
+    place = placed.get(job.id)
+    if place is not None:
+        return "blocked" if place.is_blocked else place.state
     if job.rejection is None:
         return JobState.WAITING
     return JobState.CANCELLED if job.terms is not None and job.terms.cancels else JobState.FAILED

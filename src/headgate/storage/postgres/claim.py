@@ -16,208 +16,44 @@ What keeps it exact:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
-from headgate.jobs.job import Draw, JobOptions
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.job import Draw
 from headgate.storage.admission import RowId
-from headgate.storage.claiming import EXPIRED_A_VISIT, ClaimPlan, Head, LaneRow, Move, Visit
-from headgate.storage.postgres.arrivals import merge
+from headgate.storage.claiming import ClaimPlan, Head, LaneRow, Move, Visit
+from headgate.storage.following import Ended
 from headgate.storage.postgres.bucket_views import BucketViews, ensure_rows, lock_buckets
-from headgate.storage.postgres.database import Database, Session
+from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.floors import Floors
-from headgate.storage.postgres.limit_time import correct_limit_time
+from headgate.storage.postgres.following import tell_followers
+from headgate.storage.postgres.heads import head_of
+from headgate.storage.postgres.look import Look, decode_lanes
 from headgate.storage.postgres.permits import give_permits
-from headgate.storage.postgres.rows import BucketRow, bucket_id, drawn, lane_id, optional_json
+from headgate.storage.postgres.rows import bucket_id, drawn, lane_id, optional_json
 from headgate.storage.postgres.server_time import StoreTime
 from headgate.storage.postgres.settings import CachedRules
-from headgate.storage.postgres.waiting import Waiting
 from headgate.storage.protocol import Claim, Claimed, Dropped
-
-MERGE_EVERY = SECOND
-"""How often counts are brought up to date at least, where no lane waits for it."""
 
 SOON = SECOND // 50
 """When to look again for what another node holds at this moment."""
 
-_TRIES = 5
+TRIES = 5
+"""How often a claim begins anew that others have overtaken, before it leaves it to the next."""
 
 
-class _Ungated(msgspec.Struct, array_like=True):
-    """What the look saw in a lane without draws: jobs that are ready, those that were delayed and are due, …"""
-
-    ready: int
-    ripe: int
-    next_wake: int | None
-    unknown: list[str]
-
-    @property
-    def has_any(self) -> bool:
-        """Whether there may be a job to take. Unknown ones may stand in front of it."""
-        return bool(self.ready or self.ripe or self.unknown)
-
-
-_decode_buckets = msgspec.json.Decoder(list[BucketRow]).decode
-_decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
-_decode_ungated = msgspec.json.Decoder(list[_Ungated]).decode
-_decode_draws = msgspec.json.Decoder(tuple[Draw, ...]).decode
-_decode_costs = msgspec.json.Decoder(tuple[int, ...]).decode
-_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
-_decode_options = msgspec.json.Decoder(JobOptions).decode
-_decode_terms = msgspec.json.Decoder(GateTerms).decode
-
-
-class _Overtaken(Exception):
+class Overtaken(Exception):
     """Something that the claim had read was changed before it was written; it begins anew."""
 
 
-class _Look:
-    """What a claim starts from, read without locks."""
-
-    def __init__(self, row: Any, queues: Sequence[str]) -> None:
-        self.now: int = row["now"]
-        self.limit_now: int = row["limit_now"]
-        self.ahead: int = row["ahead"]
-        self.has_joined: bool = row["has_joined"]
-        self.paused = frozenset(row["paused"])
-        self.revision: int = row["revision"]
-        self.has_arrivals: bool = row["has_arrivals"]
-        self.has_expired: bool = row["has_expired"]
-        self.opened = _decode_buckets(row["opened"])
-        self.due = _decode_lanes(row["due"])
-        self.woken = _decode_lanes(row["woken"])
-        self.behind: list[LaneRow] = []
-        self.ungated = dict(zip(queues, _decode_ungated(row["ungated"]), strict=True))
-        self.next_bucket: int | None = row["next_bucket"]
-        self.next_wake: int | None = row["next_wake"]
+LookAgain = Callable[[], Awaitable[Look | None]]
+"""Looks once more, only for what this node can do something with; None if the time had stepped, which is made good."""
 
 
-class Claimer:
-    """Makes the claims of one process."""
-
-    def __init__(self, database: Database, time: StoreTime, clock: Clock, live: CachedRules) -> None:
-        self._database = database
-        self._time = time
-        self._clock = clock
-        self._live = live
-        self._expects_arrivals = True
-        self._merged_at = 0
-        self._last_place = 0
-        self._paused: frozenset[str] = frozenset()
-        self.floors = Floors(clock)
-
-    def expect_arrivals(self) -> None:
-        """Jobs with limits were added, here or elsewhere: the next claim merges before it looks."""
-        self._expects_arrivals = True
-
-    async def claim(self, claim: Claim) -> Claimed:
-        """Take what may go now."""
-        if not claim.rooms:
-            return Claimed(jobs=(), next_in=None)
-        # What has ended without having run is told, also if what follows has to begin anew.
-        dropped: list[Dropped] = []
-        for _ in range(_TRIES):
-            try:
-                claimed = await self._database.run(lambda session: self._claim(session, claim, dropped))
-            except _Overtaken:
-                continue
-            return replace(claimed, dropped=[*dropped, *claimed.dropped], more=True) if dropped else claimed
-        # Others are busy with the same jobs.
-        return Claimed(jobs=(), next_in=0, more=True, dropped=dropped)
-
-    async def _claim(self, session: Session, asked: Claim, dropped: list[Dropped]) -> Claimed:
-        claim = self._without_paused(asked)
-        self.floors.begin()
-        has_more = False
-        if self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY:
-            has_more = await self.merge(session)
-        look = await self._look(session, claim)
-        if look.has_arrivals:
-            # Added by others, of whom nothing was heard yet.
-            has_more = await self.merge(session)
-            look = await self._look(session, claim)
-        if look.paused != self._paused:
-            self._paused = look.paused
-            raise _Overtaken
-        # A node that was declared dead must not own jobs: nobody would take them back.
-        if not look.has_joined:
-            return Claimed(jobs=(), next_in=None)
-        await self._live.refresh(session, look.revision)
-        if look.has_expired:
-            dropped += await self._expire(session, claim)
-        claimed = await _One(session, claim, self._live, self._time, self._clock, look, self.floors).run(self, dropped)
-        if look.has_arrivals or self.floors.are_used:
-            # Others are about to merge them, or something lies below a floor: soon looked at again.
-            claimed = replace(claimed, next_in=min(claimed.next_in or SOON, SOON))
-        return replace(claimed, more=True) if has_more else claimed
-
-    async def _expire(self, session: Session, claim: Claim) -> list[Dropped]:
-        """A job that has expired is told by the claim that would have started it."""
-        lanes = [lane_id(queue, (), "") for queue in claim.rooms]
-        async with session.transaction():
-            waiting = Waiting(session, self._time.now(), self._time.limit_now())
-            return await waiting.expire(EXPIRED_A_VISIT, lanes, list(claim.tasks))
-
-    def _without_paused(self, claim: Claim) -> Claim:
-        """The claim without the queues that are paused, as far as it is known."""
-        if self._paused.isdisjoint(claim.rooms):
-            return claim
-        return replace(claim, rooms={queue: room for queue, room in claim.rooms.items() if queue not in self._paused})
-
-    async def merge(self, session: Session) -> bool:
-        """Count in their lanes what has arrived; whether there may be more."""
-        self._expects_arrivals = False
-        self._merged_at = self._clock.monotonic()
-        place, has_more = await merge(session, self._last_place)
-        self._last_place = max(self._last_place, place)
-        return has_more
-
-    async def _look(self, session: Session, claim: Claim) -> _Look:
-        look = await self.look(session, claim, known_only=False)
-        if look is None:
-            look = await self.look(session, claim, known_only=False)
-        if look is None:
-            raise _Overtaken
-        return look
-
-    async def look(self, session: Session, claim: Claim, *, known_only: bool) -> _Look | None:
-        """What a claim starts from; None if the server's clock had stepped, which is made good by now."""
-        queues = list(claim.rooms)
-        own = self._time.own()
-        sent_at = self._clock.monotonic()
-        row = await session.row(
-            "look",
-            node=claim.node,
-            queues=queues,
-            open_lanes=[lane_id(queue, (), "") for queue in queues],
-            count=max([1, *(room.slots for room in claim.rooms.values())]),
-            limits=list(claim.rules),
-            tasks=list(claim.tasks),
-            known_only=known_only,
-            now=None if own is None else own.now,
-            limit_now=None if own is None else own.limit_now,
-            floors=[self.floors.of(lane_id(queue, (), "")) for queue in queues],
-            due_floor=self.floors.due,
-            opened_floor=self.floors.opened,
-        )
-        look = _Look(row, queues)
-        self.floors.took(self._clock.monotonic() - sent_at)
-        self.floors.saw(
-            [lane.since or 0 for lane in look.due], [bucket.opens_at or 0 for bucket in look.opened], look.limit_now
-        )
-        stepped = self._time.heard(sent_at, look.now, look.ahead)
-        if stepped:
-            await correct_limit_time(session, self._time, look.ahead, stepped)
-            return None
-        return look
-
-
-class _One:
+class OneClaim:
     """One claim, after its look."""
 
     def __init__(
@@ -227,7 +63,7 @@ class _One:
         live: CachedRules,
         time: StoreTime,
         clock: Clock,
-        look: _Look,
+        look: Look,
         floors: Floors,
     ) -> None:
         self._session = session
@@ -245,10 +81,10 @@ class _One:
         # Whether lanes of another release took the places of those that this node could claim from.
         self._was_hidden = False
 
-    async def run(self, claimer: Claimer, dropped: list[Dropped]) -> Claimed:
+    async def run(self, look_again: LookAgain, dropped: list[Dropped]) -> Claimed:
         visits = await self._choose() if self._wanted else []
         if self._others_stand_in_the_way():
-            visits += await self._choose_known(claimer, visits)
+            visits += await self._choose_known(look_again, visits)
         if not visits and not self._plan.opened:
             return await self._claim_ungated_only()
         claimed = await self._claim_gated(visits)
@@ -257,16 +93,16 @@ class _One:
         # Lanes whose tasks are those of another release hide the lanes after them. Nothing was started yet.
         dropped += claimed.dropped
         claimed = replace(claimed, dropped=())
-        visits = await self._choose_known(claimer, visits)
+        visits = await self._choose_known(look_again, visits)
         if not visits:
             return _together(claimed, await self._claim_ungated_only())
         return _together(claimed, await self._claim_gated(visits, is_first=False))
 
-    async def _choose_known(self, claimer: Claimer, known: Sequence[Visit]) -> list[Visit]:
+    async def _choose_known(self, look_again: LookAgain, known: Sequence[Visit]) -> list[Visit]:
         """Lanes that this node can do something with, other than these."""
-        again = await claimer.look(self._session, self._claim, known_only=True)
+        again = await look_again()
         if again is None:
-            raise _Overtaken
+            raise Overtaken
         self._look.opened, self._look.due, self._look.woken = again.opened, again.due, again.woken
         seen = {visit.row.id for visit in known}
         return [visit for visit in await self._choose(known_only=True) if visit.row.id not in seen]
@@ -286,7 +122,7 @@ class _One:
         return plan.choose(grants, look.behind, look.due + look.woken, self._shares)
 
     async def _lanes_behind(self, grants: Mapping[RowId, int], *, known_only: bool) -> list[LaneRow]:
-        return _decode_lanes(
+        return decode_lanes(
             await self._session.value(
                 "behind",
                 buckets=list(grants),
@@ -316,7 +152,7 @@ class _One:
     async def _claim_gated(self, visits: Sequence[Visit], *, is_first: bool = True) -> Claimed:
         opened = [Draw(row.limit, row.key) for row in self._look.opened]
         draws = self._buckets.with_homes([*opened, *(draw for visit in visits for draw in visit.row.draws)])
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             try:
                 async with self._session.transaction():
                     claimed = await self._in_transaction(visits, opened, draws, is_first=is_first)
@@ -327,7 +163,7 @@ class _One:
             else:
                 self._remember_floors()
                 return claimed
-        raise _Overtaken
+        raise Overtaken
 
     async def _in_transaction(
         self, visits: Sequence[Visit], opened: Sequence[Draw], draws: set[Draw], *, is_first: bool
@@ -360,7 +196,7 @@ class _One:
         stepped = self._time.heard(sent_at, now, ahead)
         if stepped:
             # Looked at again, which makes it good.
-            raise _Overtaken
+            raise Overtaken
         own = self._time.own()
         self._plan = plan = self._plan.at(now, now + ahead) if own is None else self._plan.at(*own)
         self._buckets = self._no_buckets(plan.limit_now)
@@ -376,7 +212,7 @@ class _One:
             now=self._plan.now,
         )
         if rows[0]["revision"] != self._look.revision:
-            raise _Overtaken
+            raise Overtaken
         newest = {row["id"]: row for row in rows}
         held = [visit for visit in visits if visit.row.id in newest]
         for visit in held:
@@ -411,7 +247,7 @@ class _One:
     async def _heads(self, statement: str, visits: Sequence[Visit], most: int, **values: Any) -> list[Head]:
         lanes = [visit.row.id for visit in visits]
         rows = await self._session.fetch(statement, lanes=lanes, counts=[most] * len(lanes), **values)
-        return [_head(row) for row in rows]
+        return [head_of(row) for row in rows]
 
     async def _take_ungated(self) -> None:
         """Take jobs without limits, with the room that is left."""
@@ -437,7 +273,7 @@ class _One:
             rows = await self._session.fetch("take_ungated", **values, floors=floors)
         visits = {queue: Visit(LaneRow(lane_id(queue, (), ""), queue, (), 0, None, None, None, "")) for queue in wanted}
         for row in rows:
-            head = _head(row)
+            head = head_of(row)
             # As it was before it was taken.
             head.attempt -= 1
             head.fence -= 1
@@ -465,6 +301,8 @@ class _One:
         starting = [head for visit in plan.gated for head in visit.heads[: visit.taken]]
         moves = await self._moves([head.id for head in starting] + [str(row[0]) for row in dropped])
         await self._write_claim(starting, moves)
+        ended: Sequence[Any] = ()
+        has_told = False
         if dropped:
             ids, states, errors = zip(*dropped, strict=True)
             lanes = {head.seq: visit.row.id for visit in plan.visits for head in (*visit.heads, *visit.expired)}
@@ -479,16 +317,32 @@ class _One:
                 now=plan.now,
             )
             if len(ended) != len(dropped):
-                raise _Overtaken
+                raise Overtaken
         # After the charges, which know nothing of what comes back.
         reopened = await give_permits(session, plan.given, plan.limit_now)
+        lines = plan.lines_of_batches
+        has_let_in = bool(lines) and bool(
+            await session.execute(
+                "let_in", buckets=[bucket for bucket, _ in lines], batches=[batch for _, batch in lines]
+            )
+        )
         timers = plan.timers(reopened)
         if timers:
             await session.execute(
                 "set_timers", ids=[view.id for view, _ in timers], opens_at=[opens_at for _, opens_at in timers]
             )
         still_open = any(opens_at <= plan.limit_now for _, opens_at in timers)
-        return self._told(progressed=bool(plan.taken or moves), reopened=bool(reopened), still_open=still_open)
+        if dropped:
+            became = {str(row[0]): row[1] for row in dropped}
+            told = [Ended(row["id"], became[row["id"]], row["is_followed"], row["batch"]) for row in ended]
+            has_told = any(each.is_followed or each.batch is not None for each in told)
+            # After the timers, which know nothing of permits that come back with the last job of a batch.
+            await tell_followers(session, told, plan.now, plan.limit_now)
+        return self._told(
+            progressed=bool(plan.taken or moves) or has_let_in,
+            reopened=bool(reopened) or has_told,
+            still_open=still_open or has_let_in,
+        )
 
     async def _moves(self, gone: Sequence[str]) -> list[Move]:
         """Where the lanes are now. Lanes of which nothing more may be left are looked into once more."""
@@ -535,12 +389,13 @@ class _One:
             wakes_at=[move.wakes_at for move in moves],
             ids=[head.id for head in starting],
             job_lanes=[head.lane for head in starting],
+            fences=[head.fence for head in starting],
             held=[permits[head.seq][1] if head.seq in permits else 0 for head in starting],
             uncharged=[permits[head.seq][2] if head.seq in permits else 0 for head in starting],
         )
         if started != len(starting):
-            # One of the jobs was cancelled, or has expired, since it was read.
-            raise _Overtaken
+            # One of the jobs was cancelled or replaced, or has expired, since it was read.
+            raise Overtaken
 
     def _remember_floors(self) -> None:
         """What was taken is committed: the next claim may begin after it."""
@@ -590,19 +445,3 @@ def _bytes(id: RowId) -> bytes:
 def _seems_empty(visit: Visit) -> bool:
     """Whether the count says that nothing is left, where not all was read. The count may lag behind."""
     return not visit.complete and visit.row.waiting <= visit.gone
-
-
-def _head(row: Any) -> Head:
-    head = Head(*row)
-    # Most jobs have none of these.
-    if head.costs is not None:
-        head.costs = _decode_costs(row[13])
-    if head.headers is not None:
-        head.headers = _decode_headers(row[14])
-    if head.options is not None:
-        head.options = _decode_options(row[15])
-    if head.terms is not None:
-        head.terms = _decode_terms(row[16])
-    if head.draws is not None:
-        head.draws = _decode_draws(row[20])
-    return head

@@ -67,6 +67,10 @@ _REFUSED = ("55P03", "57014", "54000", "53", "58")
 # connect to at this moment, a password that was changed.
 _GONE = ("08", "57P", "53300", "25006", "25P03", "25P04", "26000", "55000", "28", "3D000")
 
+# A right, a table or the whole schema was taken away. A column or a function that is not there is a mistake of ours.
+_FORBIDDEN = "42501"
+_WITHDRAWN = ("42P01", "3F000")
+
 
 class Session:
     """Statements by name, on one connection. Outside of a `transaction` each commits by itself."""
@@ -145,7 +149,7 @@ class Database:
         self._clock = clock
         self._size = size
         self._random = Random()
-        self._statements = load_statements(schema)
+        self.statements = load_statements(schema)
         self._surveys = self._lookups = asyncio.Semaphore()
         self._pool: asyncpg.Pool[Any] | None = None
 
@@ -202,7 +206,7 @@ class Database:
     async def session(self) -> AsyncIterator[Session]:
         """A connection of the pool."""
         async with self._connection() as connection:
-            yield Session(connection, self._statements, is_pooled=self.is_pooled)
+            yield Session(connection, self.statements, is_pooled=self.is_pooled)
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
@@ -243,7 +247,8 @@ class Database:
             try:
                 async with self.session() as session:
                     return await work(session)
-            except Deadlocked:
+            except (Deadlocked, asyncpg.UniqueViolationError):
+                # A unique key that was free when it was looked at: the same again is told that it is taken.
                 if not tries_left:
                     raise
                 await sleep(self._clock, self._random.uniform(0.001, 0.02))
@@ -306,7 +311,8 @@ async def connect(url: str) -> Any:
 def translate(error: Exception, name: str, *, opening: bool = False) -> Exception | None:
     """What an error of the driver means; None for one that is not about the connection or the server's state.
 
-    When it is `opening`, a wrong password or database is a mistake; later it is somebody's work in progress.
+    When it is `opening`, a wrong password or database is a mistake, and so is a right or a table that is missing; later
+    it is somebody's work in progress.
     """
     if isinstance(error, asyncpg.PostgresError):
         code = error.sqlstate or ""
@@ -316,6 +322,16 @@ def translate(error: Exception, name: str, *, opening: bool = False) -> Exceptio
             return StorageUnusable(f"{name} cannot be opened: {error}")
         if code.startswith((*_REFUSED, *_GONE)):
             return StorageUnavailable(f"{name} did not take it: {error}")
+        if code == _FORBIDDEN and not opening:
+            return StorageUnavailable(
+                f"{name} forbids it: {error}; let the owner of the schema GRANT USAGE on it, and SELECT, INSERT, "
+                "UPDATE and DELETE on its tables"
+            )
+        if code in _WITHDRAWN and not opening:
+            return StorageUnavailable(
+                f"{name} has lost a table of its jobs: {error}; put it back, or if the whole schema was dropped have "
+                "it made anew by `headgate migrate`"
+            )
         return None
     if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
         return StorageUnusable(f"{name} cannot be opened: {error}")

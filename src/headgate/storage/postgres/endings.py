@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from headgate.jobs.job import Draw, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned, is_poisonous
 from headgate.jobs.terms import GateTerms, spread, without
-from headgate.storage.endings import poison_error
-from headgate.storage.permits import Given
+from headgate.jobs.uniqueness import superseded_error
+from headgate.storage.endings import EndedHere, poison_error
+from headgate.storage.following import Ended
+from headgate.storage.permits import Given, draws_of_batch
 from headgate.storage.postgres.arrivals import Arrival, arrive, lane_of
 from headgate.storage.postgres.bucket_views import lock_buckets
 from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.following import tell_followers
 from headgate.storage.postgres.permits import give_permits
 from headgate.storage.postgres.rows import bucket_id, decode_draws, drawn, optional_json, optional_terms
 from headgate.storage.protocol import Recovered
+
+_decode_error = msgspec.json.Decoder(JobError).decode
 
 
 class Running(NamedTuple):
@@ -32,6 +39,13 @@ class Running(NamedTuple):
     lost: int
     uncharged: int
     lane: bytes
+    is_followed: bool
+    batch: str | None
+    is_unique: bool
+
+    def ended(self, state: JobState) -> Ended:
+        """That it has become final so."""
+        return Ended(self.id, state, self.is_followed, self.batch)
 
     def gives(self, state: JobState) -> Given | None:
         """What it gives back when it becomes `state`, if it holds anything."""
@@ -85,8 +99,10 @@ async def finish_plain(session: Session, node: str, endings: Sequence[Ending], n
     return {row[0] for row in rows}
 
 
-async def finish(session: Session, node: str, endings: Sequence[Ending], now: int, limit_now: int) -> set[str]:
-    """Write any endings, inside a transaction; the ids of those that were written."""
+async def finish(
+    session: Session, node: str, endings: Sequence[Ending], now: int, limit_now: int
+) -> dict[str, bool | None]:
+    """Write any endings, inside a transaction; by their ids, what the protocol's `finish` says of each."""
     by_id = {ending.id: ending for ending in endings}
     running = [
         job
@@ -94,13 +110,12 @@ async def finish(session: Session, node: str, endings: Sequence[Ending], now: in
         if by_id[job.id].fence == job.fence
     ]
     await _lock_buckets_of(session, running, by_id)
-    jobs = [
-        job
-        for job in _jobs(await session.fetch("lock_running", node=node, ids=[job.id for job in running]))
-        if by_id[job.id].fence == job.fence
-    ]
+    locked = _jobs(await session.fetch("lock_ending", node=node, ids=[job.id for job in running]))
+    jobs = [job for job in locked if by_id[job.id].fence == job.fence]
     finished = [(job, ending) for job in jobs if isinstance(ending := by_id[job.id], Finished)]
-    returned = [(job, ending) for job in jobs if isinstance(ending := by_id[job.id], Returned)]
+    by_job = {job.id: job for job in jobs}
+    # In the order of the endings: of several that would wait under one unique key, the first does.
+    returned = [(by_job[id], ending) for id, ending in by_id.items() if isinstance(ending, Returned) and id in by_job]
     await _settle(session, [(job, by_id[job.id]) for job in jobs])
     await _keep_attempts(
         session,
@@ -122,18 +137,72 @@ async def finish(session: Session, node: str, endings: Sequence[Ending], now: in
             errors=[optional_json(ending.error) for _, ending in finished],
             held=[job.kept(ending.state) for job, ending in finished],
         )
+    superseded = await supersede(session, [job for job, _ in returned], now)
     backs = [
         Back(job, not ending.spent, run_at=ending.run_at, error=ending.error, is_retry=ending.spent)
         for job, ending in returned
+        if job not in superseded
     ]
     await _wait_again(session, backs, now, limit_now)
     given = [job.gives(ending.state) for job, ending in finished]
     given += [back.job.gives(_state_after(back)) for back in backs]
+    given += [job.gives(JobState.CANCELLED) for job in superseded]
     await give_permits(session, [each for each in given if each is not None], limit_now)
     for job, ending in returned:
         if ending.closed_for is not None and job.rates:
             await close_buckets(session, job.rates, limit_now + ending.closed_for)
-    return {job.id for job in jobs}
+    ended = [job.ended(ending.state) for job, ending in finished] + _cancelled(backs, superseded)
+    await tell_followers(session, ended, now, limit_now)
+    # One that is not to be had is another's for the moment. Whether it ends here is known when that one is through.
+    written: dict[str, bool | None] = {job.id: None for job in running} | {job.id: True for job in jobs}
+    gone = [ending for ending in endings if ending.id not in written]
+    return written | await _written_before(session, node, gone)
+
+
+async def _written_before(session: Session, node: str, endings: Sequence[Ending]) -> dict[str, bool]:
+    """Which of the endings had been written when the reply to them was lost."""
+    if not endings:
+        return {}
+    rows = await session.fetch("ended_here", node=node, ids=[ending.id for ending in endings])
+    ended = {
+        id: EndedHere(id, fence, state, None if error is None else _decode_error(error), cancel_requested)
+        for id, fence, state, error, cancel_requested in rows
+    }
+    return {ending.id: ending.id in ended and ended[ending.id].is_by(ending) for ending in endings}
+
+
+def _cancelled(backs: Sequence[Back], superseded: Sequence[Running]) -> list[Ended]:
+    """Those that were to wait again, had their cancellation not been asked for, or their successors not taken over."""
+    cancelled = [back.job for back in backs if back.job.cancel_requested]
+    return [job.ended(JobState.CANCELLED) for job in (*cancelled, *superseded)]
+
+
+async def supersede(session: Session, jobs: Sequence[Running], now: int) -> list[Running]:
+    """End those of these running jobs, which are to wait again, in whose places others wait already."""
+    unique = [job for job in jobs if job.is_unique and not job.cancel_requested]
+    if not unique:
+        return []
+    waiting: dict[tuple[str, str], str] = {}
+    successors: dict[str, str] = {}
+    rows = {row[0]: row for row in await session.fetch("rivals_under", ids=[job.id for job in unique])}
+    for job in unique:
+        id, task, key, rival = rows[job.id]
+        # Several may run where an operator has let one be tried again: the first of them waits.
+        standing = rival or waiting.setdefault((task, key), id)
+        if standing != id:
+            successors[id] = standing
+    superseded = [job for job in unique if job.id in successors]
+    if superseded:
+        await session.execute(
+            "finish",
+            now=now,
+            ids=[job.id for job in superseded],
+            states=[JobState.CANCELLED] * len(superseded),
+            results=[None] * len(superseded),
+            errors=[optional_json(superseded_error(successors[job.id])) for job in superseded],
+            held=[job.kept(JobState.CANCELLED) for job in superseded],
+        )
+    return superseded
 
 
 async def _lock_buckets_of(session: Session, jobs: Iterable[Running], endings: dict[str, Ending]) -> None:
@@ -141,6 +210,8 @@ async def _lock_buckets_of(session: Session, jobs: Iterable[Running], endings: d
     draws: set[Draw] = set()
     for job in jobs:
         draws.update(drawn(job.draws, job.held))
+        # It may be the last of its batch.
+        draws.update(draws_of_batch(job.draws, job.terms))
         ending = endings.get(job.id)
         if isinstance(ending, Returned) and ending.closed_for is not None:
             draws.update(job.rates)
@@ -229,10 +300,13 @@ async def leave(session: Session, node: str, now: int, limit_now: int) -> Recove
     await session.execute("remove_node", id=node, beat=None)
     jobs = await _lock_all(session, node)
     await _keep_attempts(session, [(job.id, "interrupted", None) for job in jobs], now)
-    backs = [Back(job, unspent=True) for job in jobs]
+    superseded = await supersede(session, jobs, now)
+    backs = [Back(job, unspent=True) for job in jobs if job not in superseded]
     await _wait_again(session, backs, now, limit_now)
-    await _give_all(session, [(back.job, _state_after(back)) for back in backs], limit_now)
-    return Recovered(returned=[job.id for job in jobs if not job.cancel_requested])
+    left = [(back.job, _state_after(back)) for back in backs] + [(job, JobState.CANCELLED) for job in superseded]
+    await _give_all(session, left, limit_now)
+    await tell_followers(session, _cancelled(backs, superseded), now, limit_now)
+    return Recovered(returned=[back.job.id for back in backs if not back.job.cancel_requested])
 
 
 async def recover(session: Session, node: str, beat: int, now: int, limit_now: int) -> Recovered | None:
@@ -251,12 +325,16 @@ async def recover(session: Session, node: str, beat: int, now: int, limit_now: i
             errors=[optional_json(poison_error(job.lost + 1)) for job in doomed],
             held=[job.kept(JobState.FAILED) for job in doomed],
         )
-    backs = [Back(job, unspent=False, lost=True) for job in returned]
+    superseded = await supersede(session, returned, now)
+    backs = [Back(job, unspent=False, lost=True) for job in returned if job not in superseded]
     await _wait_again(session, backs, now, limit_now)
     left = [(job, JobState.FAILED) for job in doomed] + [(back.job, _state_after(back)) for back in backs]
-    await _give_all(session, left, limit_now)
+    await _give_all(session, left + [(job, JobState.CANCELLED) for job in superseded], limit_now)
+    ended = [job.ended(JobState.FAILED) for job in doomed] + _cancelled(backs, superseded)
+    await tell_followers(session, ended, now, limit_now)
     return Recovered(
-        returned=[job.id for job in returned if not job.cancel_requested], poisonous=[job.id for job in doomed]
+        returned=[back.job.id for back in backs if not back.job.cancel_requested],
+        poisonous=[job.id for job in doomed],
     )
 
 

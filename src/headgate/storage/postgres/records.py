@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headgate.jobs.audit import AuditLevel
 from headgate.jobs.gating import GatedJob
-from headgate.jobs.job import Attempt, Draw, JobError, JobOptions, JobRecord, JobState
+from headgate.jobs.job import Attempt, Draw, JobError, JobOptions, JobRecord, JobState, Origin, Progress
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import ask_of
 from headgate.storage.postgres.arrivals import lane_of
@@ -58,6 +59,11 @@ def job_record(row: Any, now: int, limit_now: int) -> JobRecord:
         row["held"],
         row["charged_at"],
         row["uncharged"],
+        row["unique_key"],
+        _decoded(row["origin"], Origin),
+        AuditLevel(row["audit"]),
+        _decoded(row["progress"], Progress),
+        row["is_blocked"],
     )
 
 

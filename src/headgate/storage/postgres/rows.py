@@ -17,7 +17,9 @@ from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms
 
 _encode = msgspec.json.Encoder().encode
-_decode_terms = msgspec.json.Decoder(GateTerms).decode
+
+decode_terms = msgspec.json.Decoder(GateTerms).decode
+"""What the limits of a job ask."""
 
 decode_draws = msgspec.json.Decoder(tuple[Draw, ...]).decode
 """The draws of a job or a lane."""
@@ -46,7 +48,7 @@ def optional_json(value: Any) -> str | None:
 
 def optional_terms(text: str | None) -> GateTerms | None:
     """What the limits of a job ask, if they ask anything."""
-    return None if text is None else _decode_terms(text)
+    return None if text is None else decode_terms(text)
 
 
 def drawn(draws: Sequence[Draw], chosen: int) -> list[Draw]:

@@ -108,7 +108,7 @@ async def _run(connection: asyncpg.Connection, database: Database, migration: Mi
         if error.sqlstate == _FORBIDDEN:
             raise
         told = f"migration {migration} of {where} failed, and nothing was changed: {error}"
-        if translate(error, database.name) is not None:
+        if isinstance(translate(error, database.name, opening=True), StorageUnavailable):
             raise StorageUnavailable(told) from error
         raise StorageUnusable(told) from error
 

@@ -12,21 +12,30 @@ import msgspec
 
 from headgate.clock import Clock, sleep
 from headgate.errors import ForkedConnection, StorageUnavailable
+from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
+from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import GatedJob, Regated
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
+from headgate.jobs.report import LogLine, Report
+from headgate.jobs.uniqueness import key_of
 from headgate.limits.limit import AnyRule
 from headgate.storage import permits
 from headgate.storage.batcher import Batcher
-from headgate.storage.live_rules import LimitSetting
+from headgate.storage.endings import prunable_at_once
+from headgate.storage.enlisting import enlisted
+from headgate.storage.key_locks import KeyLocks
+from headgate.storage.live_rules import LimitSetting, LiveRules
 from headgate.storage.migrations import Migration
-from headgate.storage.permits import Holder
-from headgate.storage.postgres import endings, records
+from headgate.storage.permits import Holder, PermitBucket
+from headgate.storage.postgres import endings, records, schedules, trail
 from headgate.storage.postgres.addition import add_jobs
 from headgate.storage.postgres.bucket_views import lock_buckets
 from headgate.storage.postgres.buckets import Buckets
-from headgate.storage.postgres.claim import Claimer
+from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import SUMMARIES, Database, Session, checked_url, place_of
+from headgate.storage.postgres.enlisted import add_enlisted, session_of
+from headgate.storage.postgres.following import batch_record
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.permits import give_permits
 from headgate.storage.postgres.rows import as_json, decode_draws, drawn, limit_needle, optional_terms
@@ -34,10 +43,12 @@ from headgate.storage.postgres.schema import migrate
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.settings import CachedRules, read_settings
 from headgate.storage.postgres.statements import checked_schema
+from headgate.storage.postgres.unique import add_unique
 from headgate.storage.postgres.waiting import Waiting
 from headgate.storage.postgres.wake_ups import WakeUps
 from headgate.storage.process import is_running, pid_space, process_started
 from headgate.storage.protocol import (
+    FINAL_STATES,
     GATE_LIVES,
     Amendment,
     Beat,
@@ -54,12 +65,15 @@ from headgate.storage.protocol import (
     RecordedStart,
     Recovered,
     Standing,
+    WaitingCount,
 )
+from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 
 R = TypeVar("R")
 
 logger = logging.getLogger("headgate.storage")
 
+_decode_slots = msgspec.json.Decoder(dict[str, int]).decode
 _decode_limits = msgspec.json.Decoder(list[tuple[str]]).decode
 
 
@@ -92,7 +106,10 @@ class PostgresStorage:
         self._time: StoreTime = OwnTime(clock) if own_time else ServerTime(clock)
         self._live = CachedRules()
         self._claimer = Claimer(self._database, self._time, clock, self._live)
-        self._additions: Batcher[Sequence[NewJob]] = Batcher(self._add)
+        self._additions: Batcher[tuple[Sequence[NewJob], Sequence[NewBatch]]] = Batcher(self._add)
+        self._keys = KeyLocks()
+        self._unique = asyncio.Semaphore(max(1, connections // 2))
+        self._identity = ""
         self._wake_ups: WakeUps | None = None
         self._following: asyncio.Task[None] | None = None
         self._watchers: list[Callable[[], None]] = []
@@ -131,6 +148,7 @@ class PostgresStorage:
 
     async def _read_clock(self, session: Session) -> None:
         await session.execute("raise_limit_time")
+        self._identity = await session.value("identity")
         # Parsing it takes longer the first time: the second reading is the sharper one.
         for _ in range(2):
             await follow_clock(session, self._time, self._clock)
@@ -190,25 +208,56 @@ class PostgresStorage:
 
     # -------------------------------------------------------------------------------------------- writes
 
-    async def add(self, jobs: Sequence[NewJob]) -> None:
+    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
         self._require_usable()
-        await self._additions.write(jobs)
+        others: Mapping[str, str] = {}
+        if any(job.unique_key is not None for job in jobs):
+            others = await self._add_unique(jobs, batches)
+        else:
+            await self._additions.write((jobs, batches))
         if any(job.draws for job in jobs):
             self._claimer.expect_arrivals()
         self._changed()
+        return others
 
-    async def _add(self, group: Sequence[Sequence[NewJob]]) -> Sequence[Any]:
+    async def _add_unique(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
+        """By itself: it waits for whoever has a transaction open under one of the keys, and nobody else is to."""
+
+        async def add() -> Mapping[str, str]:
+            return await self._transact(
+                lambda session: add_unique(session, jobs, self.limit_now(), batches, self.now())
+            )
+
+        # One connection a key, however many want it, and not all connections, however many keys.
+        async with self._keys.held(key_of(job) for job in jobs if key_of(job) is not None), self._unique:
+            if any(job.on_conflict == "replace" for job in jobs):
+                # Not again after a lost reply: what has replaced it since would be lost.
+                return await add()
+            return await self._database.repeated(add)
+
+    async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+        """As `Enlists.add_in`."""
+        self._require_usable()
+        assert self._wake_ups is not None
+        caller = await enlisted(connection)
+        session = await session_of(caller, self._database.statements, self._database.name)
+        others = await add_enlisted(session, jobs, self.limit_now(), self.now(), self._identity)
+        await session.fetch("notify_at_commit", channel=self._wake_ups.channel)
+        return others
+
+    async def _add(self, group: Sequence[tuple[Sequence[NewJob], Sequence[NewBatch]]]) -> Sequence[Any]:
         """Everything in one commit; if that fails for what one of them is, each alone, so that it fails alone."""
         try:
             # A repeat after a lost reply adds nothing twice: the ids are the jobs' own.
-            new = [job for jobs in group for job in jobs]
-            await self._database.repeat(lambda session: add_jobs(session, new, self.limit_now()))
+            new = [job for jobs, _ in group for job in jobs]
+            batches = [batch for _, added in group for batch in added]
+            await self._database.repeat(lambda session: add_jobs(session, new, self.limit_now(), batches, self.now()))
         except StorageUnavailable as error:
             return [error] * len(group)
         except Exception as error:
             if len(group) == 1:
                 return [error]
-            return [(await self._add([jobs]))[0] for jobs in group]
+            return [(await self._add([addition]))[0] for addition in group]
         return [None] * len(group)
 
     async def claim(self, claim: Claim) -> Claimed:
@@ -219,30 +268,43 @@ class PostgresStorage:
             self._changed()
         return claimed
 
-    async def finish(self, node: str, endings_: Sequence[Ending]) -> Sequence[bool]:
+    async def finish(self, node: str, endings_: Sequence[Ending]) -> Sequence[bool | None]:
         now, limit_now = self.now(), self.limit_now()
-        written = await self._run(lambda session: endings.finish_plain(session, node, endings_, now))
-        rest = [ending for ending in endings_ if ending.id not in written]
+        plain = await self._run(lambda session: endings.finish_plain(session, node, endings_, now))
+        rest = [ending for ending in endings_ if ending.id not in plain]
+        written: Mapping[str, bool | None] = {}
         if rest:
-            written |= await self._transact(lambda session: endings.finish(session, node, rest, now, limit_now))
+            written = await self._transact(lambda session: endings.finish(session, node, rest, now, limit_now))
         self._changed()
-        return [ending.id in written for ending in endings_]
+        return [ending.id in plain or written[ending.id] for ending in endings_]
 
     async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
         await self._transact(lambda session: self._buckets(session).amend(amendments, rules))
         if any(amendment.actual < amendment.cost for amendment in amendments):
             self._changed()
 
-    async def cancel(self, job_id: str) -> JobState | None:
-        state = await self._transact(lambda session: self._waiting(session).cancel(job_id))
+    async def cancel(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
+        state = await self._transact(lambda session: self._waiting(session).cancel(job_id, deed))
         await self._merge()
         self._changed()
         return state
 
-    async def retry(self, job_id: str) -> JobState | None:
-        state = await self._transact(lambda session: self._waiting(session).retry(job_id))
+    async def retry(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
+        state = await self._transact(lambda session: self._waiting(session).retry(job_id, deed))
         self._changed()
         return state
+
+    async def run_now(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
+        state = await self._transact(lambda session: self._waiting(session).run_now(job_id, deed))
+        self._changed()
+        return state
+
+    async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool | None]:
+        written = await self._transact(lambda session: trail.report(session, node, reports, most_lines))
+        return [written.get(report.id, False) for report in reports]
+
+    async def note(self, deed: Deed) -> None:
+        await self._run(lambda session: trail.note(session, deed, self.now()))
 
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
         await self._transact(lambda session: self._buckets(session).deposit(deposits))
@@ -284,32 +346,99 @@ class PostgresStorage:
     async def _regate(self, job: Regated) -> bool:
         return await self._transact(lambda session: self._waiting(session).regate(job))
 
-    async def change(self, setting: LimitSetting, *, remove: bool = False) -> None:
-        await self._transact(lambda session: self._buckets(session).change(setting, remove=remove))
+    async def change(self, setting: LimitSetting, *, remove: bool = False, deed: Deed | None = None) -> None:
+        async def change(session: Session) -> None:
+            await self._buckets(session).change(setting, remove=remove)
+            await trail.note(session, deed, self.now())
+
+        await self._transact(change)
         await self._transact(lambda session: self._buckets(session).reopen(setting))
         self._changed()
 
-    async def penalize(self, draw: Draw, until: int) -> None:
-        await self._transact(lambda session: endings.close_buckets(session, [draw], until))
+    async def penalize(self, draw: Draw, until: int, *, deed: Deed | None = None) -> None:
+        async def close(session: Session) -> None:
+            await endings.close_buckets(session, [draw], until)
+            await trail.note(session, deed, self.now())
 
-    async def reset(self, draw: Draw) -> int:
-        held = await self._transact(lambda session: self._buckets(session).reset(draw, self.now()))
+        await self._transact(close)
+
+    async def reset(self, draw: Draw, *, deed: Deed | None = None) -> int:
+        async def reset(session: Session) -> int:
+            held = await self._buckets(session).reset(draw, self.now())
+            await trail.note(session, deed, self.now())
+            return held
+
+        held = await self._transact(reset)
         await self._merge()
         self._changed()
         return held
 
-    async def forget(self, limit: str) -> None:
-        await self._transact(lambda session: self._buckets(session).forget(limit))
+    async def forget(self, limit: str, *, deed: Deed | None = None) -> None:
+        async def forget(session: Session) -> None:
+            await self._buckets(session).forget(limit)
+            await trail.note(session, deed, self.now())
 
-    async def pause_queue(self, queue: str) -> bool:
-        paused = await self._run(lambda session: session.execute("pause_queue", queue=queue, now=self.now()))
-        self._changed()
-        return paused == 1
+        await self._transact(forget)
 
-    async def resume_queue(self, queue: str) -> bool:
-        resumed = await self._run(lambda session: session.execute("resume_queue", queue=queue))
+    async def pause_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
+        return await self._change_queue("pause_queue", deed, queue=queue, now=self.now())
+
+    async def resume_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
+        return await self._change_queue("resume_queue", deed, queue=queue)
+
+    async def _change_queue(self, statement: str, deed: Deed | None, **values: Any) -> bool:
+        async def change(session: Session) -> bool:
+            is_changed = await session.execute(statement, **values) == 1
+            if is_changed:
+                await trail.note(session, deed, self.now())
+            return is_changed
+
+        is_changed = await self._transact(change)
         self._changed()
-        return resumed == 1
+        return is_changed
+
+    # ----------------------------------------------------------------------------------------- schedules
+
+    async def put_schedule(self, record: ScheduleRecord, *, replaces: int | None, anew: bool = False) -> bool:
+        written = await self._transact(lambda session: schedules.put(session, record, replaces, anew=anew))
+        self._changed()
+        return written
+
+    async def take_over_schedule(self, record: ScheduleRecord, *, was: str, replaces: int) -> bool:
+        written = await self._transact(lambda session: schedules.take_over(session, record, was, replaces))
+        self._changed()
+        return written
+
+    async def schedules(
+        self, *, name: str | None = None, after: str = "", count: int = 1000
+    ) -> Sequence[ScheduleRecord]:
+        rows = await self._look_up(lambda session: session.fetch("schedules", name=name, after=after, count=count))
+        return [schedules.schedule_record(row) for row in rows]
+
+    async def due_schedules(
+        self, tasks: frozenset[str], *, unable: frozenset[str] = frozenset(), count: int = 100
+    ) -> DueSchedules:
+        now = self.now()
+        return await self._repeat(lambda session: schedules.due(session, now, tasks, unable, count))
+
+    async def overdue_schedules(
+        self, tasks: frozenset[str], *, before: int, unable: frozenset[str] = frozenset(), count: int = 100
+    ) -> Sequence[ScheduleRecord]:
+        return await self._repeat(lambda session: schedules.overdue(session, before, tasks, unable, count))
+
+    async def schedules_formerly(self, name: str) -> Sequence[ScheduleRecord]:
+        rows = await self._look_up(lambda session: session.fetch("schedules_formerly", name=name))
+        return [schedules.schedule_record(row) for row in rows]
+
+    async def fire(self, fired: Sequence[Fired]) -> Sequence[bool]:
+        written = await self._transact(lambda session: schedules.fire(session, fired, self.limit_now()))
+        if any(job.draws for each in fired for job in each.jobs):
+            self._claimer.expect_arrivals()
+        self._changed()
+        return written
+
+    async def remove_schedule(self, name: str) -> bool:
+        return await self._run(lambda session: session.execute("remove_schedule", name=name)) == 1
 
     async def _merge(self) -> None:
         """Lanes that jobs have left wait for nothing any more, and what they waited for has no timer."""
@@ -317,7 +446,7 @@ class PostgresStorage:
 
     # --------------------------------------------------------------------------------------------- nodes
 
-    async def join(self, node: str, name: str) -> None:
+    async def join(self, node: str, name: str, *, queues: Mapping[str, int] | None = None, version: str = "") -> None:
         pid = os.getpid()
         await self._repeat(
             lambda session: session.execute(
@@ -329,6 +458,8 @@ class PostgresStorage:
                 process_started=process_started(pid),
                 boot_id=self._clock.boot_id(),
                 now=self.now(),
+                queues=as_json(queues or {}),
+                version=version,
             )
         )
 
@@ -368,6 +499,8 @@ class PostgresStorage:
                 row["boot_id"] == boot_id
                 and row["pid_space"] == space
                 and not is_running(row["pid"], row["process_started"]),
+                _decode_slots(row["queues"]),
+                row["version"],
             )
             for row in await session.fetch("nodes")
         ]
@@ -394,9 +527,10 @@ class PostgresStorage:
             self._changed()
         return dropped
 
-    async def prune(self, finished_before: int, count: int = 1000) -> int:
+    async def prune(self, finished_before: int, count: int = 1000, states: frozenset[JobState] = FINAL_STATES) -> int:
         async def forget(session: Session) -> int:
-            found = await session.fetch("prunable", before=finished_before, count=count)
+            found = await session.fetch("prunable", before=finished_before, count=count, states=sorted(states))
+            found = found[: prunable_at_once([row["lines"] for row in found])]
             # A permit that was kept for a job until it succeeds is not kept longer than the job.
             holders = {row["id"]: row for row in found if row["held"] and row["terms"] is not None}
             held = {draw for row in holders.values() for draw in drawn(decode_draws(row["draws"]), row["held"])}
@@ -412,11 +546,21 @@ class PostgresStorage:
             await give_permits(session, given, self.limit_now())
             if ids:
                 await session.execute("prune_attempts", ids=ids)
-                await session.execute("prune_jobs", ids=ids)
+                await session.execute("prune_lines", ids=ids)
+                await session.execute("prune_deeds", ids=ids)
+                batches = [row[0] for row in await session.fetch("prune_jobs", ids=ids)]
+                if batches:
+                    await session.execute("prune_batches_of", ids=batches, before=finished_before)
+            elif not found:
+                # Those that had no job, or lost their last ones to several nodes at once.
+                await session.execute("prune_batches", before=finished_before, count=count)
             return len(ids)
 
         self._require_usable()
         return await self._database.transact(forget, SUMMARIES)
+
+    async def prune_audit(self, before: int, count: int = 1000) -> int:
+        return await self._run(lambda session: session.execute("prune_audit", before=before, count=count))
 
     async def evict(self, count: int = 1000) -> int:
         limit_now = self.limit_now()
@@ -428,7 +572,8 @@ class PostgresStorage:
             evicted += await session.execute("evict_notes", limit_now=limit_now, count=count)
             return evicted + await session.execute("evict_lanes", count=count)
 
-        return await self._run(forget)
+        evicted = await self._run(forget)
+        return evicted + await self._transact(lambda session: schedules.evict_notes(session, count))
 
     async def check(self) -> Sequence[str]:
         async def look(session: Session) -> list[str]:
@@ -437,8 +582,12 @@ class PostgresStorage:
                 Holder(row[0], decode_draws(row[1]), optional_terms(row[2]), row[3])
                 for row in await session.fetch("holders")
             ]
-            states = {Draw(row[0], row[1]): row[2] for row in await session.fetch("buckets_of_permits")}
-            return found + list(permits.contradictions(holders, states))
+            rows = await session.fetch("buckets_of_permits")
+            buckets = {Draw(row[0], row[1]): PermitBucket(row[2], row[3]) for row in rows}
+            holding = permits.holding_batches(bucket.state for bucket in buckets.values())
+            pending = {row[0] for row in await session.fetch("pending_batches", ids=sorted(holding))}
+            rules = LiveRules(await read_settings(session))
+            return found + list(permits.contradictions(holders, buckets, pending, rules))
 
         return await self._survey(look)
 
@@ -448,29 +597,33 @@ class PostgresStorage:
         found = await self._by_id([job_id], final=False)
         return found[0] if found else None
 
+    async def batch(self, batch_id: str) -> BatchRecord | None:
+        return await self._look_up(lambda session: batch_record(session, batch_id))
+
     async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         return await self._by_id(list(job_ids), final=True)
 
     async def jobs(self, filter: JobFilter) -> Sequence[JobRecord]:
-        needle = None
-        if filter.limit is not None:
-            needle = as_json(Draw(filter.limit, filter.key)) if filter.key is not None else limit_needle(filter.limit)
-        elif filter.key is not None:
-            needle = f",{as_json(filter.key)}]"
         now, limit_now = self.now(), self.limit_now()
-        rows = await self._survey(
-            lambda session: session.fetch(
-                "jobs",
-                state=filter.state,
-                queue=filter.queue,
-                task=filter.task,
-                needle=needle,
-                before=filter.before,
-                count=filter.count,
-                limit_now=limit_now,
-            )
-        )
+        statement = "jobs_oldest" if filter.oldest_first else "jobs"
+        asked = {**_asked(filter), "now": now, "limit_now": limit_now, "count": filter.count}
+        rows = await self._survey(lambda session: session.fetch(statement, **asked))
         return [records.job_record(row, now, limit_now) for row in rows]
+
+    async def count_jobs(self, filter: JobFilter, most: int) -> int:
+        asked = {**_asked(filter), "now": self.now(), "limit_now": self.limit_now(), "most": most}
+        return int(await self._survey(lambda session: session.value("count_jobs", **asked)))
+
+    async def waiting(self, most: int = 100_000) -> Sequence[WaitingCount]:
+        now, limit_now = self.now(), self.limit_now()
+        rows = await self._survey(lambda session: session.fetch("waiting", now=now, limit_now=limit_now, most=most))
+        return [WaitingCount(*row) for row in rows]
+
+    async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
+        return await self._look_up(lambda session: trail.logs(session, job_id, after, count, newest=newest))
+
+    async def audit_log(self, filter: AuditFilter) -> Sequence[AuditEntry]:
+        return await self._survey(lambda session: trail.audit_log(session, filter))
 
     async def _by_id(self, ids: Sequence[str], *, final: bool) -> list[JobRecord]:
         now, limit_now = self.now(), self.limit_now()
@@ -491,6 +644,10 @@ class PostgresStorage:
         now, limit_now = self.now(), self.limit_now()
         rows = await self._survey(lambda session: session.fetch("queues", now=now, limit_now=limit_now))
         return [QueueRecord(*row) for row in rows]
+
+    async def backlog(self, queue: str) -> int:
+        found = await self._look_up(lambda session: session.value("backlog", queue=queue))
+        return int(found)
 
     async def obstacles(self) -> Sequence[Obstacle]:
         rows = await self._survey(lambda session: session.fetch("obstacles"))
@@ -563,3 +720,22 @@ class PostgresStorage:
 async def _limits_waited_for(session: Session) -> set[str]:
     rows = await session.fetch("limits_waited_for")
     return {limit for row in rows for (limit,) in _decode_limits(row[0])}
+
+
+def _asked(filter: JobFilter) -> dict[str, Any]:
+    """What a filter asks, as its statement takes it."""
+    asked = msgspec.structs.asdict(filter)
+    limit, key = asked.pop("limit"), asked.pop("key")
+    needle = None
+    if limit is not None:
+        needle = as_json(Draw(limit, key)) if key is not None else limit_needle(limit)
+    elif key is not None:
+        needle = f",{as_json(key)}]"
+    cursor, oldest_first = asked.pop("cursor"), asked.pop("oldest_first")
+    del asked["count"]
+    return {
+        **asked,
+        "needle": needle,
+        "before": None if oldest_first else cursor,
+        "after": cursor if oldest_first else None,
+    }

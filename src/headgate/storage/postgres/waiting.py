@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from headgate.jobs.audit import Deed
 from headgate.jobs.gating import Regated
 from headgate.jobs.job import Draw, JobError, JobState
-from headgate.jobs.lifecycle import require_transition
+from headgate.jobs.lifecycle import require_scheduled, require_transition
 from headgate.jobs.terms import GateTerms, bits, kept_permits
+from headgate.jobs.uniqueness import key_taken
 from headgate.limits.concurrency import load_permits
 from headgate.storage.endings import late_ending
-from headgate.storage.permits import Given
+from headgate.storage.following import Ended
+from headgate.storage.permits import Given, draws_of_batch
+from headgate.storage.postgres import following
 from headgate.storage.postgres.arrivals import Arrival, Lane, arrive, lane_of
 from headgate.storage.postgres.bucket_views import lock_buckets
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.permits import give_permits
+from headgate.storage.postgres.permits import give_permits, give_up_unused
 from headgate.storage.postgres.rows import as_json, decode_draws, drawn, optional_json, optional_terms
+from headgate.storage.postgres.trail import note
 from headgate.storage.protocol import Dropped
 
 
@@ -31,6 +36,13 @@ class Found(NamedTuple):
     held: int
     passed: int
     has_costs: bool
+    is_blocked: bool
+    is_followed: bool
+    follows: str | None
+    batch: str | None
+    delayed: bool
+    run_at: int
+    on: str
 
     @property
     def lane(self) -> Lane:
@@ -52,34 +64,71 @@ class Waiting:
         self._now = now
         self._limit_now = limit_now
 
-    async def cancel(self, job_id: str) -> JobState | None:
+    async def cancel(self, job_id: str, deed: Deed | None = None) -> JobState | None:
         """Cancel a waiting job, or ask for the cancellation of a running one; the state it was in."""
         found = await self._locked(job_id)
         if found is None:
             return None
-        if found.state is JobState.WAITING:
+        if not found.state.is_final:
+            await note(self._session, deed, self._now)
+        ended = Ended(found.id, JobState.CANCELLED, found.is_followed, found.batch)
+        if found.is_blocked:
+            await following.cancel_blocked(self._session, [(found.id, None)], self._now)
+            await following.tell_followers(self._session, [ended], self._now, self._limit_now)
+        elif found.state is JobState.WAITING:
             await self._session.execute("cancel_waiting", id=found.id, now=self._now)
             await self._left(found.lane, have_costs=found.has_costs)
             kept = 0 if found.terms is None else found.terms.kept(found.held, JobState.CANCELLED)
             await give_permits(self._session, found.gives(found.held & ~kept), self._limit_now)
+            await following.tell_followers(self._session, [ended], self._now, self._limit_now)
         elif found.state is JobState.RUNNING:
             await self._session.execute("request_cancel", id=found.id)
         return found.state
 
-    async def retry(self, job_id: str) -> JobState | None:
+    async def retry(self, job_id: str, deed: Deed | None = None) -> JobState | None:
         """Let a failed or cancelled job wait again; the state it was in."""
-        found = await self._locked(job_id)
+        found = await self._locked(job_id, with_leader=True)
         if found is None:
             return None
         require_transition(found.state, JobState.WAITING)
         if found.state is JobState.RUNNING:
             # Running jobs wait again by their outcome, never by an operator's word.
             require_transition(JobState.WAITING, JobState.WAITING)
+        is_held_back = await following.is_held_back(self._session, found.id, found.follows, found.on)
+        for id, _, _, rival in await self._session.fetch("rivals_under", ids=[found.id]):
+            if rival is not None:
+                raise key_taken(id, rival)
+        await note(self._session, deed, self._now)
+        ended = Ended(found.id, found.state, found.is_followed, found.batch)
+        await following.come_back(self._session, ended, self._now)
         terms = found.terms
+        if is_held_back:
+            await give_permits(self._session, found.gives(found.held), self._limit_now)
+            await following.block(self._session, [found.id], self._now, is_retry=True)
+            return found.state
         lane = lane_of(found.queue, found.draws, terms, found.held)
         give_up_at = None if terms is None or not terms.patience else self._now + terms.patience
         await self._session.execute("retry_job", id=found.id, lane=lane.id, now=self._now, give_up_at=give_up_at)
         await arrive(self._session, [Arrival(lane, 1, is_ready=True)], self._limit_now)
+        return found.state
+
+    async def run_now(self, job_id: str, deed: Deed | None = None) -> JobState | None:
+        """Let a job that waits for its time be ready at once; the state it was in."""
+        found = await self._locked(job_id)
+        if found is None:
+            return None
+        require_scheduled(
+            job_id,
+            found.state,
+            is_ahead=found.delayed and found.run_at > self._now,
+            follows=found.follows if found.is_blocked else None,
+        )
+        terms = found.terms
+        give_up_at = None if terms is None or not terms.patience else self._now + terms.patience
+        await self._session.execute("run_now", id=found.id, now=self._now, give_up_at=give_up_at)
+        # It is counted in its lane already, which only has to be looked at.
+        await arrive(self._session, [Arrival(found.lane, 0, is_ready=True)], self._limit_now)
+        await note(self._session, deed, self._now)
         return found.state
 
     async def expire(
@@ -91,27 +140,30 @@ class Waiting:
         await lock_buckets(self._session, {draw for job in late for draw in job.concerned})
         waiting = await self._session.fetch("lock_waiting", ids=[job.id for job in late])
         # One that has gone to another lane since it was read is looked at again by the next.
-        unmoved = {(row["id"], row["lane"], row["held"]) for row in waiting}
-        late = [job for job in late if (job.id, job.lane.id, job.held) in unmoved]
+        unmoved = {(row["id"], row["lane"], row["held"], row["waiting"]): row for row in waiting}
+        late = [job for job in late if job.as_locked in unmoved]
         if not late:
             return []
         await self._session.fetch(
             "drop_waiting",
             ids=[job.id for job in late],
-            lanes=[job.lane.id for job in late],
+            lanes=[job.lane_id for job in late],
             states=[job.state for job in late],
             errors=[optional_json(job.error) for job in late],
             held=[job.kept for job in late],
             now=self._now,
         )
-        await arrive(self._session, [Arrival(job.lane, -1) for job in late], self._limit_now)
+        await arrive(self._session, [Arrival(job.lane, -1) for job in late if job.is_waiting], self._limit_now)
         given = [
             Given(job.id, job.id, job.draws, job.terms, job.held & ~job.kept, job.kept)
             for job in late
             if job.held and job.terms is not None
         ]
         await give_permits(self._session, given, self._limit_now)
-        await self._reopen_behind({job.lane.id for job in late if job.has_costs})
+        await self._reopen_behind({job.lane_id for job in late if job.has_costs and job.is_waiting})
+        rows = [(job, unmoved[job.as_locked]) for job in late]
+        ended = [Ended(job.id, job.state, row["is_followed"], row["batch"]) for job, row in rows]
+        await following.tell_followers(self._session, ended, self._now, self._limit_now)
         return [Dropped(job.id, job.task, job.queue, job.state, job.error) for job in late]
 
     async def regate(self, job: Regated) -> bool:
@@ -125,18 +177,19 @@ class Waiting:
         kept = bits(draw in held for draw in job.draws)
         passed = 0 if job.terms is None or not found.passed else job.terms.free_retries
         lane = lane_of(found.queue, job.draws, job.terms, kept | passed)
+        asked = {"id": found.id, "draws": as_json(job.draws), "costs": optional_json(job.costs)}
+        await self._session.execute("forget_other_starts", **asked)
         ((delayed, run_at),) = await self._session.fetch(
             "regate",
-            id=found.id,
-            draws=as_json(job.draws),
-            costs=optional_json(job.costs),
+            **asked,
             terms=optional_json(job.terms),
             held=kept,
             passed=passed,
             lane=lane.id,
         )
-        await self._left(found.lane, have_costs=found.has_costs)
-        await arrive(self._session, [Arrival(lane, 1, not delayed, run_at if delayed else None)], self._limit_now)
+        if not found.is_blocked:
+            await self._left(found.lane, have_costs=found.has_costs)
+            await arrive(self._session, [Arrival(lane, 1, not delayed, run_at if delayed else None)], self._limit_now)
         return True
 
     async def release_idle(self, draw: Draw) -> int:
@@ -158,16 +211,17 @@ class Waiting:
                     await arrive(
                         self._session, [Arrival(job.lane, -1), Arrival(lane, 1, True, self._now)], self._limit_now
                     )
-        (left,) = (await lock_buckets(self._session, [draw])).rows
-        return load_permits(left.state).held
+        return await give_up_unused(self._session, draw, self._limit_now)
 
-    async def _locked(self, job_id: str) -> Found | None:
-        """The job, locked after the buckets that it may give permits back to."""
+    async def _locked(self, job_id: str, *, with_leader: bool = False) -> Found | None:
+        """The job, locked after the buckets that it may give permits back to, and after what it follows."""
         rows = await self._session.fetch("find_job", id=job_id)
         if not rows:
             return None
         found = _found(rows[0])
-        await lock_buckets(self._session, concerned(found.draws, found.held, has_costs=found.has_costs))
+        await lock_buckets(self._session, concerned(found.draws, found.held, found.terms, has_costs=found.has_costs))
+        if with_leader:
+            await following.lock_leader(self._session, found.follows)
         rows = await self._session.fetch("lock_job", id=job_id)
         return _found(rows[0]) if rows else None
 
@@ -182,12 +236,13 @@ class Waiting:
             await self._session.execute("reopen_behind", lanes=list(lanes), limit_now=self._limit_now)
 
 
-def concerned(draws: Sequence[Draw], held: int, *, has_costs: bool) -> list[Draw]:
+def concerned(draws: Sequence[Draw], held: int, terms: GateTerms | None, *, has_costs: bool) -> list[Draw]:
     """The buckets to lock before a job leaves its lane.
 
-    Those whose permits it holds; and for a costly one all, as a claim may be about to close one for its cost.
+    Those whose permits it or its batch holds; and for a costly one all, as a claim may be about to close one for its
+    cost.
     """
-    return list(draws) if has_costs else drawn(draws, held)
+    return list(draws) if has_costs else [*drawn(draws, held), *draws_of_batch(draws, terms)]
 
 
 class _Late(NamedTuple):
@@ -203,6 +258,12 @@ class _Late(NamedTuple):
     has_costs: bool
     state: JobState
     error: JobError
+    lane_id: bytes
+    is_waiting: bool
+
+    @property
+    def as_locked(self) -> tuple[str, bytes, int, bool]:
+        return self.id, self.lane_id, self.held, self.is_waiting
 
     @property
     def kept(self) -> int:
@@ -211,7 +272,7 @@ class _Late(NamedTuple):
     @property
     def concerned(self) -> list[Draw]:
         """The buckets that may change when it leaves."""
-        return concerned(self.draws, self.held, has_costs=self.has_costs)
+        return concerned(self.draws, self.held, self.terms, has_costs=self.has_costs)
 
     @classmethod
     def read(cls, row: Any, now: int) -> _Late:
@@ -221,10 +282,21 @@ class _Late(NamedTuple):
         state, error = late_ending(now, row["expires_at"], row["give_up_at"], terms, behind)
         lane = lane_of(row["queue"], draws, terms, row["held"] | row["passed"])
         return cls(
-            row["id"], lane, row["task"], row["queue"], terms, draws, row["held"], row["has_costs"], state, error
+            row["id"],
+            lane,
+            row["task"],
+            row["queue"],
+            terms,
+            draws,
+            row["held"],
+            row["has_costs"],
+            state,
+            error,
+            row["lane"],
+            row["waiting"],
         )
 
 
 def _found(row: Any) -> Found:
-    id, state, queue, draws, terms, held, passed, has_costs = row
-    return Found(id, JobState(state), queue, decode_draws(draws), optional_terms(terms), held, passed, has_costs)
+    id, state, queue, draws, terms, *rest = row
+    return Found(id, JobState(state), queue, decode_draws(draws), optional_terms(terms), *rest)

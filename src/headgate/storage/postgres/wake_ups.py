@@ -38,7 +38,7 @@ class WakeUps:
         self._url = listen_url
         self._clock = clock
         self._wake = wake
-        self._channel = f"headgate_{database.schema}"
+        self.channel = f"headgate_{database.schema}"
         self._origin = f"{os.getpid()}-{os.urandom(4).hex()}"
         self._has_news = asyncio.Event()
         self._is_listening = False
@@ -73,7 +73,7 @@ class WakeUps:
             self._has_news.clear()
             try:
                 await self._database.run(
-                    lambda session: session.fetch("notify", channel=self._channel, origin=self._origin)
+                    lambda session: session.fetch("notify", channel=self.channel, origin=self._origin)
                 )
             except StorageUnavailable as error:
                 logger.debug("nobody was notified, and will find out by polling: %s", error)
@@ -110,7 +110,7 @@ class WakeUps:
         lost = asyncio.Event()
         try:
             connection.add_termination_listener(lambda *_: lost.set())
-            await connection.add_listener(self._channel, self._hear)
+            await connection.add_listener(self.channel, self._hear)
             self._is_listening = True
             ready.set()
             # What came before is seen now.

@@ -11,6 +11,7 @@ from headgate.jobs.job import Draw
 from headgate.storage.claiming import ClaimPlan, Head, LaneRow, Move, Visit
 from headgate.storage.protocol import Claim, Claimed
 from headgate.storage.sqlite.bucket_views import BucketViews, ensure_rows
+from headgate.storage.sqlite.following import Following
 from headgate.storage.sqlite.permits import give_permits
 from headgate.storage.sqlite.rows import BucketRow
 from headgate.storage.sqlite.settings import CachedRules
@@ -40,8 +41,15 @@ class ClaimTransaction:
     """One claim, inside a write transaction that the caller commits."""
 
     def __init__(
-        self, connection: sqlite3.Connection, claim: Claim, live: CachedRules, now: int, limit_now: int
+        self,
+        connection: sqlite3.Connection,
+        claim: Claim,
+        live: CachedRules,
+        now: int,
+        limit_now: int,
+        following: Following,
     ) -> None:
+        self._following = following
         self._connection = connection
         self._claim = claim
         self._live = live
@@ -184,8 +192,13 @@ class ClaimTransaction:
         if moves:
             self._ensure_rows()
             execute(self._connection, "move_lanes", lanes=as_json(moves))
-        still_open = self._set_timers(reopened)
-        return plan.claimed(progressed=has_taken or bool(moves), reopened=bool(reopened), still_open=still_open)
+        lines = plan.lines_of_batches
+        has_let_in = bool(lines) and execute(self._connection, "let_in", lines=as_json(lines)) > 0
+        still_open = self._set_timers(reopened) or has_let_in
+        # After the lanes have their new places: others may come to them.
+        has_told = self._following.tell([int(row[0]) for row in rows])
+        progressed = has_taken or bool(moves) or has_let_in
+        return plan.claimed(progressed=progressed, reopened=bool(reopened) or has_told, still_open=still_open)
 
     def _take(self) -> bool:
         """Write down which jobs start, who holds which permits now, and what was not charged."""

@@ -7,14 +7,18 @@ from collections.abc import Iterable, Iterator, Set
 
 import msgspec
 
+from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import Draw
-from headgate.limits.concurrency import dump_permits
+from headgate.limits.concurrency import OF_BATCH, Semaphore, dump_permits, load_permits
 from headgate.limits.rule import NEVER
 from headgate.storage import permits
-from headgate.storage.permits import Given, Holder, leaving_holders, permits_left
+from headgate.storage.live_rules import LiveRules
+from headgate.storage.permits import Given, Holder, PermitBucket, leaving_holders, permits_left
 from headgate.storage.sqlite.rows import decode_buckets
+from headgate.storage.sqlite.settings import decode_settings
 from headgate.storage.sqlite.statements import as_json, execute, fetch
 
+_decode_batches = msgspec.json.Decoder(list[BatchRecord]).decode
 _decode_holders = msgspec.json.Decoder(list[Holder]).decode
 
 
@@ -34,8 +38,28 @@ def give_permits(connection: sqlite3.Connection, jobs: Iterable[Given], limit_no
     return leaving.keys()
 
 
+def give_up(connection: sqlite3.Connection, holdings: Iterable[tuple[str, Draw]], limit_now: int) -> None:
+    """Batches are final, and hold permits of these buckets no more."""
+    leaving: dict[Draw, list[str]] = {}
+    for batch, draw in holdings:
+        leaving.setdefault(draw, []).append(OF_BATCH + batch)
+    rows: list[tuple[str, str, str, int]] = []
+    for row in decode_buckets(fetch(connection, "buckets_of", draws=as_json(list(leaving)))) if leaving else ():
+        held = left = load_permits(row.state)
+        for holder in leaving[Draw(row.limit, row.key)]:
+            left = Semaphore.release(left, holder)
+        if left is not held:
+            rows.append((row.limit, row.key, dump_permits(left), NEVER if left.holders else limit_now))
+    if rows:
+        execute(connection, "give_permits", buckets=as_json(rows), limit_now=limit_now)
+
+
 def contradictions(connection: sqlite3.Connection) -> Iterator[str]:
     """Where buckets and jobs do not agree on who holds permits, one sentence each."""
     buckets = decode_buckets(fetch(connection, "buckets_of_permits"))
-    states = {Draw(row.limit, row.key): row.state for row in buckets}
-    return permits.contradictions(_decode_holders(fetch(connection, "holders")), states)
+    found = {Draw(row.limit, row.key): PermitBucket(row.state, row.opens_at) for row in buckets}
+    holding = permits.holding_batches(bucket.state for bucket in found.values())
+    batches = _decode_batches(fetch(connection, "batches", ids=as_json(sorted(holding))))
+    pending = {batch.id for batch in batches if batch.pending}
+    rules = LiveRules(decode_settings(fetch(connection, "settings")))
+    return permits.contradictions(_decode_holders(fetch(connection, "holders")), found, pending, rules)

@@ -17,17 +17,22 @@ import msgspec
 
 from headgate.clock import Clock
 from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable, StorageUnusable
+from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
+from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import GatedJob, Regated
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
+from headgate.jobs.report import LogLine, Report
 from headgate.jobs.terms import GateTerms
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import ask_of
 from headgate.storage.batcher import Batcher
+from headgate.storage.enlisting import enlisted
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.migrations import Migration
 from headgate.storage.protocol import (
+    FINAL_STATES,
     Amendment,
     Beat,
     BucketRecord,
@@ -43,11 +48,16 @@ from headgate.storage.protocol import (
     RecordedStart,
     Recovered,
     Standing,
+    WaitingCount,
 )
+from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 from headgate.storage.sqlite import connection as sqlite_file
+from headgate.storage.sqlite.enlisted import run_in
+from headgate.storage.sqlite.following import decode_batches
 from headgate.storage.sqlite.neighbours import Neighbours
 from headgate.storage.sqlite.permits import contradictions
 from headgate.storage.sqlite.reader import Reader
+from headgate.storage.sqlite.schedules import decode_schedules, due, overdue
 from headgate.storage.sqlite.settings import CachedRules, decode_settings
 from headgate.storage.sqlite.statements import STATEMENTS, as_json, fetch
 from headgate.storage.sqlite.transaction import Transaction, node_records
@@ -70,6 +80,9 @@ _decode_ports = msgspec.json.Decoder(list[int]).decode
 _decode_ids = msgspec.json.Decoder(frozenset[str]).decode
 _decode_buckets = msgspec.json.Decoder(list[BucketRecord]).decode
 _decode_gated = msgspec.json.Decoder(list[GatedJob]).decode
+_decode_lines = msgspec.json.Decoder(list[LogLine]).decode
+_decode_entries = msgspec.json.Decoder(list[AuditEntry]).decode
+_decode_waiting = msgspec.json.Decoder(list[WaitingCount]).decode
 _decode_starts = msgspec.json.Decoder(list[RecordedStart]).decode
 
 
@@ -90,17 +103,19 @@ _decode_standing = msgspec.json.Decoder(_StandingRow).decode
 class _Write:
     """A verb with its argument, waiting for its commit. Additions that wait together are made together."""
 
-    __slots__ = ("jobs", "verb", "wakes")
+    __slots__ = ("batches", "jobs", "verb", "wakes")
 
     def __init__(
         self,
         verb: Callable[[Transaction], Any],
         *,
         jobs: Sequence[NewJob] | None = None,
+        batches: Sequence[NewBatch] = (),
         wakes: bool = False,
     ) -> None:
         self.verb = verb
         self.jobs = jobs
+        self.batches = batches
         self.wakes = wakes
 
 
@@ -241,8 +256,24 @@ class SqliteStorage:
 
     # -------------------------------------------------------------------------------------------- writes
 
-    async def add(self, jobs: Sequence[NewJob]) -> None:
-        await self._write(_Write(lambda transaction: transaction.add(jobs), jobs=jobs, wakes=True))
+    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
+        if any(job.unique_key is not None for job in jobs):
+            return await self._write(  # type: ignore[no-any-return]
+                _Write(lambda transaction: transaction.add_unique(jobs, batches), wakes=True)
+            )
+        await self._write(
+            _Write(lambda transaction: transaction.add(jobs, batches), jobs=jobs, batches=batches, wakes=True)
+        )
+        return {}
+
+    async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+        """As `Enlists.add_in`. Whoever waits for jobs sees that the file has changed, within 250 ms."""
+        self._require_usable()
+
+        def add(callers: sqlite3.Connection) -> Mapping[str, str]:
+            return Transaction(callers, self._clock, self._ahead, self._live).add_all(jobs)
+
+        return await run_in(await enlisted(connection), self.path, add)
 
     async def claim(self, claim: Claim) -> Claimed:
         claimed: Claimed = await self._write(_Write(lambda transaction: transaction.claim(claim)))
@@ -260,24 +291,37 @@ class SqliteStorage:
         refunds = any(amendment.actual < amendment.cost for amendment in amendments)
         await self._write(_Write(lambda transaction: transaction.amend(amendments, rules), wakes=refunds))
 
-    async def cancel(self, job_id: str) -> JobState | None:
+    async def cancel(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.cancel(job_id), wakes=True)
+            _Write(lambda transaction: transaction.cancel(job_id, deed), wakes=True)
         )
 
-    async def retry(self, job_id: str) -> JobState | None:
+    async def retry(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.retry(job_id), wakes=True)
+            _Write(lambda transaction: transaction.retry(job_id, deed), wakes=True)
         )
 
-    async def pause_queue(self, queue: str) -> bool:
+    async def run_now(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.pause_queue(queue))
+            _Write(lambda transaction: transaction.run_now(job_id, deed), wakes=True)
         )
 
-    async def resume_queue(self, queue: str) -> bool:
+    async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool]:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.resume_queue(queue), wakes=True)
+            _Write(lambda transaction: transaction.report(node, reports, most_lines))
+        )
+
+    async def note(self, deed: Deed) -> None:
+        await self._write(_Write(lambda transaction: transaction.note(deed)))
+
+    async def pause_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.pause_queue(queue, deed))
+        )
+
+    async def resume_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.resume_queue(queue, deed), wakes=True)
         )
 
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
@@ -296,24 +340,24 @@ class SqliteStorage:
             self._wake()
         return answer  # type: ignore[no-any-return]
 
-    async def change(self, setting: LimitSetting, *, remove: bool = False) -> None:
-        await self._write(_Write(lambda transaction: transaction.change(setting, remove=remove), wakes=True))
+    async def change(self, setting: LimitSetting, *, remove: bool = False, deed: Deed | None = None) -> None:
+        await self._write(_Write(lambda transaction: transaction.change(setting, deed, remove=remove), wakes=True))
 
-    async def penalize(self, draw: Draw, until: int) -> None:
-        await self._write(_Write(lambda transaction: transaction.penalize(draw, until)))
+    async def penalize(self, draw: Draw, until: int, *, deed: Deed | None = None) -> None:
+        await self._write(_Write(lambda transaction: transaction.penalize(draw, until, deed)))
 
-    async def reset(self, draw: Draw) -> int:
+    async def reset(self, draw: Draw, *, deed: Deed | None = None) -> int:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.reset(draw), wakes=True)
+            _Write(lambda transaction: transaction.reset(draw, deed), wakes=True)
         )
 
-    async def forget(self, limit: str) -> None:
-        await self._write(_Write(lambda transaction: transaction.forget(limit)))
+    async def forget(self, limit: str, *, deed: Deed | None = None) -> None:
+        await self._write(_Write(lambda transaction: transaction.forget(limit, deed)))
 
-    async def join(self, node: str, name: str) -> None:
+    async def join(self, node: str, name: str, *, queues: Mapping[str, int] | None = None, version: str = "") -> None:
         port = self._neighbours.port if self._neighbours is not None else 0
         pid = os.getpid()
-        await self._write(_Write(lambda transaction: transaction.join(node, name, pid, port)))
+        await self._write(_Write(lambda transaction: transaction.join(node, name, pid, port, queues or {}, version)))
         if sqlite3.sqlite_version_info < SAFE_FOR_SEVERAL and len(await self.nodes()) > 1:
             logger.warning(
                 "SQLite %s can, rarely, corrupt a file that several processes write and checkpoint at the same moment; "
@@ -340,9 +384,14 @@ class SqliteStorage:
             _Write(lambda transaction: transaction.expire(count), wakes=True)
         )
 
-    async def prune(self, finished_before: int, count: int = 1000) -> int:
+    async def prune(self, finished_before: int, count: int = 1000, states: frozenset[JobState] = FINAL_STATES) -> int:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.prune(finished_before, count))
+            _Write(lambda transaction: transaction.prune(finished_before, count, states))
+        )
+
+    async def prune_audit(self, before: int, count: int = 1000) -> int:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.prune_audit(before, count))
         )
 
     async def evict(self, count: int = 1000) -> int:
@@ -381,7 +430,7 @@ class SqliteStorage:
                 transaction = Transaction(connection, self._clock, self._ahead, self._live)
                 # Additions first, as one: a claim in the same commit already sees them.
                 additions = [job for write in group if write.jobs is not None for job in write.jobs]
-                transaction.add(additions)
+                transaction.add(additions, [batch for write in group for batch in write.batches])
                 results = [None if write.jobs is not None else write.verb(transaction) for write in group]
                 if any(write.wakes for write in group):
                     # Read here, so that a node that has joined a moment ago is told as well.
@@ -402,6 +451,10 @@ class SqliteStorage:
         records = await self._records([job_id], final=False)
         return records[0] if records else None
 
+    async def batch(self, batch_id: str) -> BatchRecord | None:
+        found = decode_batches(await self._value(self._lookups, "batches", ids=as_json([batch_id])))
+        return found[0] if found else None
+
     async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         return await self._records(job_ids, final=True)
 
@@ -411,9 +464,41 @@ class SqliteStorage:
         return [self._in_wall_time(record) for record in _decode_records(rows)]
 
     async def jobs(self, filter: JobFilter) -> Sequence[JobRecord]:
-        values = msgspec.structs.asdict(filter)
-        rows = await self._value(self._lists, "jobs", **values, limit_now=self.limit_now())
+        rows = await self._value(
+            self._lists,
+            _listing(filter),
+            **self._asked(filter),
+            count=filter.count,
+            sign=1 if filter.oldest_first else -1,
+        )
         return [self._in_wall_time(record) for record in _decode_records(rows)]
+
+    async def count_jobs(self, filter: JobFilter, most: int) -> int:
+        statement = "count_ended" if _has_ended(filter) else "count_by_id"
+        return int(await self._value(self._lists, statement, **self._asked(filter), most=most))
+
+    def _asked(self, filter: JobFilter) -> dict[str, Any]:
+        values = msgspec.structs.asdict(filter)
+        del values["count"], values["oldest_first"]
+        return {
+            **values,
+            "after": filter.cursor if filter.oldest_first else None,
+            "before": None if filter.oldest_first else filter.cursor,
+            "now": self.now(),
+            "limit_now": self.limit_now(),
+        }
+
+    async def waiting(self, most: int = 100_000) -> Sequence[WaitingCount]:
+        asked = {"most": most, "now": self.now(), "limit_now": self.limit_now()}
+        return _decode_waiting(await self._value(self._lists, "waiting", **asked))
+
+    async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
+        asked = {"id": job_id, "after": after, "count": count, "sign": -1 if newest else 1}
+        return _decode_lines(await self._value(self._lists, "logs", **asked))
+
+    async def audit_log(self, filter: AuditFilter) -> Sequence[AuditEntry]:
+        statement = "audit_log" if filter.subject is None else "audit_log_of"
+        return _decode_entries(await self._value(self._lists, statement, **msgspec.structs.asdict(filter)))
 
     def _in_wall_time(self, record: JobRecord) -> JobRecord:
         opens_at = record.throttled_until
@@ -434,6 +519,9 @@ class SqliteStorage:
         return _decode_queues(
             await self._value(self._lists, "queues", now=self._clock.now(), limit_now=self.limit_now())
         )
+
+    async def backlog(self, queue: str) -> int:
+        return int(await self._value(self._lookups, "backlog", queue=queue))
 
     async def obstacles(self) -> Sequence[Obstacle]:
         return ()
@@ -488,6 +576,45 @@ class SqliteStorage:
     async def settings(self) -> Sequence[LimitSetting]:
         return decode_settings(await self._value(self._lookups, "settings"))
 
+    async def put_schedule(self, record: ScheduleRecord, *, replaces: int | None, anew: bool = False) -> bool:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.put_schedule(record, replaces, anew=anew), wakes=True)
+        )
+
+    async def take_over_schedule(self, record: ScheduleRecord, *, was: str, replaces: int) -> bool:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.take_over_schedule(record, was, replaces), wakes=True)
+        )
+
+    async def schedules(
+        self, *, name: str | None = None, after: str = "", count: int = 1000
+    ) -> Sequence[ScheduleRecord]:
+        return decode_schedules(await self._value(self._lists, "schedules", name=name, after=after, count=count))
+
+    async def due_schedules(
+        self, tasks: frozenset[str], *, unable: frozenset[str] = frozenset(), count: int = 100
+    ) -> DueSchedules:
+        now = self._clock.now()
+        return await self._read(self._lookups, lambda connection: due(connection, now, tasks, unable, count))
+
+    async def overdue_schedules(
+        self, tasks: frozenset[str], *, before: int, unable: frozenset[str] = frozenset(), count: int = 100
+    ) -> Sequence[ScheduleRecord]:
+        return await self._read(self._lookups, lambda connection: overdue(connection, before, tasks, unable, count))
+
+    async def schedules_formerly(self, name: str) -> Sequence[ScheduleRecord]:
+        return decode_schedules(await self._value(self._lookups, "schedules_formerly", name=name))
+
+    async def fire(self, fired: Sequence[Fired]) -> Sequence[bool]:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.fire(fired), wakes=True)
+        )
+
+    async def remove_schedule(self, name: str) -> bool:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.remove_schedule(name), wakes=True)
+        )
+
     async def nodes(self) -> Sequence[NodeRecord]:
         return await self._read(self._lookups, lambda connection: node_records(connection, self._clock))
 
@@ -531,7 +658,7 @@ class SqliteStorage:
         if isinstance(translated, StorageUnusable):
             self._break(translated)
             return StorageUnavailable(str(translated))
-        return translated or error
+        return translated or sqlite_file.withdrawn(error, self.path) or error
 
     def _break(self, error: HeadgateError) -> None:
         """From now on every verb raises this: the file is not what it was."""
@@ -560,3 +687,14 @@ class SqliteStorage:
             return int(self._writer.execute("PRAGMA data_version").fetchone()[0])
         except sqlite3.Error as error:
             raise self._translated(error) from error
+
+
+def _has_ended(filter: JobFilter) -> bool:
+    """Whether only jobs are asked for that failed or were cancelled: they are few, and found by an index."""
+    return filter.state in (JobState.FAILED, JobState.CANCELLED)
+
+
+def _listing(filter: JobFilter) -> str:
+    if _has_ended(filter):
+        return "jobs_ended"
+    return "jobs_oldest" if filter.oldest_first else "jobs_newest"

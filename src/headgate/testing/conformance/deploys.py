@@ -129,3 +129,25 @@ class DeploysConformance(Conformance):
         assert sorted(await hands.take_ids()) == sorted([id, waits_for_two])
         await hands.storage.cancel(id)
         assert (await hands.record(id)).state is JobState.RUNNING
+
+    async def test_a_moved_job_leaves_its_old_starts_behind(self, hands: Hands, clock: ManualClock) -> None:
+        """They were charged to another limit, and would tell of more starts of this one than it allows."""
+        hands.rules = {"api": strict(1), "old": strict(5)}
+        id = await hands.add_one(draws=[("old", "acme")])
+        await hands.retry_later(await hands.take_one())
+        assert len(await hands.storage.starts("old", None, 0)) == 1
+        before = (Draw("old", "acme"),)
+        assert await hands.storage.regate([Regated(id, before, (ACME,), None, None)]) == 1
+        assert list(await hands.storage.starts("api", None, 0)) == []
+        clock.advance(60)
+        await hands.take_one()
+        assert len(await hands.storage.starts("api", None, 0)) == 1
+
+    async def test_a_job_that_is_moved_for_its_costs_leaves_its_old_starts_behind(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(10)}
+        id = await hands.add_one(draws=[("api", "acme")], costs=(2,))
+        await hands.retry_later(await hands.take_one())
+        assert await hands.storage.regate([Regated(id, (ACME,), (ACME,), (2,), GateTerms(patience=5))]) == 1
+        assert [start.cost for start in await hands.storage.starts("api", None, 0)] == [2], "they are as they were"
+        assert await hands.storage.regate([Regated(id, (ACME,), (ACME,), (3,), GateTerms(patience=5))]) == 1
+        assert list(await hands.storage.starts("api", None, 0)) == []

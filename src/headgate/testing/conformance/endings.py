@@ -6,7 +6,7 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
-from headgate.jobs.job import JobState
+from headgate.jobs.job import JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.endings import EXPIRED_ERROR
@@ -87,11 +87,61 @@ class EndingsConformance(Conformance):
         await hands.add()
         job = await hands.take_one()
         ending = Finished(job.id, job.fence, JobState.SUCCEEDED, result="1")
-        assert list(await hands.storage.finish(hands.node, [ending])) == [True]
-        assert list(await hands.storage.finish(hands.node, [ending])) == [False]
+        for _ in range(2):
+            assert list(await hands.storage.finish(hands.node, [ending])) == [True]
         other = Returned(job.id, job.fence, "failed", spent=True)
         assert list(await hands.storage.finish(hands.node, [other])) == [False]
         assert (await hands.counts()) == QueueCounts("default", 0, 0, 1, 0, 0)
+
+    @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
+    async def test_an_ending_whose_reply_was_lost_may_be_repeated(self, hands: Hands, state: JobState) -> None:
+        """The fault: the repeat was refused, so nobody was told of an end that was stored."""
+        await hands.storage.join("node-b", "b")
+        await hands.add(2)
+        first, second = await hands.take()
+        for job in (first, second):
+            if state is JobState.CANCELLED:
+                await hands.storage.cancel(job.id)
+        error = BOOM if state is JobState.FAILED else None
+        ending = Finished(first.id, first.fence, state, error=error)
+        other = Finished(second.id, second.fence, state, error=error)
+        assert list(await hands.storage.finish(hands.node, [ending])) == [True]
+        assert list(await hands.storage.finish(hands.node, [ending, other])) == [True, True]
+        attempts = [await hands.storage.attempts(job.id) for job in (first, second)]
+        assert [len(each) for each in attempts] == [state is not JobState.SUCCEEDED] * 2
+        wrong: list[Ending] = [
+            Finished(first.id, first.fence + 1, state, error=error),
+            Finished(first.id, first.fence, JobState.FAILED, error=JobError(type="Other", message="another one")),
+            Returned(first.id, first.fence, "failed", spent=True, error=BOOM),
+        ]
+        assert list(await hands.storage.finish(hands.node, wrong)) == [False] * 3
+        assert list(await hands.storage.finish("node-b", [ending])) == [False]
+
+    async def test_a_job_that_was_given_back_is_given_back_once(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add()
+        job = await hands.take_one()
+        back = Returned(job.id, job.fence, "failed", spent=True, run_at=clock.now() + SECOND, error=BOOM)
+        assert list(await hands.storage.finish(hands.node, [back])) == [True]
+        assert list(await hands.storage.finish(hands.node, [back])) == [False]
+        assert len(await hands.storage.attempts(job.id)) == 1
+        assert (await hands.counts()).waiting == 1
+
+    @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
+    async def test_what_ended_without_the_word_of_an_attempt_is_no_repeat(
+        self, hands: Hands, clock: ManualClock, state: JobState
+    ) -> None:
+        """A job that was given back and then cancelled, or has expired, did not end as its late attempt says."""
+        for expires_in in (None, 10):
+            await hands.add(expires_in=expires_in)
+            job = await hands.take_one()
+            await hands.give_back(job)
+            if expires_in is None:
+                await hands.storage.cancel(job.id)
+            else:
+                clock.advance(20)
+                assert [dropped.id for dropped in await hands.storage.expire()] == [job.id]
+            late = Finished(job.id, job.fence, state, error=BOOM if state is JobState.FAILED else None)
+            assert list(await hands.storage.finish(hands.node, [late])) == [False]
 
     async def test_a_retry_is_delayed_and_its_attempt_is_spent(self, hands: Hands, clock: ManualClock) -> None:
         hands.rules = {"api": strict(100)}
@@ -379,6 +429,18 @@ class EndingsConformance(Conformance):
         record = await hands.record(expired[0])
         assert (record.state, record.error, record.finished_at) == (JobState.FAILED, EXPIRED_ERROR, clock.now())
         assert await hands.counts() == QueueCounts("default", 0, 2, 0, 3, 0)
+
+    @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
+    async def test_an_expired_job_does_not_let_a_later_one_pass_the_next(
+        self, hands: Hands, clock: ManualClock, draws: tuple[tuple[str, str], ...]
+    ) -> None:
+        hands.rules = {"api": strict(2)}
+        await hands.add(expires_in=5, draws=draws)
+        (first,) = await hands.add(draws=draws)
+        (later,) = await hands.add(draws=draws, delay=1)
+        clock.advance(10)
+        assert await hands.take_ids(1) == [first]
+        assert await hands.take_ids(1) == [later]
 
     @pytest.mark.parametrize("draws", [(), (("api", "acme"),)], ids=["ungated", "gated"])
     async def test_a_claim_fails_at_most_a_hundred_expired_jobs_of_a_lane(

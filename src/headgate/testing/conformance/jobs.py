@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headgate.clock import SECOND
-from headgate.jobs.job import Draw, JobOptions, JobState
+from headgate.jobs.job import Draw, JobOptions, JobState, RetryTerms
 from headgate.storage.protocol import (
     Claim,
     JobFilter,
@@ -39,7 +39,7 @@ class JobsConformance(Conformance):
             expires_in=60,
             payload='{"page":2}',
             headers={"tenant": "acme"},
-            options=JobOptions(timeout=1.5, retries=7),
+            options=JobOptions(timeout=1.5, retry=RetryTerms(retries=7, delays=(1.0, 2.5))),
         )
         await hands.storage.add([new])
         record = await hands.record(new.id)
@@ -110,7 +110,7 @@ class JobsConformance(Conformance):
     # --------------------------------------------------------------------------------------- claiming
 
     async def test_a_claimed_job_is_running_and_belongs_to_its_node(self, hands: Hands, clock: ManualClock) -> None:
-        new = hands.new(payload="[1]", headers={"a": "b"}, options=JobOptions(retries=2))
+        new = hands.new(payload="[1]", headers={"a": "b"}, options=JobOptions(retry=RetryTerms(retries=2)))
         await hands.storage.add([new])
         clock.advance(3)
         job = await hands.take_one()
@@ -390,7 +390,7 @@ class JobsConformance(Conformance):
         ids = await hands.add(23)
         seen: list[str] = []
         before: str | None = None
-        while page := await hands.storage.jobs(JobFilter(before=before, count=5)):
+        while page := await hands.storage.jobs(JobFilter(cursor=before, count=5)):
             assert len(page) <= 5
             seen += [record.id for record in page]
             before = seen[-1]

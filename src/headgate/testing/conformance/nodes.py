@@ -144,6 +144,16 @@ class NodesConformance(Conformance):
         assert (await hands.storage.beat(hands.node)).known
         assert len(await hands.take()) == 2
 
+    async def test_a_node_that_is_known_and_joins_again_stays_as_it_is(self, hands: Hands, clock: ManualClock) -> None:
+        """As it does after an answer that was lost."""
+        await hands.add()
+        job = await hands.take_one()
+        before = await hands.storage.nodes()
+        clock.advance(5)
+        await hands.storage.join(hands.node, "another name", queues={"default": 7}, version="2")
+        assert list(await hands.storage.nodes()) == list(before)
+        assert set((await hands.storage.beat(hands.node)).owned) == {job.id}
+
     async def test_two_that_notice_a_death_recover_once(self, hands: Hands) -> None:
         await hands.add()
         await hands.take_one()

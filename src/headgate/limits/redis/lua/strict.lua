@@ -4,6 +4,7 @@
 -- state       the instants that still count, oldest first, each a little-endian integer of 8 bytes
 
 local KIND = 'strict'
+local MAX_COUNT = 1000
 local COUNT, PERIOD = tonumber(ARGV[10]), tonumber(ARGV[11])
 
 local function size(starts)
@@ -58,6 +59,8 @@ local function take(state, now, cost)
 end
 
 local function amend(state, charged_at, cost, started_at, actual)
+  -- More starts at one instant than any count allows close the window for no longer, and would all be remembered.
+  cost, actual = math.min(cost, MAX_COUNT), math.min(actual, MAX_COUNT)
   -- What has left the window meanwhile counts no more, and is not brought back.
   local first, past = not_after(state, charged_at - 1), not_after(state, charged_at)
   local known = math.min(cost, past - first)

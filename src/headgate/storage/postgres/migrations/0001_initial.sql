@@ -1,6 +1,12 @@
 -- Jobs, the lanes they wait in, the buckets they draw on, and the nodes that run them.
 -- Lanes and buckets have a hash of what they are for an id, so that they can be named without being read.
 
+-- Tells these tables from those of the same name in another database.
+CREATE TABLE headgate.identity (
+    id  uuid PRIMARY KEY DEFAULT gen_random_uuid()
+);
+INSERT INTO headgate.identity DEFAULT VALUES;
+
 -- Limit time is the server's clock and what is added to it (microseconds); last_used is how far it is known to have gone.
 CREATE TABLE headgate.limit_time (
     id         smallint PRIMARY KEY CHECK (id = 1),
@@ -51,6 +57,7 @@ CREATE TABLE headgate.lane (
     wakes_at  bigint,
     CHECK (behind IS NULL OR since IS NOT NULL)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX lane_queue ON headgate.lane (queue);
 CREATE INDEX lane_due ON headgate.lane (queue, since, id) WHERE gated AND behind IS NULL AND since IS NOT NULL;
 CREATE INDEX lane_asleep ON headgate.lane (queue, wakes_at) WHERE gated AND since IS NULL AND wakes_at IS NOT NULL;
 CREATE INDEX lane_behind ON headgate.lane (behind, queue, since, id) WHERE behind IS NOT NULL;
@@ -127,8 +134,9 @@ CREATE TABLE headgate.job (
     finished_at       bigint,
     -- The last start as it was charged: when (limit time), for which draws not, and what it was settled at.
     charged_at        bigint,
+    -- A blocked job waits for another one that it follows, in no lane and owned by no node; people see it as waiting.
     state             text COLLATE "C" NOT NULL DEFAULT 'waiting'
-                      CHECK (state IN ('waiting', 'running', 'succeeded', 'failed', 'cancelled')),
+                      CHECK (state IN ('waiting', 'blocked', 'running', 'succeeded', 'failed', 'cancelled')),
     task              text COLLATE "C" NOT NULL,
     queue             text COLLATE "C" NOT NULL,
     node              text COLLATE "C",
@@ -141,19 +149,37 @@ CREATE TABLE headgate.job (
     settled           text,
     result            text,
     error             text,
+    unique_key        text COLLATE "C",
+    -- What it belongs to: the job or batch that it follows, its batch, its schedule and when it is due there.
+    origin            text,
+    follows           text COLLATE "C" GENERATED ALWAYS AS (origin::json ->> 'follows') STORED,
+    batch             text COLLATE "C" GENERATED ALWAYS AS (origin::json ->> 'batch') STORED,
+    schedule          text COLLATE "C" GENERATED ALWAYS AS (origin::json ->> 'schedule') STORED,
+    -- Whether another job follows it, so that its end is looked at.
+    is_followed       boolean NOT NULL DEFAULT false,
+    audit             smallint NOT NULL DEFAULT 3 CHECK (audit BETWEEN 0 AND 3),
+    progress          text,
+    CHECK (state <> 'blocked' OR (follows IS NOT NULL AND node IS NULL AND held = 0)),
     CHECK (waiting = (state = 'waiting')),
     CHECK (state <> 'running' OR node IS NOT NULL),
     CHECK ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled')))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 -- A statement that finds jobs by their ids must not spell the condition of one of these indexes, or it may be planned over
--- that index and meet all that it has ever held. There a job waits if `state = 'waiting'`, and runs if it is neither
--- waiting nor finished.
+-- that index and meet all that it has ever held. There a job waits if `state = 'waiting'`; one that is neither waiting
+-- nor finished runs if it has a node, and is blocked if it has none.
 CREATE INDEX job_waiting ON headgate.job (lane, delayed, priority DESC, run_at, id) WHERE waiting;
+CREATE INDEX job_blocked ON headgate.job (queue) WHERE state = 'blocked';
+CREATE INDEX job_blocked_expires ON headgate.job (expires_at) WHERE state = 'blocked' AND expires_at IS NOT NULL;
 CREATE INDEX job_running ON headgate.job (node) WHERE state = 'running';
 CREATE INDEX job_failed ON headgate.job (id) WHERE state IN ('failed', 'cancelled');
 CREATE INDEX job_held ON headgate.job (id) WHERE held <> 0;
 CREATE INDEX job_expires ON headgate.job (expires_at) WHERE waiting AND expires_at IS NOT NULL;
 CREATE INDEX job_gives_up ON headgate.job (give_up_at) WHERE waiting AND give_up_at IS NOT NULL;
+CREATE UNIQUE INDEX job_unique ON headgate.job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');
+CREATE INDEX job_unique_running ON headgate.job (task, unique_key) WHERE unique_key IS NOT NULL AND state = 'running';
+CREATE INDEX job_follows ON headgate.job (follows) WHERE follows IS NOT NULL;
+CREATE INDEX job_batch ON headgate.job (batch, id) WHERE batch IS NOT NULL;
+CREATE INDEX job_schedule ON headgate.job (schedule, id) WHERE schedule IS NOT NULL;
 -- Jobs start and finish about in the order in which they lie there, so that a summary of each few pages is all that
 -- pruning and looking at starts need.
 CREATE INDEX job_times ON headgate.job USING brin (finished_at, charged_at)
@@ -175,6 +201,98 @@ CREATE TABLE headgate.attempt (
 );
 CREATE INDEX attempt_job ON headgate.attempt (job);
 
+-- What running jobs have logged. The lines of an attempt are numbered from its fence on, so they grow over all of them.
+CREATE TABLE headgate.log_line (
+    job      text COLLATE "C" NOT NULL,
+    number   bigint NOT NULL,
+    at       bigint NOT NULL,
+    attempt  integer NOT NULL,
+    level    smallint NOT NULL,
+    logger   text NOT NULL,
+    message  text NOT NULL,
+    PRIMARY KEY (job, number)
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+
+-- What people did to jobs, limits, queues and schedules; the subject is named, not its row, which may be gone.
+CREATE TABLE headgate.audit_entry (
+    number   bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at       bigint NOT NULL,
+    actor    text NOT NULL,
+    action   text NOT NULL,
+    kind     text COLLATE "C" NOT NULL CHECK (kind IN ('job', 'limit', 'queue', 'schedule')),
+    subject  text COLLATE "C" NOT NULL,
+    detail   text
+);
+CREATE INDEX audit_entry_subject ON headgate.audit_entry (subject, number);
+CREATE INDEX audit_entry_others ON headgate.audit_entry (at) WHERE kind <> 'job';
+
+-- Jobs that were enqueued as one batch. `pending` counts those that are not final; at 0 the batch is, and what
+-- follows it is released.
+CREATE TABLE headgate.batch (
+    id           text COLLATE "C" PRIMARY KEY,
+    total        integer NOT NULL CHECK (total >= 0),
+    pending      integer NOT NULL CHECK (pending BETWEEN 0 AND total),
+    succeeded    integer NOT NULL DEFAULT 0,
+    failed       integer NOT NULL DEFAULT 0,
+    cancelled    integer NOT NULL DEFAULT 0,
+    enqueued_at  bigint NOT NULL,
+    finished_at  bigint,
+    CHECK (pending + succeeded + failed + cancelled = total),
+    CHECK ((finished_at IS NOT NULL) = (pending = 0))
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+
+CREATE INDEX batch_finished ON headgate.batch (finished_at) WHERE finished_at IS NOT NULL;
+
+-- A rule that enqueues the same job again and again. `open` of its jobs are not final yet, and `runs` have really run, as
+-- far as that is merged from schedule_note. `revision` grows with each write.
+CREATE TABLE headgate.schedule (
+    name        text COLLATE "C" PRIMARY KEY,
+    task        text COLLATE "C" NOT NULL,
+    call        text NOT NULL,
+    rules       text NOT NULL,
+    started_at  bigint NOT NULL,
+    next_at     bigint,
+    last_at     bigint,
+    runs        bigint NOT NULL DEFAULT 0,
+    open        bigint NOT NULL DEFAULT 0,
+    last_job    text COLLATE "C",
+    paused_at   bigint,
+    revision    bigint NOT NULL,
+    -- Whether code has declared it, the name that it had before that code took it over, and why it skipped what last.
+    is_declared boolean NOT NULL DEFAULT false,
+    formerly    text COLLATE "C",
+    skipped     text COLLATE "C",
+    skipped_at  bigint
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX schedule_due ON headgate.schedule (next_at, name) WHERE next_at IS NOT NULL AND paused_at IS NULL;
+
+-- What the jobs of schedules have come to, and has not been merged. Ending a job only inserts, as adding one does, so it
+-- waits for nobody who holds the schedule.
+CREATE TABLE headgate.schedule_note (
+    id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    schedule  text COLLATE "C" NOT NULL,
+    runs      integer NOT NULL,
+    open      integer NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX schedule_note_schedule ON headgate.schedule_note (schedule);
+
+-- In the commit that ends a job, or lets it wait again; a job that did not really run is not counted as a run.
+CREATE FUNCTION headgate.note_job_of_schedule() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO headgate.schedule_note (schedule, runs, open)
+    VALUES (
+        NEW.schedule,
+        (NEW.state = 'succeeded' OR (NEW.state = 'failed' AND NEW.attempt > 0))::integer
+            - (OLD.state = 'succeeded' OR (OLD.state = 'failed' AND OLD.attempt > 0))::integer,
+        CASE WHEN NEW.finished_at IS NULL THEN 1 ELSE -1 END
+    );
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER job_of_schedule AFTER UPDATE OF finished_at ON headgate.job
+FOR EACH ROW WHEN (NEW.schedule IS NOT NULL AND (OLD.finished_at IS NULL) <> (NEW.finished_at IS NULL))
+EXECUTE FUNCTION headgate.note_job_of_schedule();
+
 -- A process that runs jobs; its lease is the beat, which other nodes watch for growth. What tells the process itself
 -- is for nodes of the same machine, which see at once that it has ended.
 CREATE TABLE headgate.node (
@@ -186,5 +304,8 @@ CREATE TABLE headgate.node (
     boot_id          text NOT NULL,
     started_at       bigint NOT NULL,
     beat_at          bigint NOT NULL,
-    beat             bigint NOT NULL DEFAULT 0
+    beat             bigint NOT NULL DEFAULT 0,
+    -- Its slots by queue, as JSON, and the version of Headgate that it runs.
+    queues           text NOT NULL DEFAULT '{}',
+    version          text NOT NULL DEFAULT ''
 );

@@ -1,4 +1,4 @@
--- Store new jobs, and that they have arrived in their lanes; those that are stored already stay as they are.
+-- Store new jobs that are plain, and that they have arrived in their lanes; those that are stored already stay as they are.
 WITH new AS (
     INSERT INTO headgate.job (
         id, task, queue, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,

@@ -1,2 +1,2 @@
 -- All buckets that grant permits.
-SELECT limit_name, key, state FROM headgate.bucket WHERE state LIKE '1:concurrency:%'
+SELECT limit_name, key, state, opens_at FROM headgate.bucket WHERE state LIKE '1:concurrency:%'

@@ -33,6 +33,31 @@ FROM line JOIN headgate.job ON job.lane = line.id AND job.waiting AND job.delaye
 WHERE line.gated AND line.since IS NULL AND (line.wakes_at IS NULL OR job.run_at < line.wakes_at) AND NOT line.is_ready
 GROUP BY line.id
 UNION ALL
+SELECT format('job %s is blocked, and %s, which it follows, is final or not marked as followed', id, follows)
+FROM headgate.job
+WHERE state = 'blocked'
+    AND NOT EXISTS (
+        SELECT 1 FROM headgate.job AS leader WHERE leader.id = job.follows AND leader.finished_at IS NULL AND leader.is_followed
+    )
+    AND NOT EXISTS (SELECT 1 FROM headgate.batch WHERE batch.id = job.follows AND pending > 0)
+UNION ALL
+SELECT format('batch %s counts %s pending jobs and has %s', id, pending, found)
+FROM headgate.batch
+CROSS JOIN LATERAL (
+    SELECT count(*) AS found FROM headgate.job WHERE job.batch = batch.id AND job.finished_at IS NULL
+) AS jobs
+WHERE pending <> found
+UNION ALL
 SELECT format('job %s waits in a lane that is not there', id)
 FROM headgate.job
 WHERE waiting AND NOT EXISTS (SELECT 1 FROM line WHERE line.id = job.lane)
+UNION ALL
+SELECT format('schedule %s counts %s jobs that are not final, and has %s', name, counted, found)
+FROM (
+    SELECT
+        name,
+        open + coalesce((SELECT sum(note.open) FROM headgate.schedule_note AS note WHERE note.schedule = name), 0) AS counted,
+        (SELECT count(*) FROM headgate.job WHERE job.schedule = name AND finished_at IS NULL) AS found
+    FROM headgate.schedule
+) AS counts
+WHERE counted <> found

@@ -7,6 +7,8 @@ FROM (
     UNION ALL
     SELECT queue, sum(jobs), 0, 0, 0, 0 FROM headgate.arrival GROUP BY queue
     UNION ALL
+    SELECT queue, count(*), 0, 0, 0, 0 FROM headgate.job WHERE state = 'blocked' GROUP BY queue
+    UNION ALL
     SELECT queue, 0, count(*), 0, 0, 0 FROM headgate.job WHERE state = 'running' GROUP BY queue
     UNION ALL
     SELECT

@@ -1,8 +1,8 @@
--- Waiting jobs whose time to start has passed, with the bucket that their lane waits behind; with :lanes, only those that
+-- Waiting and blocked jobs whose time to start has passed, with the bucket that their lane waits behind; with :lanes, only those that
 -- a claim would have started from these lanes.
 SELECT
     job.id, job.task, job.queue, job.expires_at, job.give_up_at, job.terms, job.draws, job.held, job.passed,
-    bucket.limit_name, bucket.key, job.costs IS NOT NULL AS has_costs
+    bucket.limit_name, bucket.key, job.costs IS NOT NULL AS has_costs, job.lane, job.waiting
 FROM (
     (
         SELECT id FROM headgate.job
@@ -17,6 +17,13 @@ FROM (
     UNION
     (
         SELECT id FROM headgate.job
+        WHERE state = 'blocked' AND expires_at <= :now AND :lanes::bytea[] IS NULL
+        ORDER BY expires_at
+        LIMIT :count
+    )
+    UNION
+    (
+        SELECT id FROM headgate.job
         WHERE waiting AND give_up_at <= :now AND :lanes::bytea[] IS NULL
         ORDER BY give_up_at
         LIMIT :count
@@ -24,6 +31,6 @@ FROM (
     LIMIT :count
 ) AS late
 JOIN headgate.job USING (id)
-LEFT JOIN headgate.lane ON lane.id = job.lane
+LEFT JOIN headgate.lane ON lane.id = job.lane AND job.waiting
 LEFT JOIN headgate.bucket ON bucket.id = lane.behind
 ORDER BY job.id

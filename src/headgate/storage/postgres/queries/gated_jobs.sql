@@ -1,7 +1,7 @@
 -- Waiting jobs of these tasks, by id; :limits leaves only those in lanes that draw on a limit that is not among them.
 SELECT id, task, queue, payload, headers, draws, costs, terms
 FROM headgate.job
-WHERE id > :after AND waiting AND task = ANY(:tasks::text[])
+WHERE id > :after AND (waiting OR state = 'blocked') AND task = ANY(:tasks::text[])
     AND (
         :limits::text[] IS NULL
         OR EXISTS (

@@ -47,6 +47,8 @@ ready (queue, at) AS (
 named AS (
     SELECT queue FROM oldest WHERE has_jobs
     UNION
+    SELECT queue FROM headgate.job WHERE state = 'blocked'
+    UNION
     SELECT queue FROM headgate.paused_queue
 )
 SELECT

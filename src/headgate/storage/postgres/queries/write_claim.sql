@@ -1,5 +1,5 @@
 -- What a claim of gated jobs comes to: charged buckets, lanes that have moved, and jobs that are the node's to run.
--- It counts as made only if all the jobs still wait in the lanes in which they were read.
+-- It counts as made only if all the jobs still wait in the lanes in which they were read, as they were read.
 WITH charged AS (
     UPDATE headgate.bucket SET state = new.state, idle_at = new.idle_at
     FROM unnest(:buckets::bytea[], :states::text[], :idle_at::bigint[]) AS new (id, state, idle_at)
@@ -13,7 +13,8 @@ moved AS (
     WHERE lane.id = new.id
 )
 UPDATE headgate.job
-SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
+SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
     cancel_requested = false, charged_at = :limit_now, held = new.held, uncharged = new.uncharged
-FROM unnest(:ids::text[], :job_lanes::bytea[], :held::bigint[], :uncharged::bigint[]) AS new (id, lane, held, uncharged)
-WHERE job.id = new.id AND job.lane = new.lane AND job.state = 'waiting'
+FROM unnest(:ids::text[], :job_lanes::bytea[], :fences::integer[], :held::bigint[], :uncharged::bigint[])
+    AS new (id, lane, fence, held, uncharged)
+WHERE job.id = new.id AND job.lane = new.lane AND job.fence = new.fence AND job.state = 'waiting'

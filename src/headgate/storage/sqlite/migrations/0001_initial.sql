@@ -96,8 +96,9 @@ CREATE TABLE job (
     lane              INTEGER NOT NULL,
     draws             TEXT NOT NULL CHECK (json_valid(draws)),
     costs             TEXT CHECK (costs IS NULL OR json_valid(costs)),
+    -- A blocked job waits for another one that it follows, in no lane; people see it as waiting.
     state             TEXT NOT NULL DEFAULT 'waiting'
-                      CHECK (state IN ('waiting', 'running', 'succeeded', 'failed', 'cancelled')),
+                      CHECK (state IN ('waiting', 'blocked', 'running', 'succeeded', 'failed', 'cancelled')),
     priority          INTEGER NOT NULL,
     delayed           INTEGER NOT NULL,
     run_at            INTEGER NOT NULL CHECK (typeof(run_at) = 'integer'),
@@ -124,15 +125,34 @@ CREATE TABLE job (
     settled           TEXT,
     result            TEXT,
     error             TEXT,
+    unique_key        TEXT,
+    -- What it belongs to: the job or batch that it follows, its batch, its schedule and when it is due there.
+    origin            TEXT CHECK (origin IS NULL OR json_valid(origin)),
+    -- The same, to be found by. Not generated: SQLite would compute them anew with every change of the row.
+    follows           TEXT,
+    batch             TEXT,
+    schedule          TEXT,
+    -- Whether another job follows it, so that its end is looked at.
+    is_followed       INTEGER NOT NULL DEFAULT 0,
+    audit             INTEGER NOT NULL DEFAULT 3 CHECK (audit BETWEEN 0 AND 3),
+    progress          TEXT CHECK (progress IS NULL OR json_valid(progress)),
+    CHECK (state <> 'blocked' OR (follows IS NOT NULL AND held = 0)),
     CHECK (state <> 'running' OR node IS NOT NULL),
     CHECK ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled')))
 );
 CREATE INDEX job_waiting ON job (lane, delayed, priority DESC, run_at, seq) WHERE state = 'waiting';
 CREATE INDEX job_held ON job (seq) WHERE held <> 0;
+CREATE INDEX job_blocked ON job (queue) WHERE state = 'blocked';
+CREATE INDEX job_blocked_expires ON job (expires_at) WHERE state = 'blocked' AND expires_at IS NOT NULL;
 CREATE INDEX job_running ON job (node, lane) WHERE state = 'running';
 CREATE INDEX job_final ON job (state, finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX job_expires ON job (expires_at) WHERE state = 'waiting' AND expires_at IS NOT NULL;
 CREATE INDEX job_gives_up ON job (give_up_at) WHERE state = 'waiting' AND give_up_at IS NOT NULL;
+CREATE UNIQUE INDEX job_unique ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');
+CREATE INDEX job_unique_running ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state = 'running';
+CREATE INDEX job_follows ON job (follows) WHERE follows IS NOT NULL;
+CREATE INDEX job_batch ON job (batch) WHERE batch IS NOT NULL;
+CREATE INDEX job_schedule ON job (schedule, seq) WHERE schedule IS NOT NULL;
 
 -- One row for each attempt that did not succeed.
 CREATE TABLE attempt (
@@ -149,6 +169,82 @@ CREATE TABLE attempt (
 );
 CREATE INDEX attempt_job ON attempt (job);
 
+-- What running jobs have logged. The lines of an attempt are numbered from its fence on, so they grow over all of them.
+CREATE TABLE log_line (
+    job      INTEGER NOT NULL,
+    number   INTEGER NOT NULL,
+    at       INTEGER NOT NULL,
+    attempt  INTEGER NOT NULL,
+    level    INTEGER NOT NULL,
+    logger   TEXT NOT NULL,
+    message  TEXT NOT NULL,
+    PRIMARY KEY (job, number)
+) WITHOUT ROWID;
+
+-- What people did to jobs, limits, queues and schedules; the subject is named, not its row, which may be gone.
+CREATE TABLE audit_entry (
+    number   INTEGER PRIMARY KEY AUTOINCREMENT,
+    at       INTEGER NOT NULL,
+    actor    TEXT NOT NULL,
+    action   TEXT NOT NULL,
+    kind     TEXT NOT NULL CHECK (kind IN ('job', 'limit', 'queue', 'schedule')),
+    subject  TEXT NOT NULL,
+    detail   TEXT
+);
+CREATE INDEX audit_entry_subject ON audit_entry (subject, number);
+CREATE INDEX audit_entry_others ON audit_entry (at) WHERE kind <> 'job';
+
+-- Jobs that were enqueued as one batch. `pending` counts those that are not final; at 0 the batch is, and what
+-- follows it is released.
+CREATE TABLE batch (
+    id           TEXT PRIMARY KEY,
+    total        INTEGER NOT NULL CHECK (total >= 0),
+    pending      INTEGER NOT NULL CHECK (pending BETWEEN 0 AND total),
+    succeeded    INTEGER NOT NULL DEFAULT 0,
+    failed       INTEGER NOT NULL DEFAULT 0,
+    cancelled    INTEGER NOT NULL DEFAULT 0,
+    enqueued_at  INTEGER NOT NULL,
+    finished_at  INTEGER,
+    CHECK (pending + succeeded + failed + cancelled = total),
+    CHECK ((finished_at IS NOT NULL) = (pending = 0))
+) WITHOUT ROWID;
+CREATE INDEX batch_finished ON batch (finished_at) WHERE finished_at IS NOT NULL;
+
+-- A rule that enqueues the same job again and again. `open` of its jobs are not final yet, and `runs` have really run.
+-- `revision` grows with each write but those counts.
+CREATE TABLE schedule (
+    name        TEXT PRIMARY KEY,
+    task        TEXT NOT NULL,
+    call        TEXT NOT NULL CHECK (json_valid(call)),
+    rules       TEXT NOT NULL CHECK (json_valid(rules)),
+    started_at  INTEGER NOT NULL,
+    next_at     INTEGER,
+    last_at     INTEGER,
+    runs        INTEGER NOT NULL DEFAULT 0,
+    open        INTEGER NOT NULL DEFAULT 0,
+    last_job    TEXT,
+    paused_at   INTEGER,
+    revision    INTEGER NOT NULL,
+    -- Whether code has declared it, the name that it had before that code took it over, and why it skipped what last.
+    is_declared INTEGER NOT NULL DEFAULT 0,
+    formerly    TEXT,
+    skipped     TEXT,
+    skipped_at  INTEGER
+);
+CREATE INDEX schedule_due ON schedule (next_at, name) WHERE next_at IS NOT NULL AND paused_at IS NULL;
+
+-- In the commit that ends a job, or lets it wait again; a job that did not really run is not counted as a run.
+CREATE TRIGGER job_of_schedule AFTER UPDATE OF finished_at ON job
+WHEN NEW.schedule IS NOT NULL AND (OLD.finished_at IS NULL) <> (NEW.finished_at IS NULL)
+BEGIN
+    UPDATE schedule
+    SET open = open + CASE WHEN NEW.finished_at IS NULL THEN 1 ELSE -1 END,
+        runs = runs
+            + (NEW.state = 'succeeded' OR (NEW.state = 'failed' AND NEW.attempt > 0))
+            - (OLD.state = 'succeeded' OR (OLD.state = 'failed' AND OLD.attempt > 0))
+    WHERE name = NEW.schedule;
+END;
+
 -- A process that runs jobs; its lease is the beat, which other nodes watch for growth.
 CREATE TABLE node (
     id               TEXT PRIMARY KEY,
@@ -160,5 +256,8 @@ CREATE TABLE node (
     port             INTEGER NOT NULL,
     started_at       INTEGER NOT NULL,
     beat_at          INTEGER NOT NULL,
-    beat             INTEGER NOT NULL DEFAULT 0
+    beat             INTEGER NOT NULL DEFAULT 0,
+    -- Its slots by queue, and the version of Headgate that it runs.
+    queues           TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(queues)),
+    version          TEXT NOT NULL DEFAULT ''
 );

@@ -1,4 +1,4 @@
--- Store new jobs without terms, each in its lane; fails as a whole if one of the ids is stored already.
+-- Store new jobs that are plain, each in its lane; fails as a whole if one of the ids is stored already.
 -- Most jobs are so, and each value that is read from their JSON costs 0.3 µs.
 INSERT INTO job (
     id, task, queue, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options, lane

@@ -21,6 +21,22 @@ WHERE EXISTS (
     WHERE job.lane = lane.id AND state = 'waiting' AND delayed = 1 AND (lane.wakes_at IS NULL OR run_at < lane.wakes_at)
 )
 UNION ALL
+SELECT 'job ' || id || ' is blocked, and ' || follows || ', which it follows, is final or not marked as followed'
+FROM job
+WHERE state = 'blocked'
+    AND NOT EXISTS (SELECT 1 FROM job AS leader WHERE leader.id = job.follows AND leader.finished_at IS NULL AND leader.is_followed)
+    AND NOT EXISTS (SELECT 1 FROM batch WHERE batch.id = job.follows AND batch.pending > 0)
+UNION ALL
+SELECT 'batch ' || id || ' counts ' || pending || ' pending jobs and has '
+    || (SELECT count(*) FROM job WHERE job.batch = batch.id AND job.finished_at IS NULL)
+FROM batch
+WHERE pending <> (SELECT count(*) FROM job WHERE job.batch = batch.id AND job.finished_at IS NULL)
+UNION ALL
 SELECT 'job ' || id || ' waits in a lane that is not there'
 FROM job
 WHERE state IN ('waiting', 'running') AND NOT EXISTS (SELECT 1 FROM lane WHERE lane.id = job.lane)
+UNION ALL
+SELECT 'schedule ' || name || ' counts ' || open || ' jobs that are not final, and has '
+    || (SELECT count(*) FROM job WHERE job.schedule = schedule.name AND finished_at IS NULL)
+FROM schedule
+WHERE open <> (SELECT count(*) FROM job WHERE job.schedule = schedule.name AND finished_at IS NULL)

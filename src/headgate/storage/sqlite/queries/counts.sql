@@ -1,4 +1,4 @@
--- Jobs by queue and state. Waiting ones are counted by their lanes.
+-- Jobs by queue and state. Waiting ones are counted by their lanes, blocked ones one by one.
 SELECT json_group_array(json_array(queue, waiting, running, succeeded, failed, cancelled))
 FROM (
     SELECT
@@ -11,6 +11,8 @@ FROM (
     FROM (
         SELECT queue, sum(waiting) AS waiting, 0 AS running, 0 AS succeeded, 0 AS failed, 0 AS cancelled
         FROM lane GROUP BY queue
+        UNION ALL
+        SELECT queue, count(*), 0, 0, 0, 0 FROM job WHERE state = 'blocked' GROUP BY queue
         UNION ALL
         SELECT queue, 0, count(*), 0, 0, 0 FROM job WHERE state = 'running' GROUP BY queue
         UNION ALL

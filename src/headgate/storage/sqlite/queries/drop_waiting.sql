@@ -2,4 +2,4 @@
 UPDATE job
 SET state = json_extract(dropped.value, '$[1]'), finished_at = :now, error = json_extract(dropped.value, '$[2]')
 FROM json_each(:jobs) AS dropped
-WHERE job.seq = json_extract(dropped.value, '$[0]') AND +job.state = 'waiting'
+WHERE job.seq = json_extract(dropped.value, '$[0]') AND +job.state IN ('waiting', 'blocked')

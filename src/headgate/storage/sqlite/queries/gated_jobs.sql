@@ -2,10 +2,11 @@
 SELECT json_group_array(json_array(id, task, queue, payload, json(headers), json(draws), json(costs), json(terms)))
 FROM (
     SELECT * FROM job
-    WHERE id > :after AND state = 'waiting' AND task IN (SELECT value FROM json_each(:tasks))
+    WHERE id > :after AND state IN ('waiting', 'blocked') AND task IN (SELECT value FROM json_each(:tasks))
         AND (
             :limits IS NULL
-            OR lane IN (
+            OR (state = 'blocked' AND @draws_unknown_limits)
+            OR state = 'waiting' AND lane IN (
                 SELECT id FROM lane
                 WHERE waiting > 0
                     AND EXISTS (

@@ -7,3 +7,4 @@ SELECT EXISTS (
             WHERE json_extract(draw.value, '$[0]') NOT IN (SELECT value FROM json_each(:limits))
         )
 )
+OR EXISTS (SELECT 1 FROM job WHERE state = 'blocked' AND @draws_unknown_limits)

@@ -2,7 +2,7 @@
 SELECT json_group_array(
     json_array(
         job.seq, lane, job.id, task, queue, payload, priority, run_at, attempt, fence, lost, enqueued_at, expires_at,
-        json(costs), json(headers), json(options), json(terms), held, passed,
+        json(costs), json(headers), json(options), json(origin), json(terms), held, passed,
         give_up_at, CASE WHEN held THEN json(draws) END
     )
 )

@@ -1,15 +1,7 @@
 -- These jobs as people look at them.
 SELECT json_group_array(
     json_array(
-        job.id, job.task, job.queue, job.state, job.payload, job.priority,
-        json(CASE WHEN job.delayed THEN 'true' ELSE 'false' END), job.run_at, job.enqueued_at, job.expires_at,
-        job.attempt, job.fence, job.lost, job.node, job.started_at, job.finished_at,
-        json(CASE WHEN job.cancel_requested THEN 'true' ELSE 'false' END), job.result, json(job.error),
-        json(job.draws), json(job.headers), json(job.options),
-        CASE WHEN bucket.opens_at > :limit_now THEN bucket.opens_at END,
-        CASE WHEN bucket.opens_at > :limit_now THEN json_array(bucket.limit_name, bucket.key) END,
-        CASE WHEN job.state = 'waiting' THEN coalesce(lane.waiting, 0) ELSE 0 END,
-        json(job.costs), json(job.terms), job.held, job.charged_at, job.uncharged
+        @job_record
     )
 )
 FROM json_each(:ids) AS wanted

@@ -1,7 +1,11 @@
--- Final jobs that finished before then.
-SELECT json_group_array(json_array(seq, id, held, json(draws), json(terms)))
+-- Jobs that finished in these states before then, how many lines each has logged, and its batch.
+SELECT json_group_array(
+    json_array(
+        seq, id, held, json(draws), json(terms), (SELECT count(*) FROM log_line WHERE log_line.job = job.seq), batch
+    )
+)
 FROM (
     SELECT * FROM job
-    WHERE state IN ('succeeded', 'failed', 'cancelled') AND finished_at < :before
+    WHERE state IN (SELECT value FROM json_each(:states)) AND finished_at < :before
     LIMIT :count
-)
+) AS job

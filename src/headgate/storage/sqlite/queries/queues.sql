@@ -29,6 +29,8 @@ oldest AS MATERIALIZED (
 known AS (
     SELECT queue FROM oldest
     UNION
+    SELECT queue FROM job WHERE state = 'blocked'
+    UNION
     SELECT queue FROM paused_queue
 ),
 ready (queue, at) AS (

@@ -1,7 +1,7 @@
 -- Store new jobs, each in its lane, or final if it was rejected; fails as a whole if one of the ids is stored already.
 INSERT INTO job (
     id, task, queue, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options, terms,
-    give_up_at, lane, state, error, finished_at
+    give_up_at, unique_key, origin, follows, batch, schedule, audit, lane, state, error, finished_at
 )
 SELECT
     json_extract(value, '$[0]'),
@@ -19,6 +19,12 @@ SELECT
     json_extract(value, '$[12]'),
     json_extract(value, '$[13]'),
     json_extract(value, '$[15]'),
+    json_extract(value, '$[17]'),
+    json_extract(value, '$[18]'),
+    json_extract(value, '$[18].follows'),
+    json_extract(value, '$[18].batch'),
+    json_extract(value, '$[18].schedule'),
+    json_extract(value, '$[19]'),
     (
         SELECT id FROM lane
         WHERE queue = json_extract(value, '$[2]') AND draws = json_extract(value, '$[9]')

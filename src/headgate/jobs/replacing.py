@@ -1,0 +1,63 @@
+"""What becomes of a waiting job when another one of its task replaces it under its unique key."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from headgate.jobs.job import Draw, NewJob
+from headgate.jobs.terms import GateTerms, bits, kept_permits, without
+
+Lane = tuple[str, tuple[Draw, ...], str]
+"""A queue, what is asked for, and the variant."""
+
+
+class Waited(NamedTuple):
+    """A waiting job as it was."""
+
+    id: str
+    queue: str
+    draws: tuple[Draw, ...]
+    terms: GateTerms | None
+    held: int
+    passed: int
+    has_costs: bool
+    delayed: bool
+    run_at: int
+
+    @property
+    def lane(self) -> Lane:
+        return lane_of(self.queue, self.draws, self.terms, self.held | self.passed)
+
+
+class Replacement(NamedTuple):
+    """What it asks for from now on, the permits that it still holds, and the ones that it gives back.
+
+    It starts anew: none of its attempts count any more. Where it stays in the lane it `stays`. Where it `draws_alike`,
+    the starts of its attempts are still those of the limits that it draws on; otherwise they are forgotten.
+    """
+
+    new: NewJob
+    held: int
+    gone: int
+    lane: Lane
+    stays: bool
+    draws_alike: bool
+
+
+def replacement(old: Waited, new: NewJob) -> Replacement:
+    """The latest wins, and has the place of the first: of a job that stood in line, in the line where it stood."""
+    keeps = kept_permits(old.id, old.draws, old.terms, old.held, new.draws, new.terms)
+    held = bits(draw in keeps for draw in new.draws)
+    gone = old.held & bits(draw not in keeps for draw in old.draws)
+    lane = lane_of(new.queue, new.draws, new.terms, held)
+    stays = lane == old.lane
+    run_at = old.run_at if stays and not old.delayed and not new.delayed else new.run_at
+    draws_alike = old.draws == new.draws and not old.has_costs and new.costs is None
+    return Replacement(replace(new, id=old.id, run_at=run_at), held, gone, lane, stays, draws_alike)
+
+
+def lane_of(queue: str, draws: tuple[Draw, ...], terms: GateTerms | None, passes: int) -> Lane:
+    asked = without(draws, passes)
+    return queue, asked, terms.variant(passes) if terms is not None and asked else ""

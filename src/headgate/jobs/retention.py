@@ -1,0 +1,81 @@
+"""Retention: how long final jobs are kept, by how they ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+
+from headgate.clock import Duration, microseconds
+from headgate.errors import DeclarationError
+from headgate.jobs.state import JobState
+
+DAY = 86400.0
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
+_PART = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([smhdw]?)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Seconds for which jobs are kept after they have succeeded, failed or been cancelled (7 days each).
+
+    With a job go its attempts, its log lines, and what is noted of it. What people did to limits, queues and schedules
+    is kept for `audit` (90 days).
+    """
+
+    succeeded: float = 7 * DAY
+    failed: float = 7 * DAY
+    cancelled: float = 7 * DAY
+    audit: float = 90 * DAY
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) <= 0:
+                raise DeclarationError(f"retention of {field.name}={getattr(self, field.name)} must be above 0 seconds")
+
+    def of(self, state: JobState) -> float:
+        """Seconds for which a job is kept that ended so."""
+        return {JobState.SUCCEEDED: self.succeeded, JobState.FAILED: self.failed}.get(state, self.cancelled)
+
+
+DEFAULT_RETENTION = Retention()
+
+
+def retention_of(given: Retention | Duration | Mapping[str, Duration]) -> Retention:
+    """Retention as it is said in code: one duration for all final jobs, or some by state; raises DeclarationError."""
+    match given:
+        case Retention():
+            return given
+        case Mapping():
+            known = [field.name for field in fields(Retention)]
+            for name in given:
+                if name not in known:
+                    raise DeclarationError(f"retention names {name!r}; it is said of: {', '.join(known)}")
+            return Retention(**{name: _seconds(name, value) for name, value in given.items()})
+        case _:
+            seconds = _seconds("all jobs", given)
+            return Retention(seconds, seconds, seconds)
+
+
+def parse_retention(text: str) -> Retention:
+    """Retention as it is said in a variable: `604800`, `7d`, or `succeeded=1h,failed=30d`. Raises DeclarationError."""
+    if "=" not in text:
+        return retention_of(_parse(text, text))
+    parts = [part.partition("=") for part in text.split(",") if part.strip()]
+    return retention_of({name.strip(): _parse(value, text) for name, _, value in parts})
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, timedelta)):
+        raise DeclarationError(f"retention of {name}={value!r} must be seconds or a timedelta")
+    return microseconds(value) / 1_000_000
+
+
+def _parse(value: str, text: str) -> float:
+    found = _PART.fullmatch(value)
+    if found is None:
+        raise DeclarationError(
+            f"HEADGATE_RETENTION={text!r} cannot be read; write seconds, 7d, or succeeded=1h,failed=30d (s, m, h, d, w)"
+        )
+    return float(found[1]) * _UNITS[found[2]]

@@ -1,0 +1,20 @@
+"""What a schedule enqueues, again and again."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headgate.jobs.audit import AuditLevel
+from headgate.jobs.job import JobOptions
+
+
+class ScheduledCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a schedule enqueues: a task with its payload, and how."""
+
+    task: str
+    queue: str
+    payload: str
+    priority: int = 0
+    headers: dict[str, str] | None = None
+    options: JobOptions | None = None
+    audit: AuditLevel = AuditLevel.FULL

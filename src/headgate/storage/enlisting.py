@@ -1,0 +1,106 @@
+"""Putting jobs into a transaction of the caller's own, on the caller's own connection.
+
+What follows from it is the same for every driver: the statements run on that connection and nothing else, so code that
+cannot await may use it too, and whether the jobs exist is decided by the caller's commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from headgate.errors import UnfitConnection
+from headgate.jobs.job import NewJob
+
+T = TypeVar("T")
+
+Driver = Literal["sqlite3", "aiosqlite", "asyncpg", "psycopg", "psycopg async"]
+
+_DRIVERS: dict[tuple[str, str], Driver] = {
+    ("sqlite3", "Connection"): "sqlite3",
+    ("aiosqlite", "Connection"): "aiosqlite",
+    ("asyncpg", "Connection"): "asyncpg",
+    ("asyncpg", "PoolConnectionProxy"): "asyncpg",
+    ("psycopg", "Connection"): "psycopg",
+    ("psycopg", "AsyncConnection"): "psycopg async",
+}
+_SQLALCHEMY = ("AsyncSession", "async_scoped_session", "Session", "scoped_session", "AsyncConnection", "Connection")
+
+
+@runtime_checkable
+class Enlists(Protocol):
+    """A store that can add jobs inside a transaction of somebody else's."""
+
+    async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+        """As `add`, but the jobs are there if and only if the open transaction of that connection commits.
+
+        Nobody is told before. It suspends only where the connection itself is awaited. Raises UnfitConnection.
+        """
+        ...
+
+
+class Enlisted(NamedTuple):
+    """A connection of the caller's: that of the driver, whatever it came wrapped in."""
+
+    driver: Driver
+    connection: Any
+
+
+async def enlisted(connection: Any) -> Enlisted:
+    """The driver's connection, with the transaction of SQLAlchemy begun. Raises UnfitConnection for what is none."""
+    wrapped = connection
+    for name in _SQLALCHEMY:
+        if _is_a(wrapped, "sqlalchemy", name):
+            wrapped = await _unwrapped(wrapped, name)
+            break
+    found = _driver(wrapped)
+    if found is None:
+        raise UnfitConnection(
+            f"connection={type(connection).__module__}.{type(connection).__qualname__} is none that a job can be put "
+            "into; pass a sqlite3, aiosqlite, asyncpg, psycopg or SQLAlchemy connection, or a SQLAlchemy session"
+        )
+    return Enlisted(found, wrapped)
+
+
+async def _unwrapped(wrapped: Any, name: str) -> Any:
+    if name in ("AsyncSession", "async_scoped_session"):
+        wrapped, name = await wrapped.connection(), "AsyncConnection"
+    elif name in ("Session", "scoped_session"):
+        wrapped, name = wrapped.connection(), "Connection"
+    # It begins a transaction with the first statement, as the driver sees it.
+    if name == "AsyncConnection":
+        await wrapped.exec_driver_sql("SELECT 1")
+        return (await wrapped.get_raw_connection()).driver_connection
+    wrapped.exec_driver_sql("SELECT 1")
+    return wrapped.connection.driver_connection
+
+
+def require_blocking(connection: Any) -> None:
+    """Raise UnfitConnection for a connection that has to be awaited."""
+    driver = _driver(connection)
+    is_async = any(_is_a(connection, "sqlalchemy", name) for name in _SQLALCHEMY if "sync" in name)
+    if is_async or driver in ("aiosqlite", "asyncpg", "psycopg async"):
+        raise UnfitConnection(
+            "this connection has to be awaited: `await task.using(connection=…).enqueue(…)`, without .sync"
+        )
+
+
+def run_at_once(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that never suspends."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    work.close()
+    raise AssertionError("what was to run at once has suspended")
+
+
+def _driver(connection: Any) -> Driver | None:
+    return next((driver for (module, name), driver in _DRIVERS.items() if _is_a(connection, module, name)), None)
+
+
+def _is_a(connection: Any, module: str, name: str) -> bool:
+    return any(
+        each.__name__ == name and each.__module__.partition(".")[0] == module for each in type(connection).__mro__
+    )

@@ -1,0 +1,239 @@
+"""Jobs that follow a job or a batch: what becomes of them when it is final. The same for every store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from headgate.errors import LeaderNotFound, LeaderNotRetried
+from headgate.jobs.batch import NewBatch, ended_as
+from headgate.jobs.job import JobError, JobState, NewJob
+
+LEADER_NOT_SUCCEEDED = "LeaderNotSucceeded"
+
+
+class Place(NamedTuple):
+    """Where a new job goes: it is `blocked` until its leader is final, or final at once with an `error`, or waits."""
+
+    state: JobState
+    is_blocked: bool = False
+    error: JobError | None = None
+
+    @property
+    def enters_lane(self) -> bool:
+        return self.state is JobState.WAITING and not self.is_blocked
+
+
+class Ended(NamedTuple):
+    """A job that has just become final, as far as others look at it."""
+
+    id: str
+    state: JobState
+    is_followed: bool
+    batch: str | None
+
+
+class Cause(NamedTuple):
+    """The error with which a leader ended otherwise than its followers need.
+
+    Of a batch, that of one of its jobs: of one that had a leader of its own only if all of them had.
+    """
+
+    leader: str
+    error: JobError | None
+    is_batch: bool = False
+
+
+class Root(NamedTuple):
+    """The job or batch at which a line of followers went wrong: what has to be retried for all of them."""
+
+    id: str
+    ended: JobState
+    is_batch: bool = False
+    error: str | None = None
+
+    @property
+    def how(self) -> str:
+        if self.ended is JobState.CANCELLED:
+            return "was cancelled"
+        return "failed" if self.error is None else f"failed with {self.error}"
+
+    @property
+    def named(self) -> str:
+        return f"batch {self.id}" if self.is_batch else self.id
+
+    @property
+    def remedy(self) -> str:
+        """What to retry."""
+        if self.is_batch:
+            return f"the jobs of {self.named} (`headgate jobs retry --batch {self.id} --state {self.ended.value}`)"
+        return self.id
+
+
+def root_of(leader: str, ended: JobState, cause: Cause | None) -> Root:
+    """Where it went wrong: at the leader, or at what that itself was cancelled for."""
+    error = None if cause is None else cause.error
+    if error is not None and error.type == LEADER_NOT_SUCCEEDED and error.data is not None:
+        data = error.data
+        type = data.get("root_error")
+        return Root(
+            str(data.get("root", data.get("leader"))),
+            JobState(str(data.get("root_ended", data.get("ended")))),
+            data.get("root_kind") == "batch",
+            None if type is None else str(type),
+        )
+    is_batch = cause is not None and cause.is_batch
+    return Root(leader, ended, is_batch, None if error is None else error.type)
+
+
+def leader_error(leader: str, ended: JobState, cause: Cause | None = None) -> JobError:
+    """What a job is cancelled with whose leader ended otherwise than it needs; it names where that began."""
+    root = root_of(leader, ended, cause)
+    if root.id == leader:
+        why = f"it follows {root.named}, which {root.how}"
+    else:
+        why = f"it follows {leader}, which was cancelled because {root.named} {root.how}"
+    return JobError(
+        type=LEADER_NOT_SUCCEEDED,
+        message=f"{why}; retry {root.remedy}, and this job comes back with it",
+        data={
+            "leader": leader,
+            "ended": ended.value,
+            "root": root.id,
+            "root_kind": "batch" if root.is_batch else "job",
+            "root_ended": root.ended.value,
+            "root_error": root.error,
+        },
+    )
+
+
+def went_wrong(ends: Mapping[str, JobState | None]) -> list[str]:
+    """Of these leaders, those that are final without having succeeded, in the order of their ids."""
+    return sorted(id for id, end in ends.items() if end is not None and end is not JobState.SUCCEEDED)
+
+
+def not_retried(job_id: str, leader: str, ended: JobState, cause: Cause | None) -> LeaderNotRetried:
+    """Why a follower is not retried alone: it would run although what it needs has not been done."""
+    root = root_of(leader, ended, cause)
+    return LeaderNotRetried(
+        f"job {job_id} follows {leader}, and runs only after that has succeeded: {root.named} {root.how}; "
+        f"retry {root.remedy} first, which brings back whoever was cancelled because of it",
+        root.id,
+    )
+
+
+def is_let_go(on: str, ended: JobState) -> bool:
+    """Whether a job that follows `on` that outcome may run, now that its leader ended so."""
+    return on == "any" or ended is JobState.SUCCEEDED
+
+
+def leaders_of(jobs: Sequence[NewJob]) -> set[str]:
+    """What new jobs follow."""
+    return {job.origin.follows for job in jobs if job.origin is not None and job.origin.follows is not None}
+
+
+def places(
+    jobs: Sequence[NewJob],
+    batches: Sequence[NewBatch],
+    ends: Mapping[str, JobState | None],
+    causes: Mapping[str, Cause],
+) -> dict[str, Place]:
+    """Where new jobs go, by id. A leader that is among them stands before those that follow it.
+
+    `ends` says of leaders that are stored already how they ended, None while they have not, and `causes` why they did
+    not succeed. Raises LeaderNotFound for a leader that is neither.
+    """
+    known = dict(ends)
+    why = dict(causes)
+    placed: dict[str, Place] = {}
+    finals: dict[str, list[JobState]] = {batch.id: [] for batch in batches}
+    totals = {batch.id: batch.total for batch in batches}
+    for job in jobs:
+        origin = job.origin
+        place = _place(job, finals, totals, known, why)
+        placed[job.id] = place
+        known[job.id] = place.state if place.state.is_final else None
+        why[job.id] = Cause(job.id, place.error)
+        if origin is not None and origin.batch in finals and place.state.is_final:
+            finals[origin.batch].append(place.state)
+            why[origin.batch] = _cause_of_batch(origin.batch, place.error, why.get(origin.batch))
+    return placed
+
+
+def _cause_of_batch(batch: str, error: JobError | None, before: Cause | None) -> Cause:
+    if before is not None and (before.error is None or before.error.type != LEADER_NOT_SUCCEEDED):
+        return before
+    return Cause(batch, error, is_batch=True)
+
+
+def _place(
+    job: NewJob,
+    finals: Mapping[str, list[JobState]],
+    totals: Mapping[str, int],
+    known: Mapping[str, JobState | None],
+    causes: Mapping[str, Cause],
+) -> Place:
+    leader = None if job.origin is None else job.origin.follows
+    if job.rejection is not None:
+        state = JobState.FAILED if job.terms is None else job.terms.rejected_as
+        return Place(state, error=job.rejection)
+    if leader is None or job.origin is None:
+        return Place(JobState.WAITING)
+    if leader in totals:
+        ended = _batch_end(finals[leader]) if len(finals[leader]) == totals[leader] else None
+    elif leader in known:
+        ended = known[leader]
+    else:
+        raise LeaderNotFound(job.id, leader)
+    if ended is None:
+        return Place(JobState.WAITING, is_blocked=True)
+    if is_let_go(job.origin.on, ended):
+        return Place(JobState.WAITING)
+    return Place(JobState.CANCELLED, error=leader_error(leader, ended, causes.get(leader)))
+
+
+def _batch_end(states: Sequence[JobState]) -> JobState:
+    return ended_as(states.count(JobState.FAILED), states.count(JobState.CANCELLED))
+
+
+class BatchCount(NamedTuple):
+    """How many jobs of a batch have become final, and as what; negative when they have come back."""
+
+    id: str
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.succeeded + self.failed + self.cancelled
+
+
+def batch_counts(ended: Sequence[Ended]) -> list[BatchCount]:
+    """What to count in the batches of these jobs, in the order of the batches' ids."""
+    found: dict[str, list[JobState]] = {}
+    for job in ended:
+        if job.batch is not None:
+            found.setdefault(job.batch, []).append(job.state)
+    return [
+        BatchCount(
+            id,
+            states.count(JobState.SUCCEEDED),
+            states.count(JobState.FAILED),
+            states.count(JobState.CANCELLED),
+        )
+        for id, states in sorted(found.items())
+    ]
+
+
+def new_batch_counts(
+    batches: Sequence[NewBatch], jobs: Sequence[NewJob], placed: Mapping[str, Place]
+) -> list[BatchCount]:
+    """What of new batches is final from the start."""
+    ended = [
+        Ended(job.id, placed[job.id].state, is_followed=False, batch=job.origin.batch)
+        for job in jobs
+        if job.origin is not None and placed[job.id].state.is_final
+    ]
+    counts = {count.id: count for count in batch_counts(ended)}
+    return [counts.get(batch.id, BatchCount(batch.id)) for batch in batches]

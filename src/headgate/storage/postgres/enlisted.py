@@ -1,0 +1,149 @@
+"""Adding jobs inside a transaction that somebody else has open on the database of the jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from headgate.errors import UnfitConnection
+from headgate.jobs.job import NewJob
+from headgate.storage.enlisting import Enlisted
+from headgate.storage.postgres.addition import add_tied
+from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.statements import Statement
+from headgate.storage.postgres.unique import add_unique
+
+INTRANS = 2
+"""What libpq calls a connection with a transaction open that is fine."""
+
+IDLE = 0
+
+
+async def session_of(caller: Enlisted, statements: dict[str, Statement], name: str) -> Session:
+    """The caller's connection as a session. Raises UnfitConnection without a transaction."""
+    connection = caller.connection
+    match caller.driver:
+        case "asyncpg":
+            if not connection.is_in_transaction():
+                raise _no_transaction("`async with connection.transaction():`")
+            return Session(connection, statements, is_pooled=False)
+        case "psycopg":
+            _require_psycopg_transaction(connection)
+            return PsycopgSession(connection, statements)
+        case "psycopg async":
+            _require_psycopg_transaction(connection)
+            return AsyncPsycopgSession(connection, statements)
+        case _:
+            raise UnfitConnection(
+                f"this is a connection of {caller.driver}, and the jobs of this app are in {name}; nothing was stored"
+            )
+
+
+async def add_enlisted(
+    session: Session, jobs: Sequence[NewJob], limit_now: int, now: int, identity: str
+) -> Mapping[str, str]:
+    """Store jobs in the transaction of this session, or nothing at all. `identity` is that of the tables."""
+    has_unique = any(job.unique_key is not None for job in jobs)
+    await _require_same_place(session, identity, has_unique=has_unique)
+    if not has_unique:
+        await add_tied(session, jobs, limit_now, now=now)
+        return {}
+    # What was stored before a duplicate is met must not be there if the caller goes on.
+    await session.script("SAVEPOINT headgate_add")
+    try:
+        others = await add_unique(session, jobs, limit_now, now=now)
+    except Exception:
+        await session.script("ROLLBACK TO SAVEPOINT headgate_add; RELEASE SAVEPOINT headgate_add")
+        raise
+    await session.script("RELEASE SAVEPOINT headgate_add")
+    return others
+
+
+async def _require_same_place(session: Session, identity: str, *, has_unique: bool) -> None:
+    """Look first without naming a table that may not be there: that error would undo the caller's transaction."""
+    ((has_tables, isolation, database),) = await session.fetch("enlisted_at")
+    if has_tables:
+        ((found,),) = await session.fetch("identity")
+        if found == identity:
+            if has_unique and isolation != "read committed":
+                raise UnfitConnection(
+                    f"this transaction is {isolation}, and could not see who came first under a unique key; nothing "
+                    "was stored: use READ COMMITTED, PostgreSQL's default"
+                )
+            return
+    raise UnfitConnection(
+        f"the jobs of this app are not in database {database!r} of this connection; nothing was stored: connect to the "
+        "database and schema that the app has"
+    )
+
+
+class PsycopgSession(Session):
+    """Statements by name on a psycopg connection, which answers at once."""
+
+    def __init__(self, connection: Any, statements: dict[str, Statement]) -> None:
+        super().__init__(connection, statements, is_pooled=False)
+
+    async def fetch(self, statement: str, /, **values: Any) -> list[Any]:
+        return _rows(self._run(statement, values))
+
+    async def execute(self, statement: str, /, **values: Any) -> int:
+        return int(self._run(statement, values).rowcount)
+
+    async def script(self, sql: str) -> None:
+        self._connection.execute(sql)
+
+    def _run(self, statement: str, values: Mapping[str, Any]) -> Any:
+        cursor = _cursor(self._connection)
+        return cursor.execute(*_translated(self._statements[statement], values))
+
+
+class AsyncPsycopgSession(PsycopgSession):
+    """The same on one that is awaited."""
+
+    async def fetch(self, statement: str, /, **values: Any) -> list[Any]:
+        cursor = await self._run(statement, values)
+        return [] if cursor.description is None else list(await cursor.fetchall())
+
+    async def execute(self, statement: str, /, **values: Any) -> int:
+        return int((await self._run(statement, values)).rowcount)
+
+    async def script(self, sql: str) -> None:
+        await self._connection.execute(sql)
+
+
+def _rows(cursor: Any) -> list[Any]:
+    return [] if cursor.description is None else list(cursor.fetchall())
+
+
+def _cursor(connection: Any) -> Any:
+    from psycopg.rows import tuple_row
+
+    # Whatever the caller has its own rows made into.
+    return connection.cursor(row_factory=tuple_row)
+
+
+def _translated(statement: Statement, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    # psycopg takes a tuple for a row, where asyncpg takes it for an array.
+    told = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return _for_psycopg(statement), {name: told[name] for name in statement.names}
+
+
+@lru_cache(500)
+def _for_psycopg(statement: Statement) -> str:
+    return re.sub(
+        r"\$(\d+)", lambda found: f"%({statement.names[int(found[1]) - 1]})s", statement.sql.replace("%", "%%")
+    )
+
+
+def _require_psycopg_transaction(connection: Any) -> None:
+    if connection.info.transaction_status == IDLE and connection.autocommit:
+        raise _no_transaction("`with connection.transaction():`")
+
+
+def _no_transaction(how: str) -> UnfitConnection:
+    return UnfitConnection(
+        f"this connection has no transaction open, so the job would not wait for what you do; nothing was stored: "
+        f"begin one first, with {how}"
+    )

@@ -1,0 +1,52 @@
+"""What a claim looks at before it locks anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headgate.storage.claiming import LaneRow
+from headgate.storage.postgres.rows import BucketRow
+
+
+class Ungated(msgspec.Struct, array_like=True):
+    """What the look saw in a lane without draws: jobs that are ready, those that were delayed and are due, …"""
+
+    ready: int
+    ripe: int
+    next_wake: int | None
+    unknown: list[str]
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there may be a job to take. Unknown ones may stand in front of it."""
+        return bool(self.ready or self.ripe or self.unknown)
+
+
+_decode_buckets = msgspec.json.Decoder(list[BucketRow]).decode
+decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
+"""Lanes as a claim reads them."""
+_decode_ungated = msgspec.json.Decoder(list[Ungated]).decode
+
+
+class Look:
+    """What a claim starts from, read without locks."""
+
+    def __init__(self, row: Any, queues: Sequence[str]) -> None:
+        self.now: int = row["now"]
+        self.limit_now: int = row["limit_now"]
+        self.ahead: int = row["ahead"]
+        self.has_joined: bool = row["has_joined"]
+        self.paused = frozenset(row["paused"])
+        self.revision: int = row["revision"]
+        self.has_arrivals: bool = row["has_arrivals"]
+        self.has_expired: bool = row["has_expired"]
+        self.opened = _decode_buckets(row["opened"])
+        self.due = decode_lanes(row["due"])
+        self.woken = decode_lanes(row["woken"])
+        self.behind: list[LaneRow] = []
+        self.ungated = dict(zip(queues, _decode_ungated(row["ungated"]), strict=True))
+        self.next_bucket: int | None = row["next_bucket"]
+        self.next_wake: int | None = row["next_wake"]

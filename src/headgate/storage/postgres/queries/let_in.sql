@@ -1,0 +1,4 @@
+-- The lanes of a batch that holds a permit wait behind its bucket, which is locked, no more.
+UPDATE headgate.lane SET behind = NULL
+FROM unnest(:buckets::bytea[], :batches::text[]) AS line (bucket, batch)
+WHERE lane.behind = line.bucket AND strpos(lane.variant, line.batch) > 0

@@ -1,0 +1,188 @@
+"""Adding jobs that have unique keys, inside a transaction.
+
+A conflicting insertion waits for whoever else has one open under the same key. So once a job is inserted, the index
+lets nobody else wait under its key, and a later statement sees every job that was claimed before: whichever of several
+comes first, the others find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from headgate.errors import LeaderNotFound, StorageUnavailable
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.job import Draw, NewJob
+from headgate.jobs.replacing import Waited, replacement
+from headgate.jobs.terms import GateTerms
+from headgate.jobs.uniqueness import Following, Kept, Replaced, Stands, Stored, decide, following, successor
+from headgate.storage.permits import Given
+from headgate.storage.postgres.addition import add_tied
+from headgate.storage.postgres.arrivals import Arrival, Lane, arrive
+from headgate.storage.postgres.bucket_views import lock_buckets
+from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.permits import give_permits
+from headgate.storage.postgres.rows import as_json, decode_draws, optional_json, optional_terms
+from headgate.storage.postgres.waiting import concerned
+
+TRIES = 100
+"""How often another job may vanish between being met and being looked at."""
+
+
+class Standing(NamedTuple):
+    """A job that is not final."""
+
+    id: str
+    state: str
+    queue: str
+    draws: tuple[Draw, ...]
+    terms: GateTerms | None
+    held: int
+    passed: int
+    has_costs: bool
+    delayed: bool
+    run_at: int
+
+
+async def add_unique(
+    session: Session, jobs: Sequence[NewJob], limit_now: int, batches: Sequence[NewBatch] = (), now: int = 0
+) -> dict[str, str]:
+    """Store jobs some of which have unique keys, in a transaction that is undone if this raises DuplicateJob.
+
+    By their ids, those for which another one stands.
+    """
+    # A repeat after a lost reply changes nothing.
+    stored = {row[0] for row in await session.fetch("stored_ids", ids=[job.id for job in jobs])}
+    adding = Unique(session, limit_now)
+    others: dict[str, str] = {}
+    if batches:
+        await add_tied(session, (), limit_now, batches, now)
+    for is_unique, group in groupby(jobs, key=lambda job: job.unique_key is not None):
+        new = [following(job, others) for job in group if job.id not in stored]
+        if not is_unique:
+            await add_tied(session, new, limit_now)
+            continue
+        for job in new:
+            other = await adding.add(following(job, others))
+            if other is not None:
+                others[job.id] = other
+    return others
+
+
+class Unique:
+    """Stores one job after the other."""
+
+    def __init__(self, session: Session, limit_now: int) -> None:
+        self._session = session
+        self._limit_now = limit_now
+
+    async def add(self, job: NewJob) -> str | None:
+        """The id of the job that stands for this one, None if it was stored."""
+        for _ in range(TRIES):
+            rows = await self._standing(job)
+            match decide(job, _stands(rows)):
+                case Stored():
+                    if await self._stored(job):
+                        return None
+                case Kept(id):
+                    return id
+                case Replaced(id):
+                    if await self._replaced(next(row for row in rows if row.id == id), job):
+                        return id
+                case Following(id):
+                    if await self._followed(successor(job, id)):
+                        return None
+        raise StorageUnavailable(
+            f"other jobs of task {job.task!r} came and went under unique_key={job.unique_key!r} all the time"
+        )
+
+    async def _standing(self, job: NewJob) -> list[Standing]:
+        rows = await self._session.fetch("standing_under", task=job.task, unique_key=job.unique_key)
+        return [_read(row) for row in rows]
+
+    async def _stored(self, job: NewJob) -> bool:
+        """Whether it could be inserted, and nothing had come and begun to run before it was."""
+        await add_tied(self._session, [job], self._limit_now)
+        rows = await self._standing(job)
+        if job.rejection is not None:
+            # It waits for nothing, and so stands in nobody's way.
+            return True
+        is_there = any(row.id == job.id for row in rows)
+        if is_there and any(row.state == "running" for row in rows):
+            await self._session.execute("unstore_job", id=job.id)
+            if next(row for row in rows if row.id == job.id).state == "waiting":
+                lane = Lane(job.queue, job.draws, job.variant)
+                await arrive(self._session, [Arrival(lane, -1)], self._limit_now)
+            return False
+        return is_there
+
+    async def _followed(self, job: NewJob) -> bool:
+        """Whether it could be inserted to follow the one that runs, which is locked: it ends after this or waits."""
+        try:
+            await add_tied(self._session, [job], self._limit_now)
+        except LeaderNotFound:
+            return False
+        if job.rejection is not None:
+            # It is final at once, and so stands under no key.
+            return True
+        return any(row.id == job.id for row in await self._standing(job))
+
+    async def _replaced(self, row: Standing, new: NewJob) -> bool:
+        """Whether it still waits, and asks for what the new one asks for."""
+        await lock_buckets(self._session, concerned(row.draws, row.held, row.terms, has_costs=row.has_costs))
+        locked = [_read(found) for found in await self._session.fetch("lock_standing", id=row.id)]
+        if not locked or locked[0].state not in ("waiting", "blocked"):
+            return False
+        now = locked[0]
+        if (now.draws, now.held, now.has_costs) != (row.draws, row.held, row.has_costs):
+            # Other buckets have to be locked first.
+            return False
+        waited = Waited(
+            now.id, now.queue, now.draws, now.terms, now.held, now.passed, now.has_costs, now.delayed, now.run_at
+        )
+        after = replacement(waited, new)
+        if after.gone and now.terms is not None:
+            given = Given(now.id, now.id, now.draws, now.terms, after.gone, now.held & ~after.gone)
+            await give_permits(self._session, [given], self._limit_now)
+        before, lane, job = Lane(*waited.lane), Lane(*after.lane), after.new
+        await self._session.execute(
+            "replace_job",
+            id=now.id,
+            payload=job.payload,
+            queue=job.queue,
+            priority=job.priority,
+            delayed=job.delayed,
+            run_at=job.run_at,
+            expires_at=job.expires_at,
+            give_up_at=job.give_up_at,
+            draws=as_json(job.draws),
+            costs=optional_json(job.costs),
+            headers=optional_json(job.headers),
+            options=optional_json(job.options),
+            terms=optional_json(job.terms),
+            audit=int(job.audit),
+            lane=lane.id,
+            held=after.held,
+        )
+        if not after.draws_alike:
+            await self._session.execute("forget_starts", id=now.id)
+        if now.state == "waiting":
+            here = Arrival(lane, 1, not job.delayed, job.run_at if job.delayed else None)
+            await arrive(self._session, [Arrival(before, -1), here], self._limit_now)
+            if now.has_costs:
+                await self._session.execute("reopen_behind", lanes=[before.id], limit_now=self._limit_now)
+        return True
+
+
+def _read(row: Any) -> Standing:
+    id, state, queue, draws, terms, held, passed, has_costs, delayed, run_at = row
+    return Standing(
+        id, state, queue, decode_draws(draws), optional_terms(terms), held, passed, has_costs, delayed, run_at
+    )
+
+
+def _stands(rows: Iterable[Standing]) -> Stands:
+    waiting = next((row.id for row in rows if row.state != "running"), None)
+    running = next((row.id for row in rows if row.state == "running"), None)
+    return Stands(waiting, running)

@@ -1,0 +1,57 @@
+"""Schedules as they are stored, and what is written when their occurrences are enqueued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headgate.jobs.job import NewJob
+from headgate.jobs.scheduled import ScheduledCall
+from headgate.schedules.schedule import Course, ScheduleRules, Skipped
+
+
+class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A schedule as it is stored; instants are wall microseconds.
+
+    `last_job` is the id of the job that it enqueued last. It is paused since `paused_at`. `revision` grows with each
+    write, and is what the next one compares. It `is_declared` if code has declared it with `@app.schedule`, and had
+    the name `formerly` if that code has taken it over. Its last occurrence that did not run was `skipped` for that
+    reason at `skipped_at`.
+    """
+
+    name: str
+    call: ScheduledCall
+    rules: ScheduleRules
+    course: Course
+    last_job: str | None = None
+    paused_at: int | None = None
+    revision: int = 0
+    is_declared: bool = False
+    formerly: str | None = None
+    skipped: Skipped | None = None
+    skipped_at: int | None = None
+
+
+class Fired(msgspec.Struct, frozen=True):
+    """The jobs of one schedule, and its course after them; written only if the schedule is as it was read."""
+
+    name: str
+    revision: int
+    next_at: int | None
+    last_at: int | None
+    jobs: Sequence[NewJob] = ()
+    skipped: Skipped | None = None
+    skipped_at: int | None = None
+
+    @property
+    def opened(self) -> int:
+        """How many of the jobs are not final at once."""
+        return sum(job.rejection is None for job in self.jobs)
+
+
+class DueSchedules(msgspec.Struct, frozen=True):
+    """The schedules that are due, the longest first, and when the next one is (None: none will be)."""
+
+    due: Sequence[ScheduleRecord]
+    next_at: int | None

@@ -1,0 +1,2 @@
+-- Forget a schedule; its jobs stay.
+DELETE FROM schedule WHERE name = :name

@@ -1,0 +1,169 @@
+"""Adding jobs that have unique keys, inside a write transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.job import Draw, JobState, NewJob
+from headgate.jobs.replacing import Waited, replacement
+from headgate.jobs.terms import GateTerms
+from headgate.jobs.uniqueness import (
+    Following,
+    Kept,
+    Key,
+    Replaced,
+    Stands,
+    Stored,
+    decide,
+    following,
+    key_of,
+    require_no_duplicate,
+    successor,
+    superseded_error,
+)
+from headgate.storage.permits import Given
+from headgate.storage.sqlite.permits import give_permits
+from headgate.storage.sqlite.statements import as_json, execute, fetch
+
+
+class Standing(msgspec.Struct, array_like=True):
+    """A job that is not final."""
+
+    seq: int
+    id: str
+    state: str
+    lane: int
+    queue: str
+    draws: tuple[Draw, ...]
+    terms: GateTerms | None
+    held: int
+    passed: int
+    has_costs: int
+    delayed: int
+    run_at: int
+    task: str
+    unique_key: str
+
+    @property
+    def key(self) -> Key:
+        return self.task, self.unique_key
+
+
+_decode_standing = msgspec.json.Decoder(list[Standing]).decode
+_decode_ids = msgspec.json.Decoder(set[str]).decode
+_decode_rivals = msgspec.json.Decoder(list[tuple[int, str]]).decode
+
+
+class Lanes(Protocol):
+    """What a transaction can do to lanes."""
+
+    def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> None: ...
+
+    def find_lane(self, queue: str, draws: Sequence[Draw], variant: str) -> int: ...
+
+    def leave_lane(self, lane: int, jobs: int, *, have_costs: bool) -> None: ...
+
+    def arm(self, seqs: Sequence[int]) -> None: ...
+
+
+class Unique:
+    """Stores jobs some of which have unique keys."""
+
+    def __init__(self, connection: sqlite3.Connection, lanes: Lanes, limit_now: int) -> None:
+        self._connection = connection
+        self._lanes = lanes
+        self._limit_now = limit_now
+
+    def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> dict[str, str]:
+        """By their ids, those for which another one stands. Raises DuplicateJob before anything is written."""
+        ids = as_json([job.id for job in jobs])
+        # A repeat of what is stored already changes nothing.
+        stored = _decode_ids(fetch(self._connection, "stored_ids", ids=ids))
+        new = [job for job in jobs if job.id not in stored]
+        keys = {key for job in new if (key := key_of(job)) is not None}
+        require_no_duplicate(new, {key: _stands(rows) for key, rows in self._standing(keys).items()})
+        others: dict[str, str] = {}
+        self._lanes.add((), batches)
+        for job in new:
+            self._add(following(job, others), others)
+        return others
+
+    def _add(self, job: NewJob, others: dict[str, str]) -> None:
+        key = key_of(job)
+        rows = [] if key is None else self._standing([key]).get(key, [])
+        match Stored() if key is None else decide(job, _stands(rows)):
+            case Stored():
+                self._lanes.add([job])
+            case Kept(id):
+                others[job.id] = id
+            case Replaced(id):
+                self._replace(next(row for row in rows if row.id == id), job)
+                others[job.id] = id
+            case Following(id):
+                self._lanes.add([successor(job, id)])
+
+    def _standing(self, keys: Iterable[Key]) -> dict[Key, list[Standing]]:
+        found: dict[Key, list[Standing]] = {}
+        for row in _decode_standing(fetch(self._connection, "standing_under", keys=as_json(list(keys)))):
+            found.setdefault(row.key, []).append(row)
+        return found
+
+    def _replace(self, row: Standing, new: NewJob) -> None:
+        waited = Waited(
+            row.id,
+            row.queue,
+            row.draws,
+            row.terms,
+            row.held,
+            row.passed,
+            bool(row.has_costs),
+            bool(row.delayed),
+            row.run_at,
+        )
+        after = replacement(waited, new)
+        if after.gone and row.terms is not None:
+            given = Given(row.seq, row.id, row.draws, row.terms, after.gone, 0)
+            give_permits(self._connection, [given], self._limit_now)
+        in_lane = row.state == "waiting"
+        lane = row.lane if after.stays else self._lanes.find_lane(*after.lane)
+        if in_lane and not after.stays:
+            self._lanes.leave_lane(row.lane, 1, have_costs=bool(row.has_costs))
+        job = as_json(after.new)
+        execute(self._connection, "replace_job", seq=row.seq, new=job, lane=lane, held=after.held)
+        if not after.draws_alike:
+            execute(self._connection, "forget_starts", seq=row.seq)
+        if in_lane and after.stays:
+            self._stay(lane, after.new, has_costs=bool(row.has_costs))
+        elif in_lane:
+            self._lanes.arm([row.seq])
+
+    def _stay(self, lane: int, new: NewJob, *, has_costs: bool) -> None:
+        """The lane keeps its own place in line."""
+        time = {"delayed": int(new.delayed), "run_at": new.run_at, "limit_now": self._limit_now}
+        execute(self._connection, "rearm", lane=lane, **time)
+        if has_costs:
+            # A bucket may have been closed for what the job cost before.
+            behind = fetch(self._connection, "lanes_behind", lanes=as_json([lane]))
+            execute(self._connection, "reopen_buckets", buckets=behind, limit_now=self._limit_now)
+
+
+def rivals(connection: sqlite3.Connection, seqs: Iterable[int]) -> dict[int, str]:
+    """The ids of those that wait where these jobs, which do not, would wait."""
+    return dict(_decode_rivals(fetch(connection, "rivals_under", seqs=as_json(list(seqs)))))
+
+
+def supersede(connection: sqlite3.Connection, rivals: Mapping[int, str], now: int) -> None:
+    """End running jobs whose successors wait already; who follows them has to be told."""
+    rows = [(seq, JobState.CANCELLED, None, superseded_error(rival)) for seq, rival in rivals.items()]
+    execute(connection, "finish", now=now, endings=as_json(rows))
+
+
+def _stands(rows: Iterable[Standing]) -> Stands:
+    waiting = next((row.id for row in rows if row.state != "running"), None)
+    running = next((row.id for row in rows if row.state == "running"), None)
+    return Stands(waiting, running)

@@ -1,0 +1,187 @@
+"""What is promised of lists: each filter, alone and together, by pages that miss nothing; counts; nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from headgate.clock import SECOND
+from headgate.errors import IllegalTransition
+from headgate.jobs.job import JobError, JobState, Origin
+from headgate.jobs.lifecycle import Finished
+from headgate.storage.protocol import JobFilter, WaitingCount
+from headgate.testing.conformance.hands import Conformance, Hands, strict
+from headgate.testing.manual_clock import ManualClock
+
+
+async def found(hands: Hands, **filter: Any) -> list[str]:
+    """What a filter finds, however it is looked at: in both directions, page by page, and counted."""
+    ids = [record.id for record in await hands.storage.jobs(JobFilter(**filter))]
+    assert [record.id for record in await hands.storage.jobs(JobFilter(**filter, oldest_first=True))] == ids[::-1]
+    for oldest_first in (False, True):
+        paged: list[str] = []
+        cursor: str | None = None
+        while page := await hands.storage.jobs(JobFilter(**filter, oldest_first=oldest_first, cursor=cursor, count=2)):
+            paged += [record.id for record in page]
+            cursor = paged[-1]
+        assert paged == (ids[::-1] if oldest_first else ids)
+    assert await hands.storage.count_jobs(JobFilter(**filter), 1000) == len(ids)
+    assert await hands.storage.count_jobs(JobFilter(**filter), 1) == min(1, len(ids))
+    return ids
+
+
+class ListingConformance(Conformance):
+    async def test_jobs_are_listed_by_state(self, hands: Hands) -> None:
+        waiting, running, succeeded, failed, cancelled = [await hands.add_one(priority=p) for p in (0, 9, 8, 7, 6)]
+        _, to_succeed, to_fail = await hands.take(3)
+        await hands.succeed(to_succeed)
+        await hands.fail(to_fail)
+        await hands.storage.cancel(cancelled)
+        for state, id in (
+            (JobState.WAITING, waiting),
+            (JobState.RUNNING, running),
+            (JobState.SUCCEEDED, succeeded),
+            (JobState.FAILED, failed),
+            (JobState.CANCELLED, cancelled),
+        ):
+            assert await found(hands, state=state) == [id]
+        assert await found(hands) == [cancelled, failed, succeeded, running, waiting]
+
+    async def test_waiting_jobs_are_listed_by_what_they_wait_for(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(1)}
+        ready = await hands.add_one(queue="other")
+        first, throttled = await hands.add(2, draws=[("api", "acme")])
+        delayed_there = await hands.add_one(draws=[("api", "acme")], delay=60)
+        delayed = await hands.add_one(delay=30)
+        assert await hands.take_ids() == [first]
+        assert await found(hands, view="ready") == [ready]
+        assert await found(hands, view="throttled") == [throttled]
+        assert await found(hands, view="scheduled") == [delayed, delayed_there]
+        assert await found(hands, view="scheduled", limit="api") == [delayed_there]
+        assert await found(hands, view="blocked") == []
+        assert await found(hands, view="ready", state=JobState.FAILED) == []
+        clock.advance(31)
+        assert await found(hands, view="ready") == [delayed, ready]
+
+    async def test_what_waiting_jobs_wait_for_is_counted_by_queue_and_task(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        hands.tasks = {"work", "other"}
+        await hands.add(3, draws=[("api", "acme")])
+        await hands.add(2, delay=60)
+        await hands.take()
+        await hands.add(4, task="other")
+        await hands.add(1, queue="mail")
+        assert list(await hands.storage.waiting()) == [
+            WaitingCount("default", "other", "ready", 4),
+            WaitingCount("default", "work", "scheduled", 2),
+            WaitingCount("default", "work", "throttled", 2),
+            WaitingCount("mail", "work", "ready", 1),
+        ]
+        assert sum(each.jobs for each in await hands.storage.waiting(most=3)) == 3
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("queue", "mail"),
+            ("task", "send"),
+            ("unique_key", "acme"),
+            ("schedule", "nightly"),
+            ("batch", "batch-1"),
+            ("text", '"to":"ada"'),
+            ("text", "100%_"),
+        ],
+    )
+    async def test_jobs_are_listed_by_what_they_are(self, hands: Hands, name: str, value: str) -> None:
+        await hands.add(2)
+        wanted = {
+            "queue": lambda: hands.new(queue="mail"),
+            "task": lambda: hands.new(task="send"),
+            "unique_key": lambda: replace(hands.new(), unique_key="acme"),
+            "schedule": lambda: replace(hands.new(), origin=Origin(schedule="nightly", occurs_at=5)),
+            "batch": lambda: replace(hands.new(), origin=Origin(batch="batch-1")),
+            "text": lambda: hands.new(payload='{"to":"ada","at":"100%_"}'),
+        }[name]()
+        other = hands.new(queue="mai", task="sen", payload='{"to":"bob","at":"1000"}')
+        await hands.storage.add([wanted, other])
+        assert await found(hands, **{name: value}) == [wanted.id]
+        assert await found(hands, **{name: "nothing"}) == []
+
+    async def test_jobs_are_listed_by_node(self, hands: Hands) -> None:
+        await hands.storage.join("node-b", "b")
+        await hands.add(3)
+        mine, theirs = await hands.take_one(), await hands.take_one(node="node-b")
+        assert await found(hands, node="node-a") == [mine.id]
+        assert await found(hands, node="node-b", state=JobState.RUNNING) == [theirs.id]
+        await hands.succeed(mine)
+        assert await found(hands, node="node-a", state=JobState.RUNNING) == []
+
+    async def test_jobs_are_listed_by_how_the_type_of_their_error_begins(self, hands: Hands) -> None:
+        await hands.add(4)
+        jobs = await hands.take()
+        types = ["httpx.ReadTimeout", "httpx.ConnectError", "ValueError"]
+        endings = [
+            Finished(job.id, job.fence, JobState.FAILED, error=JobError(type=type, message="httpx"))
+            for job, type in zip(jobs, types, strict=False)
+        ]
+        await hands.storage.finish(hands.node, endings)
+        assert await found(hands, error="httpx.") == [jobs[1].id, jobs[0].id]
+        assert await found(hands, error="httpx.Read", state=JobState.FAILED) == [jobs[0].id]
+        assert await found(hands, error="ValueError") == [jobs[2].id]
+        assert await found(hands, error="Value_rror") == await found(hands, error="%") == []
+
+    async def test_jobs_are_listed_by_when_they_were_enqueued_and_finished(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        began = clock.now()
+        ids: list[str] = []
+        for _ in range(4):
+            ids.append(await hands.add_one())
+            clock.advance(1)
+        for job in await hands.take(3):
+            await hands.fail(job)
+            clock.advance(1)
+        at = [began + second * SECOND for second in range(8)]
+        assert await found(hands, enqueued_from=at[1], enqueued_until=at[3]) == [ids[2], ids[1]]
+        assert await found(hands, enqueued_until=at[1]) == [ids[0]]
+        assert await found(hands, finished_from=at[5]) == [ids[2], ids[1]]
+        assert await found(hands, finished_from=at[4], finished_until=at[5]) == [ids[0]]
+        assert await found(hands, state=JobState.FAILED, finished_from=at[5]) == [ids[2], ids[1]]
+        assert await found(hands, state=JobState.FAILED, finished_until=at[5]) == [ids[0]]
+
+    async def test_filters_add_up(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(100), "day": strict(100)}
+        for queue in ("mail", "default"):
+            for key in ("acme", "globex"):
+                await hands.add(1, queue=queue, draws=[("api", key), ("day", "")], payload=f'"{key}"')
+        one = await found(hands, queue="mail", limit="api", key="acme", text="acme", state=JobState.WAITING)
+        assert len(one) == 1
+        assert await found(hands, queue="mail", limit="day", key="acme") == []
+        assert len(await found(hands, limit="day")) == 4
+
+    async def test_a_count_goes_on_from_its_cursor(self, hands: Hands) -> None:
+        ids = await hands.add(5)
+        assert await hands.storage.count_jobs(JobFilter(cursor=ids[2]), 100) == 2
+        assert await hands.storage.count_jobs(JobFilter(cursor=ids[1], oldest_first=True), 100) == 3
+
+    async def test_a_node_tells_its_slots_and_version(self, hands: Hands) -> None:
+        await hands.storage.join("node-b", "b", queues={"default": 4, "mail": 1}, version="1.2.3")
+        nodes = {node.id: node for node in await hands.storage.nodes()}
+        assert (nodes["node-b"].queues, nodes["node-b"].version) == ({"default": 4, "mail": 1}, "1.2.3")
+        assert (nodes["node-a"].queues, nodes["node-a"].version) == ({}, "")
+
+    async def test_a_blocked_job_is_listed_counted_and_not_run_now(self, hands: Hands) -> None:
+        leader = hands.new()
+        follower = replace(hands.new(delay=3600), origin=Origin(follows=leader.id))
+        await hands.storage.add([leader, follower])
+        assert await found(hands, view="blocked") == [follower.id]
+        assert await found(hands, view="ready") == [leader.id]
+        assert await found(hands, view="scheduled") == []
+        assert await found(hands, state=JobState.WAITING) == [follower.id, leader.id]
+        assert list(await hands.storage.waiting()) == [
+            WaitingCount("default", "work", "blocked", 1),
+            WaitingCount("default", "work", "ready", 1),
+        ]
+        with pytest.raises(IllegalTransition, match="follows"):
+            await hands.storage.run_now(follower.id)

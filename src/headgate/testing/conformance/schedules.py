@@ -1,0 +1,398 @@
+"""What is promised of schedules: each occurrence is enqueued once, and what its jobs come to is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from headgate.clock import SECOND
+from headgate.jobs.job import JobError, JobState, NewJob, Origin
+from headgate.jobs.lifecycle import Finished
+from headgate.jobs.scheduled import ScheduledCall
+from headgate.jobs.terms import GateTerms
+from headgate.schedules.schedule import Course, ScheduleRules
+from headgate.storage.schedules import Fired, ScheduleRecord
+from headgate.testing.conformance.hands import BOOM, Conformance, Hands, strict
+from headgate.testing.manual_clock import ManualClock
+
+WORK = frozenset({"work"})
+SKIPPING = GateTerms().skipping()
+
+
+class ScheduleHands:
+    """What these tests do with a store, in few words."""
+
+    def __init__(self, hands: Hands, clock: ManualClock) -> None:
+        self.hands = hands
+        self.storage = hands.storage
+        self.clock = clock
+
+    def record(
+        self, name: str = "s", *, due_in: float | None = 0, task: str = "work", **options: Any
+    ) -> ScheduleRecord:
+        now = self.clock.now()
+        return ScheduleRecord(
+            name,
+            ScheduledCall(task, "default", '{"a":"é"}', headers={"tenant": "ä"}),
+            ScheduleRules('{"kind":"every","minutes":1}', **options),
+            Course(now, None if due_in is None else now + round(due_in * SECOND)),
+        )
+
+    async def put(self, name: str = "s", **options: Any) -> None:
+        assert await self.storage.put_schedule(self.record(name, **options), replaces=None)
+
+    async def read(self, name: str = "s") -> ScheduleRecord:
+        (record,) = await self.storage.schedules(name=name)
+        return record
+
+    def job(self, record: ScheduleRecord, occurs_at: int, **options: Any) -> NewJob:
+        origin = Origin(on="any", schedule=record.name, occurs_at=occurs_at)
+        return replace(self.hands.new(task=record.call.task, **options), origin=origin, terms=SKIPPING)
+
+    def fired(self, record: ScheduleRecord, jobs: int = 1, next_in: float | None = 60, **options: Any) -> Fired:
+        now = self.clock.now()
+        made = [self.job(record, record.course.next_at or now, **options) for _ in range(jobs)]
+        return Fired(
+            record.name, record.revision, None if next_in is None else now + round(next_in * SECOND), now, made
+        )
+
+    async def fire(self, name: str = "s", jobs: int = 1, **options: Any) -> Sequence[NewJob]:
+        fired = self.fired(await self.read(name), jobs, **options)
+        assert await self.storage.fire([fired]) == [True]
+        return fired.jobs
+
+    async def counts(self, name: str = "s") -> tuple[int, int]:
+        course = (await self.read(name)).course
+        return course.runs, course.open
+
+    async def due(self, **options: Any) -> list[str]:
+        return [record.name for record in (await self.storage.due_schedules(WORK, **options)).due]
+
+
+class SchedulesConformance(Conformance):
+    async def test_a_schedule_is_read_as_it_was_stored(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        record = own.record(until=clock.now() + SECOND, max_runs=3, misfire="skip", overlap="queue", first_at=5)
+        record = replace(record, is_declared=True, formerly="é", skipped="overlap", skipped_at=7)
+        assert await hands.storage.put_schedule(record, replaces=None)
+        (stored,) = await hands.storage.schedules()
+        assert stored == replace(record, revision=1)
+        changed = replace(stored, is_declared=False, formerly=None, skipped=None, skipped_at=None)
+        assert await hands.storage.put_schedule(changed, replaces=1)
+        assert await hands.storage.schedules() == [replace(changed, revision=2)]
+        assert await hands.storage.schedules(name="other") == []
+
+    async def test_schedules_are_listed_by_name_and_page_by_page(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        for name in ("b", "a", "Z", "ä", "c"):
+            await own.put(name)
+        names = [record.name for record in await hands.storage.schedules()]
+        assert names == ["Z", "a", "b", "c", "ä"]
+        page = await hands.storage.schedules(after="a", count=2)
+        assert [record.name for record in page] == ["b", "c"]
+
+    async def test_what_was_changed_meanwhile_is_not_overwritten(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put()
+        assert not await hands.storage.put_schedule(own.record(max_runs=9), replaces=None)
+        first = await own.read()
+        assert await hands.storage.put_schedule(replace(first, paused_at=clock.now()), replaces=first.revision)
+        assert not await hands.storage.put_schedule(replace(first, last_job="x"), replaces=first.revision)
+        second = await own.read()
+        assert (second.paused_at, second.last_job, second.rules.max_runs) == (clock.now(), None, None)
+        assert not await hands.storage.put_schedule(replace(first, name="new"), replaces=1)
+        assert await hands.storage.schedules(name="new") == []
+
+    async def test_schedules_are_due_from_their_instant_on(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put("later", due_in=120)
+        await own.put("soon", due_in=60)
+        await own.put("never", due_in=None)
+        await own.put("of another task", due_in=1, task="other")
+        paused = replace(own.record("paused", due_in=1), paused_at=clock.now())
+        assert await hands.storage.put_schedule(paused, replaces=None)
+        found = await hands.storage.due_schedules(WORK)
+        assert (list(found.due), found.next_at) == ([], clock.now() + 60 * SECOND)
+        clock.advance(60)
+        assert await own.due() == ["soon"]
+        clock.advance(60)
+        assert await own.due() == ["soon", "later"]
+        assert await own.due(count=1) == ["soon"]
+        assert await own.due(unable=frozenset({"soon"})) == ["later"]
+        assert (await hands.storage.due_schedules(WORK)).next_at is None
+        assert list((await hands.storage.due_schedules(frozenset())).due) == []
+
+    async def test_an_occurrence_is_enqueued_once_however_many_see_it(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        for name in ("a", "b", "c"):
+            await own.put(name)
+        seen = (await hands.storage.due_schedules(WORK)).due
+        nodes = [[own.fired(record) for record in seen] for _ in range(4)]
+        written = await asyncio.gather(*(hands.storage.fire(fired) for fired in nodes))
+        assert [sum(flags) for flags in zip(*written, strict=True)] == [1, 1, 1]
+        assert len(await hands.take()) == 3
+        assert await own.due() == []
+        # A repeat whose reply was lost adds nothing either.
+        assert await hands.storage.fire(nodes[0]) == [False, False, False]
+        assert await hands.take() == []
+
+    async def test_jobs_and_advance_are_one_commit(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put()
+        (job,) = await own.fire()
+        record = await own.read()
+        assert (record.course.next_at, record.course.last_at) == (clock.now() + 60 * SECOND, clock.now())
+        assert (record.last_job, record.course.open) == (job.id, 1)
+        stored = await hands.storage.job(job.id)
+        assert stored is not None
+        assert (stored.origin, stored.terms) == (job.origin, SKIPPING)
+        # What fires nothing advances as well, and leaves the last job what it was.
+        assert await hands.storage.fire([own.fired(record, 0, next_in=None)]) == [True]
+        record = await own.read()
+        assert (record.course.next_at, record.last_job) == (None, job.id)
+        assert await own.due() == []
+
+    async def test_an_occurrence_that_follows_another_waits_for_it(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put()
+        fired = own.fired(await own.read(), 3)
+        one, two, three = fired.jobs
+        in_line = [
+            replace(job, origin=Origin(follows=before, on="any", schedule="s", occurs_at=1))
+            for job, before in ((one, None), (two, one.id), (three, two.id))
+        ]
+        assert await hands.storage.fire([replace(fired, jobs=in_line)]) == [True]
+        for count, job in enumerate((one, two, three)):
+            assert await own.counts() == (count, 3 - count)
+            (taken,) = await hands.take()
+            assert taken.id == job.id
+            await hands.storage.finish(hands.node, [Finished(job.id, taken.fence, JobState.FAILED, error=BOOM)])
+        assert await own.counts() == (3, 0)
+
+    async def test_a_schedule_that_is_gone_fires_nothing(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put()
+        fired = own.fired(await own.read())
+        assert await hands.storage.remove_schedule("s")
+        assert not await hands.storage.remove_schedule("s")
+        assert await hands.storage.fire([fired]) == [False]
+        assert await hands.take() == []
+
+    async def test_runs_are_what_really_ran(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        hands.rules = {"api": strict(1)}
+        await own.put()
+        await own.fire(jobs=3)
+        one, two, three = await hands.take()
+        assert await own.counts() == (0, 3)
+        await hands.succeed(one)
+        assert await own.counts() == (1, 2)
+        await hands.storage.finish(hands.node, [Finished(two.id, two.fence, JobState.FAILED, error=BOOM)])
+        assert await own.counts() == (2, 1)
+        await hands.storage.finish(hands.node, [Finished(three.id, three.fence, JobState.CANCELLED)])
+        assert await own.counts() == (2, 0)
+        # Cancelled while it waited, expired, and rejected as it came.
+        (job,) = await own.fire()
+        assert await own.counts() == (2, 1)
+        await hands.storage.cancel(job.id)
+        (job,) = await own.fire(expires_in=5)
+        clock.advance(6)
+        dropped = await hands.storage.expire()
+        assert [(each.id, each.state) for each in dropped] == [(job.id, JobState.CANCELLED)]
+        (job,) = await own.fire(rejection=JobError(type="LimitRejected", message="no"))
+        record = await hands.storage.job(job.id)
+        assert record is not None
+        assert record.state is JobState.CANCELLED
+        assert await own.counts() == (2, 0)
+
+    async def test_an_expired_occurrence_that_a_claim_meets_is_skipped(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put()
+        await own.fire(expires_in=5)
+        clock.advance(6)
+        claimed = await hands.claim()
+        assert list(claimed.jobs) == []
+        await hands.storage.expire()
+        assert await own.counts() == (0, 0)
+
+    async def test_a_job_that_an_operator_retries_is_open_again(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put()
+        await own.fire(jobs=2)
+        one, two = await hands.take()
+        await hands.storage.finish(hands.node, [Finished(one.id, one.fence, JobState.FAILED, error=BOOM)])
+        await hands.storage.finish(hands.node, [Finished(two.id, two.fence, JobState.CANCELLED)])
+        assert await own.counts() == (1, 0)
+        await hands.storage.retry(one.id)
+        await hands.storage.retry(two.id)
+        assert await own.counts() == (0, 2)
+        for job in await hands.take():
+            await hands.succeed(job)
+        assert await own.counts() == (2, 0)
+
+    async def test_the_jobs_of_a_dead_node_stay_open_until_they_end(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put()
+        await own.fire()
+        await hands.take()
+        await hands.storage.leave(hands.node)
+        assert await own.counts() == (0, 1)
+        await hands.storage.join(hands.node, "a")
+        (job,) = await hands.take()
+        await hands.succeed(job)
+        assert await own.counts() == (1, 0)
+
+    async def test_declaring_again_keeps_the_count_unless_it_begins_anew(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put()
+        await own.fire(jobs=3)
+        one, two, _ = await hands.take()
+        stale = await own.read()
+        await hands.succeed(one)
+        # It was read before that job ended, and must not undo its count.
+        assert await hands.storage.put_schedule(replace(stale, last_job="x"), replaces=stale.revision)
+        assert await own.counts() == (1, 2)
+        await hands.succeed(two)
+        again = await own.read()
+        anew = replace(again, course=replace(again.course, runs=0))
+        assert await hands.storage.put_schedule(anew, replaces=again.revision, anew=True)
+        assert await own.counts() == (0, 1)
+
+    async def test_one_that_was_removed_meets_its_old_jobs_when_it_is_there_again(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put()
+        await own.fire(jobs=3)
+        one, two, three = await hands.take()
+        await hands.succeed(one)
+        await hands.storage.remove_schedule("s")
+        await hands.succeed(two)
+        await own.put()
+        assert await own.counts() == (0, 1)
+        await hands.succeed(three)
+        assert await own.counts() == (1, 0)
+
+    async def test_pruned_jobs_stay_counted(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put()
+        await own.fire()
+        (job,) = await hands.take()
+        await hands.succeed(job)
+        clock.advance(10)
+        assert await hands.storage.prune(clock.now()) == 1
+        assert await own.counts() == (1, 0)
+
+    async def test_what_was_skipped_last_stays_told(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put()
+        skipping = replace(own.fired(await own.read(), jobs=0), skipped="misfire", skipped_at=7)
+        assert await hands.storage.fire([skipping]) == [True]
+        await own.fire()
+        record = await own.read()
+        assert (record.skipped, record.skipped_at) == ("misfire", 7)
+
+    async def test_a_schedule_takes_the_place_of_another_one_with_its_jobs_and_its_count(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put("old")
+        await own.fire("old", jobs=4)
+        one, two, _, _ = await hands.take()
+        await hands.succeed(one)
+        known = await own.read("old")
+        new = replace(known, name="new", formerly="old", course=replace(known.course, next_at=clock.now() + 9))
+        await hands.succeed(two)
+        assert not await hands.storage.take_over_schedule(new, was="other", replaces=known.revision)
+        assert not await hands.storage.take_over_schedule(new, was="old", replaces=known.revision - 1)
+        assert await own.counts("old") == (2, 2)
+        assert await hands.storage.take_over_schedule(new, was="old", replaces=known.revision)
+        (stored,) = await hands.storage.schedules()
+        assert (stored.name, stored.formerly, stored.course.next_at) == ("new", "old", clock.now() + 9)
+        assert list(await hands.storage.schedules_formerly("old")) == [stored]
+        assert list(await hands.storage.schedules_formerly("new")) == []
+        assert await own.counts("new") == (2, 2)
+        assert await hands.storage.check() == []
+        # Read before the name was another one: it is enqueued under neither.
+        assert await hands.storage.fire([own.fired(known)]) == [False]
+
+    async def test_jobs_that_run_while_their_schedule_gets_another_name_are_counted_under_it(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put("old")
+        await own.fire("old", jobs=2)
+        one, two = await hands.take()
+        known = await own.read("old")
+        assert await hands.storage.take_over_schedule(replace(known, name="new"), was="old", replaces=known.revision)
+        await hands.succeed(one)
+        await hands.storage.finish(hands.node, [Finished(two.id, two.fence, JobState.FAILED, error=BOOM)])
+        assert await own.counts("new") == (2, 0)
+        job = await hands.storage.job(one.id)
+        assert job is not None
+        assert job.origin is not None
+        assert job.origin.schedule == "new"
+        assert job.origin.occurs_at is not None
+        assert await hands.storage.check() == []
+
+    async def test_a_name_that_is_taken_is_not_given_away(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put("old")
+        await own.put("new", max_runs=3)
+        known = await own.read("old")
+        assert not await hands.storage.take_over_schedule(
+            replace(known, name="new"), was="old", replaces=known.revision
+        )
+        assert [record.name for record in await hands.storage.schedules()] == ["new", "old"]
+
+    async def test_of_many_that_take_a_schedule_over_one_does(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put("old")
+        await own.fire("old", jobs=3)
+        known = await own.read("old")
+        done = await asyncio.gather(
+            *(
+                hands.storage.take_over_schedule(replace(known, name="new"), was="old", replaces=known.revision)
+                for _ in range(4)
+            )
+        )
+        assert sorted(done) == [False, False, False, True]
+        assert [record.name for record in await hands.storage.schedules()] == ["new"]
+        assert await own.counts("new") == (0, 3)
+
+    async def test_schedules_are_overdue_that_nobody_here_can_fire(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        await own.put("later", task="other", due_in=50)
+        await own.put("known", due_in=1)
+        await own.put("unable", due_in=2)
+        await own.put("other", task="other", due_in=1)
+        await own.put("over", task="other", due_in=None)
+        paused = replace(own.record("paused", task="other"), paused_at=clock.now())
+        assert await hands.storage.put_schedule(paused, replaces=None)
+
+        async def overdue(**options: Any) -> list[str]:
+            before = clock.now() + 10 * SECOND
+            return [each.name for each in await hands.storage.overdue_schedules(WORK, before=before, **options)]
+
+        assert await overdue() == ["other"]
+        assert await overdue(unable=frozenset({"unable"})) == ["other", "unable"]
+        assert await overdue(unable=frozenset({"unable"}), count=1) == ["other"]
+        assert list(await hands.storage.overdue_schedules(WORK, before=clock.now() + SECOND)) == []
+
+    async def test_whoever_watches_is_woken(self, hands: Hands, clock: ManualClock) -> None:
+        own = ScheduleHands(hands, clock)
+        woken: list[int] = []
+        unwatch = hands.storage.watch(lambda: woken.append(1))
+        try:
+            await own.put()
+            assert woken
+            woken.clear()
+            await own.fire()
+            assert woken
+        finally:
+            unwatch()

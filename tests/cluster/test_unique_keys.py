@@ -1,0 +1,182 @@
+"""Unique keys on PostgreSQL while others add, claim and finish between two statements: one waits, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from headgate.errors import DuplicateJob, IllegalTransition
+from headgate.jobs.job import JobState, NewJob
+from headgate.testing.conformance.hands import Hands, at_once
+from headgate.testing.conformance.unique_keys import unique
+from tests.cluster.test_overtaken import World, world  # noqa: F401  # a fixture
+from tests.cluster.unique_storm import Storm
+
+
+async def stored(hands: Hands, new: NewJob) -> str:
+    """The id of the job that stands for it."""
+    return (await hands.storage.add([new])).get(new.id, new.id)
+
+
+@pytest.mark.parametrize("policy", ["keep", "replace", "raise"])
+async def test_of_two_that_look_before_either_adds_one_is_stored(world: World, policy: Any) -> None:  # noqa: F811
+    mine, other = (unique(hands, on_conflict=policy, payload=name) for hands, name in zip_hands(world))
+    adding = world.after("standing_under", lambda: stored(world.right, other))
+    if policy == "raise":
+        with pytest.raises(DuplicateJob) as caught:
+            await stored(world.left, mine)
+        assert caught.value.job_id == await adding == other.id
+    else:
+        assert await stored(world.left, mine) == await adding == other.id
+    (job,) = await world.left.take()
+    assert (job.id, job.payload) == (other.id, '"left"' if policy == "replace" else '"right"')
+
+
+def zip_hands(world: World) -> list[tuple[Hands, str]]:  # noqa: F811
+    return [(world.left, '"left"'), (world.right, '"right"')]
+
+
+async def test_a_job_that_is_added_and_claimed_after_the_look_is_seen_as_running(world: World) -> None:  # noqa: F811
+    """Its key is free in the index when the insertion comes to it: only a later look can see the job that runs."""
+    mine, other = unique(world.left), unique(world.right)
+
+    async def add_and_claim() -> list[str]:
+        await stored(world.right, other)
+        return await world.right.take_ids()
+
+    claiming = world.after("standing_under", add_and_claim)
+    assert await stored(world.left, mine) == other.id
+    assert await claiming == [other.id]
+    assert (await world.left.counts()).waiting == 0
+    assert await world.left.storage.job(mine.id) is None
+
+
+async def test_a_job_that_is_claimed_while_it_is_to_be_replaced_is_followed(world: World) -> None:  # noqa: F811
+    first = await stored(world.left, unique(world.left, payload="1"))
+    claiming = world.after("standing_under", world.right.take_one)
+    successor = await stored(world.left, unique(world.left, on_conflict="replace", payload="2"))
+    running = await claiming
+    assert (running.id, running.payload) == (first, "1")
+    assert successor != first
+    assert (await world.left.record(successor)).is_blocked
+    await world.right.succeed(running)
+    assert [(job.id, job.payload) for job in await world.left.take()] == [(successor, "2")]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+async def test_a_job_that_is_replaced_while_it_is_claimed_starts_with_what_came_last(
+    world: World,  # noqa: F811
+    gated: bool,
+) -> None:
+    """A claim of gated jobs has read the arguments before it takes the job: it must not give out the old ones."""
+    world.rule(r=at_once(100))
+    draws = [("r", "a")] if gated else []
+    first = await stored(world.left, unique(world.left, draws=draws, payload="1"))
+    new = unique(world.right, draws=draws, on_conflict="replace", payload="2")
+    replacing = world.after("heads" if gated else "look", lambda: stored(world.right, new))
+    started = [*(await world.left.claim()).jobs, *await world.left.take()]
+    assert await replacing == first
+    assert [(job.id, job.payload) for job in started] == [(first, "2")]
+
+
+async def test_a_running_job_that_ends_while_it_is_to_be_followed_is_followed_by_nobody(
+    world: World,  # noqa: F811
+) -> None:
+    first = await stored(world.left, unique(world.left))
+    running = await world.right.take_one()
+    ending = world.after("standing_under", lambda: world.right.succeed(running))
+    second = await stored(world.left, unique(world.left, on_conflict="replace", payload="2"))
+    await ending
+    assert second != first
+    assert [job.payload for job in await world.left.take()] == ["2"]
+
+
+async def test_a_running_job_that_is_to_be_tried_again_while_it_is_followed_is_replaced_instead(
+    world: World,  # noqa: F811
+) -> None:
+    first = await stored(world.left, unique(world.left))
+    running = await world.right.take_one()
+    ending = world.after("standing_under", lambda: world.right.retry_later(running, 5))
+    assert await stored(world.left, unique(world.left, on_conflict="replace", payload="2")) == first
+    await ending
+    assert [job.payload for job in await world.left.take()] == ["2"]
+
+
+async def test_a_job_that_is_to_be_tried_again_gives_way_to_the_one_that_came_to_follow_it_meanwhile(
+    world: World,  # noqa: F811
+) -> None:
+    first = await stored(world.left, unique(world.left))
+    running = await world.left.take_one()
+    new = unique(world.right, on_conflict="replace", payload="2")
+    replacing = world.after("running_of", lambda: stored(world.right, new))
+    await world.left.retry_later(running, 5)
+    assert await replacing == new.id
+    assert (await world.left.record(first)).state is JobState.CANCELLED
+    assert [(job.id, job.payload) for job in await world.left.take()] == [(new.id, "2")]
+
+
+async def test_a_job_that_vanishes_between_being_met_and_being_looked_at_is_in_nobodys_way(
+    world: World,  # noqa: F811
+) -> None:
+    other = unique(world.right)
+
+    async def come_and_go() -> None:
+        await stored(world.right, other)
+        await world.right.storage.cancel(other.id)
+
+    going = world.after("standing_under", come_and_go)
+    mine = unique(world.left, on_conflict="raise")
+    assert await stored(world.left, mine) == mine.id
+    await going
+
+
+async def test_a_final_job_that_is_to_wait_again_while_another_comes_is_refused(world: World) -> None:  # noqa: F811
+    first = await stored(world.left, unique(world.left))
+    await world.left.fail(await world.left.take_one())
+    other = unique(world.right)
+    coming = world.after("rivals_under", lambda: stored(world.right, other))
+    retrying = asyncio.create_task(world.left.storage.retry(first))
+    while not retrying.done():
+        # It is undone by the index, waits a moment and looks again.
+        world.clock.advance(0.02)
+        await asyncio.wait([retrying], timeout=0.01)
+    with pytest.raises(IllegalTransition, match=other.id):
+        await retrying
+    assert await coming == other.id
+    assert await world.left.take_ids() == [other.id]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_under_a_storm_one_waits_under_each_key_and_what_came_last_ran(
+    postgres_url: str, postgres_schema: str
+) -> None:
+    """Eight producers replace and keep under few keys while workers in other processes run them, and some fail."""
+    storm = Storm(postgres_url, postgres_schema, seconds=float(os.environ.get("HEADGATE_RACE_SECONDS", "3")))
+    await storm.run()
+    assert storm.most_waiting == 1
+    assert storm.lost() == []
+    assert storm.ran_twice() == []
+    assert storm.accepted > 100
+
+
+async def test_replacing_many_jobs_at_once_in_any_order_ends(world: World) -> None:  # noqa: F811
+    world.rule(r=at_once(1000))
+    keys = [f"k{number}" for number in range(10)]
+
+    async def add(hands: Hands, ordered: list[str], number: int) -> None:
+        draws = [("r", str(number % 3))]
+        await hands.storage.add(
+            [unique(hands, key, on_conflict="replace", draws=draws, payload=str(number)) for key in ordered]
+        )
+
+    for number in range(4):
+        await add(world.left, keys, number)
+        await add(world.right, keys[::-1], number)
+    jobs = await world.left.take()
+    assert sorted(job.payload for job in jobs) == ["3"] * 10
+    assert replace(jobs[0], payload="") != jobs[1]

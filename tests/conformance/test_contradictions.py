@@ -1,0 +1,128 @@
+"""What `check()` finds of permits in a store that somebody has damaged: each store is told of behind its back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from headgate.jobs.job import Draw
+from headgate.limits.concurrency import dump_permits, load_permits
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.protocol import Storage
+from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.testing.conformance.following import MUTEX, hold
+from headgate.testing.conformance.hands import Hands, at_once
+from headgate.testing.manual_clock import ManualClock
+
+NOBODY = dump_permits(load_permits(None))
+
+
+class Store(NamedTuple):
+    """A store, and how to write the stored state of its bucket "mutex:a" past all verbs."""
+
+    hands: Hands
+    overwrite: Callable[[str], Awaitable[None]]
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def server(request: pytest.FixtureRequest) -> tuple[str, str, str]:
+    """The kind of the store, and the URL and schema of one that is on a server."""
+    if request.param != "postgres":
+        return request.param, "", ""
+    return request.param, request.getfixturevalue("postgres_url"), request.getfixturevalue("postgres_schema")
+
+
+@pytest_asyncio.fixture
+async def store(server: tuple[str, str, str], tmp_path: Path) -> AsyncIterator[Store]:
+    kind, url, schema = server
+    clock = ManualClock()
+    storage: Storage
+    if kind == "memory":
+        storage = memory = MemoryStorage(clock)
+
+        async def overwrite(state: str) -> None:
+            memory._lanes.buckets[Draw("mutex", "a")].state = load_permits(state)
+
+    elif kind == "sqlite":
+        storage = sqlite = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
+
+        async def overwrite(state: str) -> None:
+            assert sqlite._writer is not None
+            sqlite._writer.execute("UPDATE bucket SET state = ? WHERE limit_name = 'mutex'", (state,))
+
+    else:
+        storage = PostgresStorage(url, clock, schema=schema, own_time=True)
+
+        async def overwrite(state: str) -> None:
+            connection = await asyncpg.connect(url)
+            await connection.execute(f"UPDATE {schema}.bucket SET state = $1 WHERE limit_name = 'mutex'", state)
+            await connection.close()
+
+    await storage.open()
+    hands = Hands(storage, clock)
+    hands.rules = {"mutex": at_once()}
+    await storage.join(hands.node, "a")
+    yield Store(hands, overwrite)
+    await storage.close()
+
+
+async def test_a_batch_that_holds_a_permit_although_it_is_final_is_found(store: Store) -> None:
+    hands = store.hands
+    batch, _ = await hold(hands, 1)
+    (job,) = await hands.take()
+    await hands.retry_later(job)
+    held = (await hands.bucket("mutex", "a")).state
+    assert held is not None
+    await hands.storage.cancel(job.id)
+    assert list(await hands.storage.check()) == []
+    await store.overwrite(held)
+    (found,) = await hands.storage.check()
+    assert f"is held by batch {batch}, which is final" in found
+
+
+async def test_a_batch_that_holds_a_permit_although_it_is_gone_is_found(store: Store) -> None:
+    hands = store.hands
+    batch, _ = await hold(hands, 1)
+    (job,) = await hands.take()
+    await hands.retry_later(job)
+    held = (await hands.bucket("mutex", "a")).state
+    assert held is not None
+    await hands.storage.cancel(job.id)
+    hands.clock.advance(1)
+    assert await hands.storage.prune(hands.clock.now()) == 1
+    assert await hands.storage.batch(batch) is None
+    await store.overwrite(held)
+    (found,) = await hands.storage.check()
+    assert f"is held by batch {batch}" in found
+
+
+async def test_a_bucket_that_waits_for_a_permit_which_nobody_holds_is_found(store: Store) -> None:
+    hands = store.hands
+    await hold(hands, 1)
+    (job,) = await hands.take()
+    await hands.retry_later(job, 60)
+    await hands.add(draws=MUTEX)
+    assert await hands.take() == []
+    assert list(await hands.storage.check()) == []
+    await store.overwrite(NOBODY)
+    (found,) = await hands.storage.check()
+    assert "opens when a permit comes back, and nobody holds one" in found
+
+
+async def test_a_paused_bucket_waits_for_nobodys_permit(store: Store) -> None:
+    hands = store.hands
+    await hands.add(2, draws=MUTEX)
+    job = await hands.take_one()
+    pause = await hands.pause("mutex")
+    await hands.succeed(job)
+    assert await hands.take() == []
+    assert list(await hands.storage.check()) == []
+    await hands.unset(pause)
+    assert len(await hands.take()) == 1
+    assert list(await hands.storage.check()) == []

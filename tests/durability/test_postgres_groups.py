@@ -1,0 +1,127 @@
+"""How many commits of PostgreSQL it takes: rows tell by themselves which transaction wrote them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from headgate import Headgate, JobState
+from headgate.clock import SystemClock
+from headgate.jobs.identity import IdSource
+from headgate.jobs.job import NewJob
+from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.protocol import Claim, Room
+from tests.durability.postgres import ask
+
+pytestmark = [pytest.mark.slow]
+
+TASKS = frozenset({"work"})
+
+
+class Watched:
+    """A store, and the transactions that wrote its jobs last."""
+
+    def __init__(self, url: str, schema: str) -> None:
+        self.url = url
+        self.schema = schema
+        self.storage = PostgresStorage(url, SystemClock(), schema=schema)
+
+    async def transactions(self, state: str) -> int:
+        """How many transactions have written those that are in that state now."""
+        written = f"SELECT count(DISTINCT xmin::text) FROM {self.schema}.job WHERE state = $1"
+        return int(await ask(self.url, written, state))
+
+    async def jobs(self, state: str) -> int:
+        return int(await ask(self.url, f"SELECT count(*) FROM {self.schema}.job WHERE state = $1", state))
+
+
+@pytest_asyncio.fixture
+async def watched(postgres_url: str, postgres_schema: str) -> AsyncIterator[Watched]:
+    watched = Watched(postgres_url, postgres_schema)
+    await watched.storage.open()
+    yield watched
+    await watched.storage.close()
+
+
+async def test_many_jobs_at_once_are_one_commit_and_single_ones_share_theirs(watched: Watched) -> None:
+    """The fault: each job was four round trips one after the other, and there was no way to store many at once."""
+    app = Headgate(watched.storage)
+
+    @app.task
+    async def work(number: int) -> int:
+        return number
+
+    async with app.open():
+        await work.enqueue_many([(number,) for number in range(3000)])
+        assert (await watched.jobs("waiting"), await watched.transactions("waiting")) == (3000, 1)
+        await asyncio.gather(*(work.enqueue(number) for number in range(500)))
+        assert await watched.jobs("waiting") == 3500
+        assert await watched.transactions("waiting") <= 20
+        async with app:
+            async with asyncio.timeout(15):
+                while await watched.jobs("succeeded") < 3500:  # noqa: ASYNC110  # the rows say how they were written
+                    await asyncio.sleep(0.05)
+        assert await watched.transactions("succeeded") <= 3500 / 5
+
+
+async def test_a_thousand_jobs_that_come_due_together_are_released_in_few_commits(watched: Watched) -> None:
+    """The fault: a scheduler waited for one write for each job that was due."""
+    app = Headgate(watched.storage, concurrency=1000)
+    started: list[int] = []
+    all_started = asyncio.Event()
+
+    @app.task
+    async def work(number: int) -> None:
+        started.append(number)
+        if len(started) == 1000:
+            all_started.set()
+        await asyncio.Event().wait()
+
+    async with app.open():
+        jobs = await work.using(delay=0.5).enqueue_many([(number,) for number in range(1000)])
+        node = app._make_node(grace=0)
+        running = asyncio.ensure_future(node.run())
+        async with asyncio.timeout(15):
+            await all_started.wait()
+        assert await watched.jobs("running") == 1000
+        assert await watched.transactions("running") <= 20
+        node.abort()
+        await running
+        assert {job.state for job in await app.admin.jobs(count=500)} == {JobState.WAITING}
+    assert len(jobs) == 1000
+
+
+async def test_a_dead_node_is_recovered_in_one_commit_however_much_it_ran(watched: Watched) -> None:
+    """The fault: recovery went page by page, a write for each job, and a page that was stuck held up the rest."""
+    storage, ids = watched.storage, IdSource()
+    now = storage.now()
+    await storage.join("dead", "d")
+    await storage.add(
+        [
+            NewJob(
+                id=ids.next(now),
+                task="work",
+                queue=queue,
+                payload="{}",
+                priority=0,
+                delayed=False,
+                run_at=now,
+                enqueued_at=now,
+            )
+            for queue in ("default", "other")
+            for _ in range(1000)
+        ]
+    )
+    claim = Claim("dead", {"default": Room(1000), "other": Room(1000)}, {}, TASKS)
+    async with asyncio.timeout(15):
+        while await watched.jobs("running") < 2000:
+            await storage.claim(claim)
+    (dead,) = await storage.nodes()
+    recovered = await storage.recover("dead", dead.beat)
+    assert recovered is not None
+    assert len(recovered.returned) == 2000
+    assert (await watched.jobs("waiting"), await watched.transactions("waiting")) == (2000, 1)
+    assert await storage.check() == []

@@ -1,0 +1,71 @@
+"""Retention as it is said in code and in the environment."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from headgate.errors import DeclarationError
+from headgate.jobs.audit import AuditLevel
+from headgate.jobs.retention import DAY, Retention, parse_retention, retention_of
+from headgate.jobs.state import JobState
+from headgate.settings import load_settings
+
+
+def test_one_duration_is_for_all_final_jobs_and_not_for_what_people_did() -> None:
+    assert retention_of(3600) == Retention(3600, 3600, 3600, 90 * DAY)
+    assert retention_of(timedelta(days=1)).failed == DAY
+    assert Retention() == retention_of(7 * DAY)
+
+
+def test_a_mapping_says_it_of_some_and_leaves_the_others() -> None:
+    given = retention_of({"succeeded": 3600, "failed": timedelta(days=30)})
+    assert given == Retention(3600, 30 * DAY, 7 * DAY, 90 * DAY)
+    of = [given.of(state) for state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)]
+    assert of == [3600, 30 * DAY, 7 * DAY]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("604800", Retention()),
+        ("1.5h", retention_of(5400)),
+        ("succeeded=1h,failed=30d", Retention(3600, 30 * DAY)),
+        (" succeeded = 90 s , cancelled = 2w ,", Retention(90, 7 * DAY, 14 * DAY)),
+        ("audit=365d", Retention(audit=365 * DAY)),
+    ],
+)
+def test_the_environment_says_it_as_text(text: str, expected: Retention) -> None:
+    assert parse_retention(text) == expected
+    assert load_settings({}, {"HEADGATE_RETENTION": text}).retention == expected
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5", "1y", "succeeded=soon", "1h=succeeded", "=1h"])
+def test_text_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(DeclarationError, match=r"(?i)retention"):
+        parse_retention(text)
+
+
+@pytest.mark.parametrize("given", [0, -1, True, "7d", {"succeeded": 0}, {"running": 5}, {"failed": "1h"}, None])
+def test_what_makes_no_sense_is_refused(given: Any) -> None:
+    with pytest.raises(DeclarationError, match="retention"):
+        retention_of(given)
+
+
+def test_an_argument_beats_the_environment() -> None:
+    environment = {"HEADGATE_RETENTION": "1h", "HEADGATE_AUDIT": "Errors", "HEADGATE_LOG_LEVEL": "debug"}
+    assert load_settings({"retention": {"failed": 60}}, environment).retention == Retention(failed=60)
+    settings = load_settings({}, environment)
+    assert (settings.audit, settings.log_level) == (AuditLevel.ERRORS, "DEBUG")
+    assert load_settings({"audit": "none"}, environment).audit is AuditLevel.NONE
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"audit": "all"}, {"log_lines": -1}, {"log_lines": 1_000_000}, {"log_level": "LOUD"}]
+)
+def test_other_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    (name,) = wrong
+    with pytest.raises(DeclarationError, match=name):
+        load_settings(wrong, {})
