@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -57,14 +57,20 @@ class FaultyStorage:
             await self._wait()
             if self._random.random() < self._faults.before:
                 raise StorageUnavailable(f"{name} did not happen")
-            result = await attribute(*arguments, **named)
-            self._history.note(name, arguments, result, self._shared.limit_now())
+            result = await self._happen(name, attribute, arguments, named)
             await self._wait()
             if self._random.random() < self._faults.after:
                 raise StorageUnavailable(f"{name} happened, but the reply was lost")
             return result
 
         return call
+
+    async def _happen(
+        self, name: str, verb: Callable[..., Awaitable[Any]], arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> Any:
+        result = await verb(*arguments, **named)
+        self._history.note(name, arguments, result, self._shared.limit_now())
+        return result
 
     async def _wait(self) -> None:
         frozen = self._faults.frozen.get(self._name)
@@ -95,7 +101,12 @@ class History:
     def note(self, verb: str, arguments: Sequence[Any], result: Any, limit_now: int) -> None:
         if verb == "add":
             for job in arguments[0]:
-                self.stored.setdefault(job.id, job)
+                if job.id not in result:
+                    self.stored.setdefault(job.id, job)
+        elif verb == "fire":
+            for fired, is_written in zip(arguments[0], result, strict=True):
+                if is_written:
+                    self.stored.update((job.id, job) for job in fired.jobs)
         elif verb == "claim":
             claim: Claim = arguments[0]
             claimed: Claimed = result

@@ -1,5 +1,5 @@
 """A whole small world in virtual time: nodes that crash and freeze, a bad line to the storage, clocks that step or are
-wrong, queues that are paused.
+wrong, queues that are paused; limits, unique keys, chains, batches and schedules.
 
 `simulate(seed)` runs one and checks at its end what must hold in every world. The same seed is the same world.
 """
@@ -30,7 +30,7 @@ from headgate import (
 )
 from headgate.clock import SECOND, Clock
 from headgate.engine.node import Node
-from headgate.errors import StorageUnavailable
+from headgate.errors import IllegalTransition, StorageUnavailable
 from headgate.jobs.event import Event, JobFinished, JobStarted
 from headgate.jobs.job import Draw
 from headgate.limits.limit import Limit
@@ -38,7 +38,11 @@ from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Storage
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
-from tests.engine.faulty_storage import Faults, FaultyStorage, History
+from tests.engine.faulty_storage import Faults, History
+from tests.engine.simulation.ledger import WATCHED, Ledger, Line
+from tests.engine.simulation.recurring import Recurring
+from tests.engine.simulation.ties import Ties
+from tests.engine.simulation.unique_keys import UniqueKeys
 
 LIMITS: tuple[Limit, ...] = (
     StrictRate("3/10s", key="{key}"),
@@ -82,13 +86,24 @@ class World:
         self.most_running = 0
         self.acknowledged: set[str] = set()
         self.cancelled: set[str] = set()
+        self.retried: Counter[str] = Counter()
+        # When somebody last turned the clock, or no node was at work (monotonic).
+        self.troubled_at = clock.monotonic()
+        self.ledger = Ledger(self.store, is_exact=isinstance(self.store, MemoryStorage))
+        self.keys = UniqueKeys(self, self.ledger)
+        self.ties = Ties(self, self.ledger)
+        self.recurring = Recurring(self, self.ledger)
+        self.acts = (self.enqueue_some, self.keys.act, self.ties.act, self.recurring.act)
+        # Crowds that wait for limits, or jobs that mind each other: a world of everything has little of each.
+        self.shares = random.choice(((9, 1, 1, 1), (2, 3, 3, 2), (1, 4, 4, 3)))
+        self.ledger.watchers += [self.keys.look, self.ties.look, self.recurring.look]
         self.producer, self.tasks = self.app("producer")
         self.nodes: dict[str, tuple[Headgate, Node, asyncio.Task[None]]] = {}
         self.born = 0
 
     def app(self, name: str) -> tuple[Headgate, dict[str, Task[..., None]]]:
         random = Random(self.random.random())
-        storage = FaultyStorage(name, self.store, self.faults, random, self.history)
+        storage = Line(name, self.store, self.faults, random, self.history, ledger=self.ledger)
         app = Headgate(
             storage,
             clock=self.own_clock(),
@@ -127,6 +142,8 @@ class World:
             "gated": app.task(name="gated", limits=self.limits)(work),
             "both": app.task(name="both", limits=[self.limits[0], "shared"], timeout=20)(work),
         }
+        for subject in (self.keys, self.ties, self.recurring):
+            subject.declare(app, name)
         app.subscribe(self.note, JobFinished, JobStarted)
         return app, tasks
 
@@ -188,8 +205,21 @@ class World:
         node = app._make_node()
         self.nodes[name] = (app, node, asyncio.ensure_future(node.run()))
 
+    async def stop_node(self) -> None:
+        """As a deploy that does not wait: what runs is handed back."""
+        awake = [name for name in self.nodes if name not in self.faults.frozen]
+        if not awake:
+            return
+        self.troubled_at = self.clock.monotonic()
+        _, node, running = self.nodes.pop(self.random.choice(awake))
+        node.stop()
+        node.abort()
+        with contextlib.suppress(StorageUnavailable, ExceptionGroup):
+            await running
+
     async def crash_node(self) -> None:
         """As kill -9: it stops in the middle of whatever it does, and says goodbye to nobody."""
+        self.troubled_at = self.clock.monotonic()
         name = self.random.choice(list(self.nodes))
         _, node, running = self.nodes.pop(name)
         running.cancel()
@@ -231,19 +261,28 @@ class World:
             await self.start_node()
             for _ in range(steps):
                 await asyncio.sleep(self.random.expovariate(1 / 5))
+                assert not self.ledger.wrong, self.ledger.wrong[0]
+                if self.nodes.keys() <= self.faults.frozen.keys():
+                    self.troubled_at = self.clock.monotonic()
                 what = self.random.random()
                 if what < 0.5:
-                    await self.enqueue_some()
+                    (act,) = self.random.choices(self.acts, self.shares)
+                    await act()
                 elif what < 0.6 and len(self.nodes) < 3:
                     await self.start_node()
                 elif what < 0.7 and self.nodes:
-                    await self.crash_node()
+                    await (self.crash_node() if what < 0.67 else self.stop_node())
                 elif what < 0.75:
-                    self.clock.step_wall(self.random.choice((-3600.0, -5.0, 5.0, 3600.0)))
+                    self.troubled_at = self.clock.monotonic()
+                    self.clock.step_wall(self.random.choice((-3600.0, -5.0, 5.0, 900.0)))
                 elif what < 0.8:
                     await self.store.evict()
                 elif what < 0.86 and what >= 0.83:
                     await self.steer()
+                elif what > 0.95:
+                    await self.retry_some()
+                elif what > 0.9:
+                    await self.cancel_some()
                 elif what < 0.83 and self.nodes:
                     # Long enough for the others to take it for dead.
                     name = self.random.choice(list(self.nodes))
@@ -258,7 +297,9 @@ class World:
                 await self.producer.admin.queues.resume(queue)
             for name in list(self.faults.frozen):
                 self.faults.thaw(name)
+            self.troubled_at = self.clock.monotonic()
             await self.start_node()
+            await self.recurring.settle()
             await self.check_neighbours_flow()
             await self.until_quiet()
             for app, node, running in self.nodes.values():
@@ -266,6 +307,24 @@ class World:
                 await running
                 await app._bus.drain()
                 assert node.statistics()["swept"] == 0, "a wake-up was lost"
+
+    async def retry_some(self) -> None:
+        """As an operator does with what has failed."""
+        task = self.random.choice((None, "step", "step", "keyed"))
+        failed = await self.producer.admin.jobs(state=JobState.FAILED, task=task, count=20)
+        if not failed or not self.ledger.is_exact:
+            return
+        job = self.random.choice(failed)
+        self.retried[job.id] += 1
+        with contextlib.suppress(StorageUnavailable, IllegalTransition):
+            await self.producer.admin.retry(job.id)
+
+    async def cancel_some(self) -> None:
+        state = self.random.choice((JobState.WAITING, JobState.RUNNING))
+        for job in (await self.producer.admin.jobs(state=state, count=20))[:: self.random.randint(5, 20)]:
+            self.cancelled.add(job.id)
+            with contextlib.suppress(StorageUnavailable):
+                await self.producer.admin.cancel(job.id)
 
     async def steer(self) -> None:
         limits, queues = self.producer.admin.limits, self.producer.admin.queues
@@ -309,7 +368,11 @@ class World:
 
     async def check(self) -> None:
         assert await self.store.check() == []
+        await self.ledger.read_all()
+        assert not self.ledger.wrong, self.ledger.wrong[0]
         await self.check_nothing_lost()
+        for subject in (self.keys, self.ties, self.recurring):
+            await subject.check()
         assert not self.crowds, self.crowds[0]
         self.check_limits()
         self.check_fences()
@@ -323,8 +386,10 @@ class World:
             record = await self.store.job(job_id)
             assert record is not None, f"job {job_id} is gone"
             assert record.state.is_final, f"job {job_id} is {record.state}"
-            assert self.finished[job_id] <= 1, f"job {job_id} finished {self.finished[job_id]} times"
-            if record.state is JobState.CANCELLED:
+            assert self.finished[job_id] <= 1 + self.retried[job_id], (
+                f"job {job_id} finished {self.finished[job_id]} times"
+            )
+            if record.state is JobState.CANCELLED and record.task not in WATCHED:
                 assert job_id in self.cancelled, f"nobody cancelled job {job_id}"
             if record.state is JobState.SUCCEEDED:
                 assert self.handled[job_id] >= 1, f"job {job_id} succeeded and never ran"
@@ -339,6 +404,7 @@ class World:
         by_kind["ceiling"] = CEILING
         by_kind[f"mixed:{self.limits[0].rule.kind}"] = self.limits[0]
         by_kind["now:strict"] = StrictRate("4/10s")
+        by_kind["choosy:strict"] = self.ties.choosy
         by_kind["free-retries"] = self.free_retries
         for draw, charges in self.history.charges.items():
             if draw.limit in ("mutex", "pool", "queue:mail"):
@@ -376,7 +442,7 @@ def check_bound(draw: Draw, charges: Sequence[tuple[int, int]], window: int, bou
         assert inside <= bound, f"{draw}: {inside} starts within {window / SECOND} s, allowed are {bound}"
 
 
-def simulate(seed: int, steps: int = 60, make_store: MakeStore = MemoryStorage) -> World:
+def simulate(seed: int, steps: int = 50, make_store: MakeStore = MemoryStorage) -> World:
     """Run the world of this seed, and check it."""
     worlds: list[World] = []
 
