@@ -34,7 +34,7 @@ APP = '''
 import asyncio
 import os
 
-from headgate import Headgate, RetryPolicy, StrictRate
+from headgate import Cron, Headgate, RetryPolicy, StrictRate
 
 app = Headgate("sqlite:///jobs.db")
 app.queue("emails", concurrency=2)
@@ -48,6 +48,12 @@ async def sync(tenant: str, page: int = 1) -> int:
 @app.task(queue="emails", retry=RetryPolicy(retries=1, base=0.001))
 async def bad() -> None:
     raise ValueError("no such page")
+
+
+@app.schedule(Cron("0 6 * * *", tz="Europe/Rome"), name="nightly", args=["acme"], max_runs=9)
+@app.task
+async def report(tenant: str) -> str:
+    return tenant
 
 
 @app.task
@@ -137,6 +143,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delenv("HEADGATE_APP", raising=False)
+    (tmp_path / "jobs.db").touch()
     return Project(tmp_path)
 
 
@@ -393,6 +400,64 @@ def test_queues_are_listed_paused_and_resumed(project: Project) -> None:
     assert call("queues", "resume", project.target, "default").output == "default goes on\n"
     assert call("queues", "resume", project.target, "default").output == "default was not paused\n"
     assert_one_line(call("queues", "pause", project.target, "email"), 1, "queue 'email' is not declared", "emails")
+
+
+def test_schedules_that_nobody_fires_or_declares_any_more_are_told(project: Project) -> None:
+    """An overdue one was listed as due "in 0.0 s" for ever."""
+    newer = Project(project.path, 'from headgate import Headgate\n\napp = Headgate("sqlite:///jobs.db")\n')
+    project.do(lambda app: asyncio.sleep(0.3), running=True)
+    (listed,) = answer("schedules", "list", project.target)
+    assert (listed["is_overdue"], listed["trouble"]) == (False, None)
+    (listed,) = answer("schedules", "list", newer.target)
+    assert (listed["is_overdue"], listed["trouble"]) == (False, "code has declared it, and this app does not")
+    connection = sqlite3.connect(project.path / "jobs.db")
+    connection.execute("UPDATE schedule SET next_at = next_at - 8640000000000, skipped = 'overlap', skipped_at = 7")
+    connection.commit()
+    connection.close()
+    (listed,) = answer("schedules", "list", newer.target)
+    assert listed["trouble"] == "overdue: no task 'report' is declared here"
+    text = call("schedules", "list", newer.target).output
+    assert "overdue" in text
+    assert "in 0.0 s" not in text
+    assert "was not over" in text
+    (listed,) = answer("schedules", "list", project.target)
+    assert (listed["trouble"], listed["skipped"]) == ("overdue: no worker fires it", "overlap")
+    assert [each["name"] for each in answer("status", newer.target)["overdue_schedules"]] == ["nightly"]
+    assert "Schedules that nobody fires" in call("status", newer.target).output
+    assert answer("status", project.target)["overdue_schedules"] == []
+
+
+def test_schedules_are_listed_paused_triggered_and_removed(project: Project) -> None:
+    assert "none is stored" in call("schedules", "list", project.target).output
+    assert_one_line(call("schedules", "pause", project.target, "nightly"), 1, "no schedule 'nightly' is stored")
+    # It is there once a worker was, and stays when that has gone.
+    project.do(lambda app: asyncio.sleep(0.3), running=True)
+    [listed] = answer("schedules", "list", project.target)
+    assert (listed["name"], listed["task"], listed["state"], listed["runs"]) == ("nightly", "report", "active", 0)
+    assert listed["trigger"] == "cron 0 6 * * * (Europe/Rome)"
+    text = call("schedules", "list", project.target).output
+    assert "nightly" in text
+    assert "9 runs at most" in text
+    runs = answer("schedules", "next", project.target, "nightly", "--count", "3")
+    assert len(runs) == 3
+    assert runs[0] == listed["next_run"]
+    assert call("schedules", "pause", project.target, "nightly").output == "nightly is paused\n"
+    assert call("schedules", "pause", "nightly", "-A", project.target).output == "nightly was paused already\n"
+    assert "paused" in call("schedules", "list", project.target).output
+    triggered = call("schedules", "trigger", project.target, "nightly").output
+    job_id = triggered.strip().rpartition(" ")[2]
+    assert triggered == f"nightly enqueued job {job_id}\n"
+    [job] = answer("jobs", "show", project.target, job_id)
+    assert (job["schedule"], job["payload"]) == ("nightly", {"tenant": "acme"})
+    assert job["occurs_at"] is not None
+    shown = call("jobs", "show", project.target, job_id).output
+    assert ["nightly" in line for line in shown.splitlines() if line.strip().startswith("schedule")] == [True]
+    assert project.do(lambda app: app.job(job_id).result(timeout=15), running=True) == "acme"
+    assert call("schedules", "resume", project.target, "nightly").output == "nightly goes on\n"
+    assert call("schedules", "resume", project.target, "nightly").output == "nightly was not paused\n"
+    assert answer("schedules", "list", project.target)[0]["runs"] == 1
+    assert call("schedules", "remove", project.target, "nightly").output == "nightly is removed\n"
+    assert_one_line(call("schedules", "remove", project.target, "nightly"), 1, "there is no schedule 'nightly'")
 
 
 def test_status_shows_nodes_by_machine(project: Project) -> None:
@@ -686,6 +751,7 @@ def test_limits_are_steered_from_the_command_line_and_the_backlog_follows(projec
 
 def test_migrate_makes_the_tables_once_and_a_dry_run_lists_them(project: Project) -> None:
     file = project.path / "jobs.db"
+    file.unlink()
     missing = call("migrate", project.target, "--dry-run")
     assert (missing.exit_code, missing.output) == (3, "missing: 0001 initial\n")
     assert not file.exists()

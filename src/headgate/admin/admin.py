@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Self, Unpack
 
+from headgate.admin.actor import this_process
+from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, change_many
 from headgate.admin.explain import Explanation, LimitInfo, reason_for
+from headgate.admin.holders import holders_of
 from headgate.admin.limits import LimitsAdmin
+from headgate.admin.nodes import NodeStatus, by_process, node_status
+from headgate.admin.query import JobQuery, Wanted
 from headgate.admin.queues import QueuesAdmin
+from headgate.admin.schedules import SchedulesAdmin
+from headgate.admin.timeline import Moment, timeline
 from headgate.clock import to_datetime
-from headgate.errors import JobNotFound
+from headgate.errors import IllegalTransition, JobNotFound
+from headgate.jobs.audit import AuditEntry, AuditFilter, Deed, SubjectKind
 from headgate.jobs.job import Attempt, JobRecord, JobState
+from headgate.jobs.report import LogLine
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
-from headgate.storage.protocol import BucketRecord, JobFilter, NodeRecord, Obstacle, QueueCounts, Standing, Storage
+from headgate.storage.protocol import BucketRecord, Obstacle, QueueCounts, Standing, Storage, WaitingCount
 from headgate.tasks.handle import JobStatus, status_of
+from headgate.tasks.ties import BatchStatus, batch_status
+
+LAST_LINES = 20
+"""How many log lines are shown with a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """A job with its payload, its result and the attempts that did not succeed."""
+    """A job with its payload, its result, the attempts that did not succeed, its life in order, and its last log lines.
+
+    What of its life is kept beside its row is said by its audit level.
+    """
 
     status: JobStatus
     record: JobRecord
     attempts: Sequence[Attempt]
+    timeline: Sequence[Moment]
+    last_lines: Sequence[LogLine]
 
 
 class Admin:
-    """Reads and steers one app's storage, whichever process runs the jobs; `limits` and `queues` steer those."""
+    """Reads and steers one app's storage, whichever process runs the jobs.
+
+    `limits`, `queues` and `schedules` steer those. What is done through it is kept with its `actor` (default: the user
+    of this process and its machine), of jobs that are audited in full; `by` tells another one. `address` tells
+    the store: the path of its file, or its URL without a password.
+    """
 
     def __init__(
         self,
@@ -40,12 +65,28 @@ class Admin:
         elsewhere: Mapping[str, BucketStore],
         tasks: frozenset[str],
         queues: frozenset[str],
+        schedules: SchedulesAdmin,
+        *,
+        actor: str | None = None,
+        address: str = "",
     ) -> None:
         self._storage = storage
+        self.address = address
         self._rules = rules
         self._tasks = tasks
-        self.queues = QueuesAdmin(storage, queues)
-        self.limits = LimitsAdmin(storage, rules, elsewhere)
+        self.actor = actor or this_process()
+        self.queues = QueuesAdmin(storage, queues, self.actor)
+        self.limits = LimitsAdmin(storage, rules, elsewhere, self.actor)
+        self.schedules = schedules
+        self.schedules.actor = self.actor
+
+    def by(self, actor: str) -> Self:
+        """The same, for what somebody else does: `app.admin.by("ada@dashboard").cancel(id)`."""
+        other = copy(self)
+        other.actor = actor
+        other.queues, other.limits, other.schedules = copy(self.queues), copy(self.limits), copy(self.schedules)
+        other.queues.actor = other.limits.actor = other.schedules.actor = actor
+        return other
 
     def now(self) -> datetime:
         """Wall time as the store has it, aware: what the instants of its answers are to be compared with."""
@@ -55,9 +96,22 @@ class Admin:
         """Jobs by queue and state."""
         return await self._storage.counts()
 
-    async def nodes(self) -> Sequence[NodeRecord]:
-        """The engine processes, also those that died and are not recovered yet."""
-        return await self._storage.nodes()
+    async def nodes(self) -> Sequence[NodeStatus]:
+        """The engine processes by machine, also those that died and are not recovered yet.
+
+        `jobs(node=…, state=JobState.RUNNING)` are what one runs.
+        """
+        now = self.now()
+        return sorted((node_status(record, now) for record in await self._storage.nodes()), key=by_process)
+
+    async def waiting(self) -> Sequence[WaitingCount]:
+        """What waiting jobs wait for, by queue and task; of the first 100,000 that the store finds."""
+        return await self._storage.waiting()
+
+    @property
+    def tasks(self) -> frozenset[str]:
+        """The tasks that this app declares."""
+        return self._tasks
 
     async def obstacles(self) -> Sequence[Obstacle]:
         """What stands in the way of the store: transactions that are long open, connections that block others."""
@@ -65,19 +119,25 @@ class Admin:
 
     async def jobs(
         self,
+        query: JobQuery | None = None,
         *,
-        state: JobState | None = None,
-        queue: str | None = None,
-        task: str | None = None,
-        limit: str | None = None,
-        key: str | None = None,
         before: str | None = None,
         count: int = 50,
+        oldest_first: bool = False,
+        **wanted: Unpack[Wanted],
     ) -> Sequence[JobStatus]:
-        """A page of jobs, newest first; `before` is the last id of the page before it."""
-        filter = JobFilter(state=state, queue=queue, task=task, limit=limit, key=key, before=before, count=count)
+        """A page of the jobs that are what is asked for, newest first.
+
+        `before` is the last id of the page before it; a page has up to 500, and an empty one is the end. The words of
+        `JobQuery` may also stand in the call: `admin.jobs(state=JobState.FAILED, queue="mail")`.
+        """
+        filter = _query(query, wanted).filter(cursor=before, count=count, oldest_first=oldest_first)
         now = self._storage.now()
         return [status_of(record, now) for record in await self._storage.jobs(filter)]
+
+    async def count(self, query: JobQuery | None = None, *, most: int = 10_000, **wanted: Unpack[Wanted]) -> int:
+        """How many jobs are what is asked for, counted up to `most`."""
+        return await self._storage.count_jobs(_query(query, wanted).filter(), most)
 
     async def status(self, job_id: str) -> JobStatus:
         """One job as it is now: where it stands, and when its limits will let it start. Raises JobNotFound."""
@@ -91,7 +151,46 @@ class Admin:
         record = await self._record(job_id)
         status = status_of(record, self._storage.now())
         status = self._foretold(status, await self._standing(record), await self._live(record))
-        return JobDetails(status=status, record=record, attempts=await self._storage.attempts(job_id))
+        attempts = await self._storage.attempts(job_id)
+        entries = await self._storage.audit_log(AuditFilter(kind="job", subject=job_id, count=100))
+        lines = await self._storage.logs(job_id, count=LAST_LINES, newest=True)
+        return JobDetails(status, record, attempts, timeline(record, attempts, entries[::-1]), lines)
+
+    async def batch(self, batch_id: str) -> BatchStatus:
+        """How many of the jobs of a batch are in each state. Raises JobNotFound."""
+        record = await self._storage.batch(batch_id)
+        if record is None:
+            raise JobNotFound(batch_id)
+        return batch_status(record)
+
+    async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
+        """What a job has logged, oldest first: the first lines after the one of that number, or the `newest`.
+
+        Instants are wall microseconds. Raises JobNotFound.
+        """
+        lines = await self._storage.logs(job_id, after=after, count=count, newest=newest)
+        if not lines:
+            await self._record(job_id)
+        return lines
+
+    async def audit_log(
+        self,
+        *,
+        kind: SubjectKind | None = None,
+        subject: str | None = None,
+        actor: str | None = None,
+        before: int | None = None,
+        count: int = 50,
+    ) -> Sequence[AuditEntry]:
+        """A page of what people did to jobs, limits, queues and schedules, newest first.
+
+        `before` is the last number of the page before it; instants are wall microseconds. Entries of a job go with it,
+        others are kept for the `audit` of the retention (90 days).
+        """
+        count = min(max(count, 1), 500)
+        return await self._storage.audit_log(
+            AuditFilter(kind=kind, subject=subject, actor=actor, before=before, count=count)
+        )
 
     async def explain(self, job_id: str) -> Explanation:
         """Why a job has not started, or what became of it, from live state. Raises JobNotFound."""
@@ -106,23 +205,106 @@ class Admin:
             status,
             limits,
             nodes,
+            batch=await self._storage.batch(status.follows) if status.is_blocked and status.follows else None,
             is_known=record.task in self._tasks,
             is_paused=record.state is JobState.WAITING and await self.queues.is_paused(record.queue),
             now=now,
         )
         return Explanation(status=status, reason=reason, limits=limits)
 
+    # ---------------------------------------------------------------------------------------------- steering
+
     async def retry(self, job_id: str) -> None:
-        """Let a failed or cancelled job wait again, with all its tries. Raises JobNotFound, IllegalTransition."""
-        if await self._storage.retry(job_id) is None:
+        """Let a failed or cancelled job wait again, with all its tries.
+
+        Raises JobNotFound, IllegalTransition; LeaderNotRetried if what it follows has to be retried first.
+        """
+        if await self._storage.retry(job_id, deed=self._deed("retry", job_id)) is None:
             raise JobNotFound(job_id)
 
     async def cancel(self, job_id: str) -> bool:
-        """Cancel a waiting job, or ask a running one to end; False if it was final. Raises JobNotFound."""
-        state = await self._storage.cancel(job_id)
+        """Cancel a waiting job, or ask a running one to end; False if it was final: then nothing has changed.
+
+        Raises JobNotFound.
+        """
+        state = await self._storage.cancel(job_id, deed=self._deed("cancel", job_id))
         if state is None:
             raise JobNotFound(job_id)
         return not state.is_final
+
+    async def run_now(self, job_id: str) -> None:
+        """Let a job that waits for its time, or for its next try, be ready at once; no limit is passed by it.
+
+        Raises JobNotFound, and IllegalTransition for any other job, one that waits for a limit among them.
+        """
+        try:
+            state = await self._storage.run_now(job_id, deed=self._deed("run now", job_id))
+        except IllegalTransition:
+            record = await self._record(job_id)
+            if record.waits_for is None:
+                raise
+            limit, key = record.waits_for.limit, record.waits_for.key
+            raise IllegalTransition(
+                f"job {job_id} waits for limit {limit!r} of key {key!r}, not for its time, and to run it now would "
+                f"break the limit; `headgate limits set` raises it, `headgate limits reset` forgets what was used"
+            ) from None
+        if state is None:
+            raise JobNotFound(job_id)
+
+    async def cancel_many(
+        self,
+        query: JobQuery,
+        *,
+        most: int = 10_000,
+        dry_run: bool = False,
+        on_progress: Callable[[BulkResult], None] | None = None,
+    ) -> BulkResult:
+        """Cancel what a query matches and is not final: first what waits, then what runs, oldest first.
+
+        It changes up to `most` jobs, 200 at a time, tells `on_progress` after each, and may be stopped and repeated.
+        What is final already is passed over, and not counted. With `dry_run` it only counts.
+        """
+        return await self._many(query, CANCEL, self.cancel, most, dry_run, on_progress)
+
+    async def retry_many(
+        self,
+        query: JobQuery,
+        *,
+        most: int = 10_000,
+        dry_run: bool = False,
+        on_progress: Callable[[BulkResult], None] | None = None,
+    ) -> BulkResult:
+        """Retry what a query matches, as `cancel_many` cancels: what has failed, then what was cancelled."""
+        return await self._many(query, RETRY, self.retry, most, dry_run, on_progress)
+
+    async def run_many_now(
+        self,
+        query: JobQuery,
+        *,
+        most: int = 10_000,
+        dry_run: bool = False,
+        on_progress: Callable[[BulkResult], None] | None = None,
+    ) -> BulkResult:
+        """Run now what a query matches, as `cancel_many` cancels: what waits for its time."""
+        return await self._many(query, RUN_NOW, self.run_now, most, dry_run, on_progress)
+
+    async def _many(
+        self,
+        query: JobQuery,
+        verb: BulkVerb,
+        change: Callable[[str], Awaitable[object]],
+        most: int,
+        dry_run: bool,
+        on_progress: Callable[[BulkResult], None] | None,
+    ) -> BulkResult:
+        return await change_many(
+            self._storage, query, verb, change, most=most, dry_run=dry_run, on_progress=on_progress
+        )
+
+    # ----------------------------------------------------------------------------------------------- helpers
+
+    def _deed(self, action: str, job_id: str) -> Deed:
+        return Deed(self.actor, action, "job", job_id)
 
     async def _record(self, job_id: str) -> JobRecord:
         record = await self._storage.job(job_id)
@@ -168,4 +350,9 @@ class Admin:
             opens_at=to_datetime(self._storage.now() + opens_at - limit_now) if known else None,
             is_paused=live.is_paused(bucket.draw),
             waiting=bucket.waiting,
+            holders=await holders_of(self._storage, bucket),
         )
+
+
+def _query(query: JobQuery | None, wanted: Wanted) -> JobQuery:
+    return replace(query or JobQuery(), **wanted)

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from headgate.admin.holders import PermitHolder, worded
+from headgate.admin.nodes import node_status
+from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobRecord, JobState
 from headgate.storage.protocol import NodeRecord
 from headgate.tasks.handle import JobStatus
@@ -23,6 +26,7 @@ class LimitInfo:
     opens_at: datetime | None
     is_paused: bool
     waiting: int
+    holders: Sequence[PermitHolder] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +44,17 @@ def reason_for(
     limits: Sequence[LimitInfo],
     nodes: Sequence[NodeRecord],
     *,
+    batch: BatchRecord | None,
     is_known: bool,
     is_paused: bool,
     now: datetime,
 ) -> str:
-    """The first thing that keeps the job from starting, most basic first."""
+    """The first thing that keeps the job from starting, most basic first; `batch` is what it follows, if it is one."""
     if status.state is not JobState.WAITING:
-        return _other_state(record, status)
+        return _other_state(record, status, nodes, now)
+    if status.is_blocked:
+        leader = status.follows if batch is None else _named(batch)
+        return f"it follows {leader} and is blocked until that is final"
     if status.is_scheduled:
         kind = "its next try" if record.attempt else "its time"
         return f"it waits for {kind}, {_when(status.run_at, now)}"
@@ -73,16 +81,29 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
     info = next((each for each in limits if (each.limit, each.key) == (limit, key)), None)
     rule = "" if info is None or info.rule is None else f" ({info.rule})"
     place = "" if status.place is None else f"{_nth(status.place)} in line, "
+    holders = () if info is None else info.holders
     when = (
-        "starts when a permit comes back"
+        f"starts when a permit comes back{f': held by {worded(holders)}' if holders else ''}"
         if status.predicted_start is None
         else f"runs about {_when(status.predicted_start, now)}"
     )
     return f"it waits for limit {limit!r}{rule} of key {key!r}: {place}{when}"
 
 
-def _other_state(record: JobRecord, status: JobStatus) -> str:
+def _named(batch: BatchRecord) -> str:
+    return f"batch {batch.id} ({batch.total - batch.pending} of {batch.total} final)"
+
+
+def _other_state(record: JobRecord, status: JobStatus, nodes: Sequence[NodeRecord], now: datetime) -> str:
     if status.state is JobState.RUNNING:
+        node = next((node_status(node, now) for node in nodes if node.id == record.node), None)
+        if node is None or node.state == "gone":
+            return f"it ran on {record.node}, attempt {status.attempt}, which is gone; another node takes it"
+        if node.state == "silent":
+            return (
+                f"it runs on {record.node}, attempt {status.attempt}, which was not heard for "
+                f"{node.heartbeat_age:.0f} s; another node takes it if that is dead"
+            )
         return f"it runs on {record.node}, attempt {status.attempt}"
     error = "" if status.error is None else f": {status.error.type}: {status.error.message}"
     return f"it is final, {status.state}{error}"

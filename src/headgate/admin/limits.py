@@ -8,8 +8,10 @@ from datetime import datetime
 from itertools import groupby
 
 from headgate.admin.audit import Audited, audit_starts
+from headgate.admin.holders import PermitHolder, holders_of
 from headgate.clock import Duration, from_datetime, microseconds, to_datetime
 from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
+from headgate.jobs.audit import Deed
 from headgate.jobs.job import Draw
 from headgate.limits.bucket_store import Bucket, BucketStore
 from headgate.limits.concurrency import Semaphore
@@ -27,7 +29,8 @@ class BucketStatus:
     """One limit for one key: how many starts count now, how many are left, how many jobs wait, when the next may go.
 
     `used` and `available` are None for a limit that this program does not declare. `is_set` says that another rule
-    than the declared one was set for the key. A penalised bucket grants nothing until `penalized_until`.
+    than the declared one was set for the key. A penalised bucket grants nothing until `penalized_until`. `holders` are
+    told of a limit on what runs at once, where one key is asked for.
     """
 
     limit: str
@@ -40,12 +43,16 @@ class BucketStatus:
     is_set: bool = False
     is_paused: bool = False
     penalized_until: datetime | None = None
+    holders: Sequence[PermitHolder] = ()
 
 
 class LimitsAdmin:
     """The limits of one app, whichever process runs the jobs."""
 
-    def __init__(self, storage: Storage, rules: Mapping[str, AnyRule], elsewhere: Mapping[str, BucketStore]) -> None:
+    def __init__(
+        self, storage: Storage, rules: Mapping[str, AnyRule], elsewhere: Mapping[str, BucketStore], actor: str
+    ) -> None:
+        self.actor = actor
         self._storage = storage
         self._elsewhere = elsewhere
         self._rules = rules
@@ -57,7 +64,11 @@ class LimitsAdmin:
     ) -> Sequence[BucketStatus]:
         """Limits by key, those with most waiting jobs first."""
         live = LiveRules(await self._storage.settings())
-        return [await self._status(record, live) for record in await self._storage.buckets(limit, key, count)]
+        found: list[BucketStatus] = []
+        for record in await self._storage.buckets(limit, key, count):
+            holders = () if key is None else await holders_of(self._storage, record)
+            found.append(await self._status(record, live, holders))
+        return found
 
     async def settings(self, limit: str | None = None) -> Sequence[LimitSetting]:
         """What is set at run time, of one limit or of all."""
@@ -72,7 +83,8 @@ class LimitsAdmin:
         rule = self.declared(limit)
         if isinstance(rule, Semaphore):
             raise DeclarationError(
-                f"limit {limit!r} counts what runs at once, not starts; `headgate limits list` shows who holds it"
+                f"limit {limit!r} counts what runs at once, not starts; "
+                f"`headgate limits list --limit {limit} --key KEY` shows who holds it"
             )
         live = LiveRules(await self._storage.settings())
         from_limit_time = 0 if since is None else self._in_limit_time(from_datetime(since))
@@ -102,31 +114,39 @@ class LimitsAdmin:
         if isinstance(declared, SharedCounter) and scope != "all":
             raise DeclarationError(f"limit {limit!r} shares one ceiling among its keys; set it for all of them")
         setting = await self._setting(limit, scope, target)
-        await self._store(setting, rule=dump_rule(new.rule), is_paused=setting.is_paused)
+        rule = dump_rule(new.rule)
+        await self._store(setting, f"set to {new.rule.describe()}", rule=rule, is_paused=setting.is_paused)
 
     async def unset(self, limit: str, *, key: str | None = None, tier: str | None = None) -> bool:
         """Return to what the code declares; whether anything was set."""
         setting = await self._setting(limit, *_scope(key, tier))
-        await self._store(setting, rule=None, is_paused=setting.is_paused)
-        return setting.rule is not None
+        if setting.rule is None:
+            return False
+        await self._store(setting, "unset", rule=None, is_paused=setting.is_paused)
+        return True
 
     async def assign(self, limit: str, key: str, tier: str | None) -> None:
         """Put a key, or all that match a pattern, into a tier, whose rule is set with `tier=`; None takes them out."""
         self.declared(limit)
         setting = LimitSetting(limit, "member", key, tier=tier)
-        await self._storage.change(setting, remove=tier is None)
+        detail = f"{_told(setting)}: {'out of its tier' if tier is None else f'into tier {tier!r}'}"
+        await self._storage.change(setting, remove=tier is None, deed=self._deed("assign", limit, detail))
 
     async def pause(self, limit: str, *, key: str | None = None, tier: str | None = None) -> None:
         """Let nothing start on it until `resume`; what runs goes on, and what waits loses nothing."""
         self.declared(limit)
         setting = await self._setting(limit, *_scope(key, tier))
-        await self._store(setting, rule=setting.rule, is_paused=True)
+        if setting.is_paused:
+            return
+        await self._store(setting, "pause", rule=setting.rule, is_paused=True)
 
     async def resume(self, limit: str, *, key: str | None = None, tier: str | None = None) -> bool:
         """End a pause; whether there was one."""
         setting = await self._setting(limit, *_scope(key, tier))
-        await self._store(setting, rule=setting.rule, is_paused=False)
-        return setting.is_paused
+        if not setting.is_paused:
+            return False
+        await self._store(setting, "resume", rule=setting.rule, is_paused=False)
+        return True
 
     async def reset(self, limit: str, key: str = "") -> int:
         """Forget what a key has used. Permits that running jobs hold stay held, and their number is returned.
@@ -137,17 +157,19 @@ class LimitsAdmin:
         if limit in self._elsewhere:
             await self._elsewhere[limit].open()
             await self._elsewhere[limit].reset(Bucket(limit, key, rule))
-        return await self._storage.reset(Draw(limit, FOR_ALL_KEYS if isinstance(rule, SharedCounter) else key))
+        draw = Draw(limit, FOR_ALL_KEYS if isinstance(rule, SharedCounter) else key)
+        return await self._storage.reset(draw, deed=self._deed("reset", limit, f"key {key!r}"))
 
     async def penalize(self, limit: str, key: str, until: datetime | Duration) -> None:
         """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` lifts it."""
         self.declared(limit)
         wall = from_datetime(until) if isinstance(until, datetime) else self._storage.now() + microseconds(until)
-        await self._storage.penalize(Draw(limit, key), self._in_limit_time(wall))
+        deed = self._deed("penalize", limit, f"key {key!r} until {to_datetime(wall):%Y-%m-%d %H:%M:%S} UTC")
+        await self._storage.penalize(Draw(limit, key), self._in_limit_time(wall), deed=deed)
 
     async def remove(self, limit: str) -> None:
         """Forget a limit: its settings and what its keys have used. Raises LimitInUse while jobs need it."""
-        await self._storage.forget(limit)
+        await self._storage.forget(limit, deed=self._deed("remove", limit))
 
     # ----------------------------------------------------------------------------------------------- helpers
 
@@ -166,9 +188,13 @@ class LimitsAdmin:
                 return setting
         return LimitSetting(limit, scope, target)
 
-    async def _store(self, setting: LimitSetting, *, rule: str | None, is_paused: bool) -> None:
+    async def _store(self, setting: LimitSetting, action: str, *, rule: str | None, is_paused: bool) -> None:
         changed = LimitSetting(setting.limit, setting.scope, setting.target, rule, is_paused)
-        await self._storage.change(changed, remove=rule is None and not is_paused)
+        deed = self._deed(action, setting.limit, _told(setting))
+        await self._storage.change(changed, remove=rule is None and not is_paused, deed=deed)
+
+    def _deed(self, action: str, limit: str, detail: str | None = None) -> Deed:
+        return Deed(self.actor, action, "limit", limit, detail)
 
     def _in_limit_time(self, wall: int) -> int:
         return self._storage.limit_now() + wall - self._storage.now()
@@ -191,7 +217,7 @@ class LimitsAdmin:
         # In its own time; here its slots are those that the local bucket knows of.
         return Snapshot(used=seen.used, available=seen.available, opens_at=max(now, record.opens_at or 0))
 
-    async def _status(self, record: BucketRecord, live: LiveRules) -> BucketStatus:
+    async def _status(self, record: BucketRecord, live: LiveRules, holders: Sequence[PermitHolder]) -> BucketStatus:
         now = self._storage.limit_now()
         declared = self._rules.get(record.draw.limit)
         rule = None if declared is None else live.rule(record.draw, declared)
@@ -208,6 +234,7 @@ class LimitsAdmin:
             is_set=live.is_set(record.draw),
             is_paused=live.is_paused(record.draw),
             penalized_until=self._in_wall_time(record.closed_until) if record.closed_until > now else None,
+            holders=holders,
         )
 
 
@@ -219,6 +246,11 @@ def _scope(key: str | None, tier: str | None) -> tuple[Scope, str]:
     if key is None:
         return "all", ""
     return ("pattern" if is_pattern(key) else "key"), key
+
+
+def _told(setting: LimitSetting) -> str:
+    """Whom a setting is for, in words."""
+    return "all keys" if setting.scope == "all" else f"{setting.scope} {setting.target!r}"
 
 
 def _by_key(start: RecordedStart) -> tuple[str, int]:

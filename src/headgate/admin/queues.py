@@ -8,6 +8,7 @@ from datetime import datetime
 
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import UnknownQueue
+from headgate.jobs.audit import Deed
 from headgate.storage.protocol import QueueCounts, QueueRecord, Storage
 
 
@@ -43,9 +44,10 @@ class QueueStatus:
 class QueuesAdmin:
     """The queues of one app, and all others that have jobs in its store, whichever process runs them."""
 
-    def __init__(self, storage: Storage, declared: frozenset[str]) -> None:
+    def __init__(self, storage: Storage, declared: frozenset[str], actor: str) -> None:
         self._storage = storage
         self._declared = declared
+        self.actor = actor
 
     async def list(self) -> Sequence[QueueStatus]:
         """All queues by name: those that are declared, have jobs or are paused."""
@@ -71,11 +73,11 @@ class QueuesAdmin:
                     f"queue {queue!r} is not declared by this app and has no job, so there is nothing to pause; check "
                     f"its name, or declare it with app.queue({queue!r}). There are: {', '.join(sorted(known))}"
                 )
-        return await self._storage.pause_queue(queue)
+        return await self._storage.pause_queue(queue, deed=Deed(self.actor, "pause", "queue", queue))
 
     async def resume(self, queue: str) -> bool:
         """End a pause; whether there was one."""
-        return await self._storage.resume_queue(queue)
+        return await self._storage.resume_queue(queue, deed=Deed(self.actor, "resume", "queue", queue))
 
 
 def _status(name: str, counts: QueueCounts | None, record: QueueRecord | None, now: int) -> QueueStatus:

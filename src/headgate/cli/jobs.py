@@ -1,7 +1,8 @@
-"""`headgate jobs`: find jobs, look into them, let them run again, cancel them."""
+"""`headgate jobs`: find jobs, look into them, let them run again or now, cancel them, one by one or many."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,13 +12,23 @@ from typing import Any
 import click
 import msgspec
 
-from headgate.admin import Admin, Explanation, JobDetails
-from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and_ids
+from headgate.admin import Admin, BulkResult, Explanation, JobDetails
+from headgate.cli.locate import (
+    ask,
+    ask_with_time,
+    takes_app,
+    takes_app_and,
+    takes_app_and_ids,
+    takes_app_and_maybe_ids,
+)
 from headgate.cli.output import json_option, make_console, print_json, print_table, printable, until
-from headgate.clock import to_datetime
-from headgate.errors import HeadgateError
-from headgate.jobs.job import Attempt, JobState
+from headgate.cli.query import query_at, takes_query
+from headgate.clock import SystemClock, sleep, to_datetime
+from headgate.errors import HeadgateError, JobNotFound
+from headgate.jobs.job import Attempt, JobRecord, JobState
+from headgate.jobs.report import LogLine
 from headgate.tasks.handle import JobStatus
+from headgate.tasks.ties import BatchStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +42,21 @@ class Report:
 
 @click.group()
 def jobs() -> None:
-    """List, show, retry and cancel jobs."""
+    """List, show, retry, run and cancel jobs; read what they logged."""
 
 
 @jobs.command(name="list")
 @takes_app
-@click.option("--state", type=click.Choice([state.value for state in JobState]), help="Only jobs in this state.")
-@click.option("--queue", metavar="NAME", help="Only jobs of this queue.")
-@click.option("--task", metavar="NAME", help="Only jobs of this task.")
-@click.option("--limit", metavar="NAME", help="Only jobs that draw on this limit.")
-@click.option("--key", help="Only jobs that draw on a limit for this key.")
+@takes_query
 @click.option("--count", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
 @click.option("--before", metavar="ID", help="Only jobs enqueued before this one: the last id of the page before.")
+@click.option("--oldest-first", is_flag=True, help="The other way round; then --before is --after.")
 @json_option
-def list_(target: str, as_json: bool, state: str | None, **wanted: Any) -> None:
+def list_(
+    target: str, as_json: bool, wanted: dict[str, Any], count: int, before: str | None, oldest_first: bool
+) -> None:
     """List jobs, newest first."""
-    only = None if state is None else JobState(state)
-    found, now = ask_with_time(target, lambda admin: admin.jobs(state=only, **wanted))
+    found, now = ask_with_time(target, lambda admin: _pages(admin, wanted, count, before, oldest_first=oldest_first))
     if as_json:
         print_json(found)
         return
@@ -60,19 +69,36 @@ def list_(target: str, as_json: bool, state: str | None, **wanted: Any) -> None:
 
 
 @jobs.command()
+@takes_app
+@takes_query
+@click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="Count up to so many.")
+@json_option
+def count(target: str, as_json: bool, wanted: dict[str, Any], most: int) -> None:
+    """Count jobs."""
+    found = ask(target, lambda admin: admin.count(query_at(wanted, admin.now()), most=most))
+    if as_json:
+        print_json({"count": found, "is_cut": found >= most})
+    else:
+        click.echo(f"{found} or more" if found >= most else str(found))
+
+
+@jobs.command()
 @takes_app_and_ids
 @json_option
 def show(target: str, ids: Sequence[str], as_json: bool) -> None:
-    """Show everything that is known of jobs: payload, result, limits, and the attempts that did not succeed.
+    """Show everything that is known of jobs: why they wait, payload, result, limits, their life, what they logged last.
 
     With --json: an array, one object for each id.
     """
     found, now = ask_with_time(target, partial(_details, ids=ids))
     if as_json:
-        print_json([_as_data(details) for details in found])
+        print_json([each if isinstance(each, BatchStatus) else _as_data(each[0], each[1].reason) for each in found])
         return
-    for details in found:
-        _print_details(details, now)
+    for each in found:
+        if isinstance(each, BatchStatus):
+            click.echo(_batch_line(each))
+        else:
+            _print_details(*each, now)
 
 
 @jobs.command()
@@ -85,6 +111,9 @@ def explain(target: str, ids: Sequence[str], as_json: bool) -> None:
         print_json(found)
         return
     for explanation in found:
+        if isinstance(explanation, BatchStatus):
+            click.echo(_batch_line(explanation))
+            continue
         click.echo(f"{explanation.status.id} ({explanation.status.task}): {printable(explanation.reason)}")
         if explanation.limits:
             print_table(
@@ -95,42 +124,171 @@ def explain(target: str, ids: Sequence[str], as_json: bool) -> None:
             )
 
 
+def takes_many(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command jobs by their ids, or many by what they are."""
+    for option in (
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--dry-run", is_flag=True, help="Change nothing; say what would be changed."),
+        click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="Change up to so many."),
+        click.option("--all", "is_all", is_flag=True, help="All jobs that the other options name."),
+        takes_query,
+        takes_app_and_maybe_ids,
+    ):
+        function = option(function)
+    return function
+
+
 @jobs.command()
-@takes_app_and_ids
+@takes_many
 @json_option
-def retry(target: str, ids: Sequence[str], as_json: bool) -> None:
-    """Let failed or cancelled jobs wait again, with all their tries.
+def retry(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
+    """Let failed or cancelled jobs wait again, with all their tries: by their ids, or --all that the options name.
 
-    Says for each id what happened. Exit code 1 if any of them could not be retried.
+    Says for each id what happened. Exit code 1 if one of them could not be retried, or of many none was.
     """
-    _change(target, ids, _retry, as_json=as_json)
+    if ids:
+        _change(target, ids, _retry, as_json=as_json, **many)
+    else:
+        _change_many(target, "retry", "Retry", as_json=as_json, **many)
 
 
 @jobs.command()
-@takes_app_and_ids
+@takes_many
 @json_option
-def cancel(target: str, ids: Sequence[str], as_json: bool) -> None:
-    """Cancel waiting jobs, and ask running ones to end.
+def run(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
+    """Let jobs that wait for their time be ready now; their limits hold as ever.
 
-    Says for each id what happened. Exit code 1 if any of them was final already, or is not known.
+    Says for each id what happened. Exit code 1 if one of them does not wait for its time, or of many none did.
     """
-    _change(target, ids, _cancel, as_json=as_json)
+    if ids:
+        _change(target, ids, _run_now, as_json=as_json, **many)
+    else:
+        _change_many(target, "run", "Run", as_json=as_json, **many)
+
+
+@jobs.command()
+@takes_many
+@json_option
+def cancel(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
+    """Cancel waiting jobs, and ask running ones to end: by their ids, or --all that the options name.
+
+    Says for each id what happened. Exit code 1 if one of them was final already or is not known, or of many none was
+    cancelled.
+    """
+    if ids:
+        _change(target, ids, _cancel, as_json=as_json, **many)
+    else:
+        _change_many(target, "cancel", "Cancel", as_json=as_json, **many)
+
+
+@jobs.command()
+@takes_app_and("ID")
+@click.option("--count", type=click.IntRange(1, 100_000), help="Only the last so many lines.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job is final.")
+@json_option
+def logs(target: str, words: tuple[str], count: int | None, follow: bool, as_json: bool) -> None:
+    """Show what a job has logged, over all its attempts.
+
+    With --json: an array; with --follow as well, one object a line.
+    """
+    (id,) = words
+    if as_json and not follow:
+        print_json([_line(line) for line in ask(target, lambda admin: _lines(admin, id, count))])
+        return
+    ask(target, lambda admin: _show_lines(admin, id, count, follow=follow, as_json=as_json))
 
 
 # ------------------------------------------------------------------------------------------------- asking
 
 
-async def _details(admin: Admin, *, ids: Sequence[str]) -> list[JobDetails]:
-    return [await admin.job(id) for id in ids]
+async def _details(admin: Admin, *, ids: Sequence[str]) -> list[tuple[JobDetails, Explanation] | BatchStatus]:
+    found: list[tuple[JobDetails, Explanation] | BatchStatus] = []
+    for id in ids:
+        try:
+            found.append((await admin.job(id), await admin.explain(id)))
+        except JobNotFound:
+            found.append(await admin.batch(id))
+    return found
 
 
-async def _explanations(admin: Admin, *, ids: Sequence[str]) -> list[Explanation]:
-    return [await admin.explain(id) for id in ids]
+async def _explanations(admin: Admin, *, ids: Sequence[str]) -> list[Explanation | BatchStatus]:
+    found: list[Explanation | BatchStatus] = []
+    for id in ids:
+        try:
+            found.append(await admin.explain(id))
+        except JobNotFound:
+            found.append(await admin.batch(id))
+    return found
+
+
+async def _pages(
+    admin: Admin, wanted: dict[str, Any], count: int, before: str | None, *, oldest_first: bool
+) -> list[JobStatus]:
+    query = query_at(wanted, admin.now())
+    if before is not None:
+        await _require_cursor(admin, before)
+    found: list[JobStatus] = []
+    while len(found) < count:
+        page = await admin.jobs(query, before=before, count=count - len(found), oldest_first=oldest_first)
+        if not page:
+            break
+        found += page
+        before = found[-1].id
+    return found
+
+
+async def _require_cursor(admin: Admin, id: str) -> None:
+    try:
+        await admin.status(id)
+    except JobNotFound as error:
+        raise click.UsageError(f"--before is the id of a job: {error}") from None
+
+
+async def _lines(admin: Admin, id: str, count: int | None) -> list[LogLine]:
+    if count is not None:
+        return list(await admin.logs(id, count=count, newest=True))
+    found: list[LogLine] = []
+    while page := await admin.logs(id, after=found[-1].number if found else 0, count=1000):
+        found += page
+    return found
+
+
+async def _show_lines(admin: Admin, id: str, count: int | None, *, follow: bool, as_json: bool) -> None:
+    clock = SystemClock()
+    lines: Sequence[LogLine] = await _lines(admin, id, count)
+    after = 0
+    while True:
+        for line in lines:
+            after = line.number
+            click.echo(msgspec.json.encode(_line(line)).decode() if as_json else _worded(line))
+        if not follow:
+            return
+        # Asked first: what is logged before the end is there when the end is seen.
+        is_final = (await admin.status(id)).state.is_final
+        lines = await admin.logs(id, after=after, count=1000)
+        if not lines:
+            if is_final:
+                return
+            await sleep(clock, 0.5)
+
+
+async def _run_now(admin: Admin, id: str) -> Report:
+    await admin.run_now(id)
+    return Report(id, True, "is ready now, as far as its limits let it start")
 
 
 async def _retry(admin: Admin, id: str) -> Report:
     await admin.retry(id)
     return Report(id, True, "waits again")
+
+
+async def _come_back(admin: Admin, refused: Report) -> Report:
+    """What became of one that was refused, once the others are retried: its leader may be among them."""
+    try:
+        is_blocked = (await admin.status(refused.id)).is_blocked
+    except JobNotFound:
+        return refused
+    return Report(refused.id, True, "waits again, for what it follows") if is_blocked else refused
 
 
 async def _cancel(admin: Admin, id: str) -> Report:
@@ -142,8 +300,20 @@ async def _cancel(admin: Admin, id: str) -> Report:
 
 
 def _change(
-    target: str, ids: Sequence[str], change: Callable[[Admin, str], Awaitable[Report]], *, as_json: bool
+    target: str,
+    ids: Sequence[str],
+    change: Callable[[Admin, str], Awaitable[Report]],
+    *,
+    as_json: bool,
+    wanted: dict[str, Any],
+    is_all: bool,
+    dry_run: bool,
+    yes: bool,
+    most: int,
 ) -> None:
+    if wanted or is_all or dry_run:
+        raise click.UsageError("name jobs by their ids or by what they are, not both")
+
     async def all_of_them(admin: Admin) -> list[Report]:
         reports: list[Report] = []
         for id in ids:
@@ -152,6 +322,8 @@ def _change(
             except HeadgateError as error:
                 # One id that cannot be changed must not keep the others from it.
                 reports.append(Report(id, False, str(error)))
+        if change is _retry and any(report.ok for report in reports):
+            reports = [report if report.ok else await _come_back(admin, report) for report in reports]
         return reports
 
     reports = ask(target, all_of_them)
@@ -164,11 +336,97 @@ def _change(
         raise SystemExit(1)
 
 
+def _change_many(
+    target: str,
+    word: str,
+    title: str,
+    *,
+    as_json: bool,
+    wanted: dict[str, Any],
+    is_all: bool,
+    dry_run: bool,
+    yes: bool,
+    most: int,
+) -> None:
+    if not wanted and not is_all:
+        raise click.UsageError("name at least one job by its id, or jobs by what they are, as --state failed; or --all")
+    if as_json and not yes and not dry_run:
+        raise click.UsageError("with --json nobody can be asked; add --yes or --dry-run")
+
+    def told(result: BulkResult) -> None:
+        click.echo(f"{result.changed} changed of {result.matched} so far", err=True)
+
+    async def change(admin: Admin, *, dry_run: bool) -> BulkResult:
+        verbs = {"retry": admin.retry_many, "run": admin.run_many_now, "cancel": admin.cancel_many}
+        query = query_at(wanted, admin.now())
+        return await verbs[word](query, most=most, dry_run=dry_run, on_progress=None if dry_run or as_json else told)
+
+    if dry_run or not yes:
+        result = ask(target, partial(change, dry_run=True))
+        if not dry_run and result.changed:
+            more = ", the first of more" if result.is_cut else ""
+            click.confirm(f"{title} {result.changed} jobs{more}?", abort=True)
+    if not dry_run and (yes or result.changed):
+        result = ask(target, partial(change, dry_run=False))
+    if as_json:
+        print_json(result)
+    else:
+        _print_bulk(result, word)
+    if not result.changed:
+        raise SystemExit(1)
+
+
 # ----------------------------------------------------------------------------------------------- printing
+
+
+def _batch_line(batch: BatchStatus) -> str:
+    state = batch.state or "pending"
+    return (
+        f"{batch.id} is a batch, {state}: {batch.total - batch.pending} of {batch.total} jobs are final "
+        f"({batch.succeeded} succeeded, {batch.failed} failed, {batch.cancelled} cancelled); "
+        f"headgate jobs list --batch {batch.id} lists them"
+    )
+
+
+def _print_bulk(result: BulkResult, word: str) -> None:
+    done, would = {
+        "cancel": ("were cancelled, or asked to end", "would be cancelled, or asked to end"),
+        "retry": ("wait again", "would wait again"),
+        "run": ("are ready now", "would be ready now"),
+    }[word]
+    click.echo(f"{result.changed} jobs {would if result.is_dry_run else done}")
+    for reason, times in result.refused.items():
+        click.echo(printable(f"{times} left as they are: {reason}"))
+    if result.is_cut:
+        click.echo("there are more to change; do it again for those, or raise --most")
+
+
+def _worded(line: LogLine) -> str:
+    at = to_datetime(line.at).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+    level = logging.getLevelName(line.level)
+    return printable(f"{at} {level:<7} attempt {line.attempt} {line.logger}: {line.message}")
+
+
+def _line(line: LogLine) -> dict[str, object]:
+    return {
+        "number": line.number,
+        "at": to_datetime(line.at),
+        "attempt": line.attempt,
+        "level": logging.getLevelName(line.level),
+        "logger": line.logger,
+        "message": line.message,
+    }
+
+
+def _progress(job: JobStatus) -> str | None:
+    said = job.progress
+    return None if said is None else f"{said.fraction:.0%}{'' if said.message is None else f', {said.message}'}"
 
 
 def _state(job: JobStatus) -> str:
     if job.state is JobState.WAITING:
+        if job.is_blocked:
+            return "waiting (blocked)"
         if job.throttled_until is not None:
             return "waiting (throttled)"
         if job.is_scheduled:
@@ -179,28 +437,65 @@ def _state(job: JobStatus) -> str:
 def _note(job: JobStatus, now: datetime) -> str | None:
     if job.waits_for is not None:
         limit, key = job.waits_for
-        return f"{limit} key {key!r} opens {until(job.throttled_until, now)}, {job.lane_waiting} wait"
+        when = until(job.throttled_until, now)
+        opens = "waits for a permit" if when is None else f"opens {when}"
+        return f"{limit} key {key!r} {opens}, {job.lane_waiting} wait"
+    if job.is_blocked:
+        return f"follows {job.follows}"
     if job.is_scheduled:
         return f"due {until(job.run_at, now)}"
-    if job.error is not None and not job.state.is_final:
+    if job.error is not None and not job.state.is_final and job.progress is None:
         return f"last error: {job.error.type}: {job.error.message}"
+    if job.state is JobState.RUNNING and job.progress is not None:
+        return _progress(job)
     return None if job.error is None else f"{job.error.type}: {job.error.message}"
 
 
-def _as_data(details: JobDetails) -> dict[str, object]:
+def _as_data(details: JobDetails, reason: str) -> dict[str, object]:
     record, status = details.record, details.status
     return {
         **{name: getattr(status, name) for name in JobStatus.__dataclass_fields__},
         "node": record.node,
         "expires_at": None if record.expires_at is None else to_datetime(record.expires_at),
+        "unique_key": record.unique_key,
+        "batch": None if record.origin is None else record.origin.batch,
+        "timeout": None if record.options is None else record.options.timeout,
+        "retry": None if record.options is None else record.options.retry,
         "cancel_requested": record.cancel_requested,
         "lost_attempts": record.lost,
         "payload": msgspec.Raw(record.payload.encode()),
         "result": None if record.result is None else msgspec.Raw(record.result.encode()),
         "headers": record.headers or {},
+        "schedule": None if record.origin is None else record.origin.schedule,
+        "occurs_at": _occurs_at(record),
         "limits": [{"limit": draw.limit, "key": draw.key} for draw in record.draws],
+        "audit": record.audit.word,
+        "reason": reason,
         "attempts": [_attempt(attempt) for attempt in details.attempts],
+        "timeline": details.timeline,
+        "last_lines": [_line(line) for line in details.last_lines],
     }
+
+
+def _occurs_at(record: JobRecord) -> datetime | None:
+    occurs_at = None if record.origin is None else record.origin.occurs_at
+    return None if occurs_at is None else to_datetime(occurs_at)
+
+
+def _overrides(record: JobRecord) -> Sequence[tuple[str, object]]:
+    """What the job has otherwise than its task."""
+    options = record.options
+    if options is None:
+        return ()
+    retry = None if options.retry is None else msgspec.json.encode(options.retry).decode()
+    return (("timeout", None if options.timeout is None else f"{options.timeout:g} s"), ("retries as", retry))
+
+
+def _occurrence(record: JobRecord) -> Sequence[tuple[str, object]]:
+    """Which firing of which schedule it is, if it is one."""
+    if record.origin is None or record.origin.schedule is None:
+        return ()
+    return (("schedule", record.origin.schedule), ("occurrence", _occurs_at(record)))
 
 
 def _attempt(attempt: Attempt) -> dict[str, object]:
@@ -214,7 +509,7 @@ def _attempt(attempt: Attempt) -> dict[str, object]:
     }
 
 
-def _print_details(details: JobDetails, now: datetime) -> None:
+def _print_details(details: JobDetails, explained: Explanation, now: datetime) -> None:
     record, status = details.record, details.status
     print_table(
         f"Job {status.id}",
@@ -223,7 +518,9 @@ def _print_details(details: JobDetails, now: datetime) -> None:
             ("task", status.task),
             ("queue", status.queue),
             ("state", _state(status)),
+            ("why", explained.reason),
             ("note", _note(status, now)),
+            ("progress", _progress(status)),
             ("attempt", status.attempt),
             ("attempts lost with a node", record.lost),
             ("priority", status.priority),
@@ -232,12 +529,23 @@ def _print_details(details: JobDetails, now: datetime) -> None:
             ("started", status.started_at),
             ("finished", status.finished_at),
             ("node", record.node),
+            ("expires", None if record.expires_at is None else to_datetime(record.expires_at)),
+            ("unique key", record.unique_key),
+            ("batch", None if record.origin is None else record.origin.batch),
+            *_overrides(record),
+            *_occurrence(record),
             ("limits", ", ".join(f"{draw.limit} key {draw.key!r}" for draw in record.draws) or None),
             ("headers", record.headers),
             ("payload", record.payload),
             ("result", record.result),
         ],
         empty="",
+    )
+    print_table(
+        "Its life",
+        ("at", "what", "attempt", "node", "by", "details"),
+        [(each.at, each.what, each.attempt, each.node, each.actor, each.detail) for each in details.timeline],
+        empty="nothing",
     )
     print_table(
         "Attempts that did not succeed",
@@ -258,3 +566,7 @@ def _print_details(details: JobDetails, now: datetime) -> None:
     last = details.attempts[-1].error if details.attempts else status.error
     if last is not None and last.traceback is not None:
         make_console().print(printable(last.traceback), markup=False)
+    if details.last_lines:
+        click.echo(f"Last log lines (all: headgate jobs logs {status.id})")
+        for line in details.last_lines:
+            click.echo(_worded(line))

@@ -6,10 +6,12 @@ from datetime import datetime
 from functools import partial
 
 import click
+import msgspec
 
 from headgate.admin import Admin, Audited, BucketStatus
+from headgate.admin.holders import worded
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
-from headgate.cli.output import json_option, print_json, print_table, until
+from headgate.cli.output import json_option, print_json, print_table, say_change, until
 from headgate.errors import DeclarationError
 from headgate.limits.concurrency import Concurrency, Semaphore
 from headgate.limits.dynamic_window import SharedCounter
@@ -18,6 +20,7 @@ from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.sliding_window import SliceCounter, SlidingWindow
 from headgate.limits.strict_rate import StrictRate
+from headgate.storage.live_rules import LimitSetting
 
 
 @click.group()
@@ -84,7 +87,7 @@ def unset(target: str, words: tuple[str], key: str | None, tier: str | None) -> 
     """Return to the rule that the code declares."""
     (limit,) = words
     was_set = ask(target, lambda admin: admin.limits.unset(limit, key=key, tier=tier))
-    click.echo(f"{limit} is as declared for {_whom(key, tier)}" if was_set else f"nothing was set for {limit}")
+    say_change(was_set, f"{limit} is as declared for {_whom(key, tier)}", f"nothing was set for {limit}")
 
 
 @limits.command()
@@ -106,7 +109,7 @@ def resume(target: str, words: tuple[str], key: str | None, tier: str | None) ->
     """End a pause."""
     (limit,) = words
     was_paused = ask(target, lambda admin: admin.limits.resume(limit, key=key, tier=tier))
-    click.echo(f"{limit} goes on for {_whom(key, tier)}" if was_paused else f"{limit} was not paused")
+    say_change(was_paused, f"{limit} goes on for {_whom(key, tier)}", f"{limit} was not paused")
 
 
 @limits.command()
@@ -155,7 +158,7 @@ def settings(target: str, limit: str | None, as_json: bool) -> None:
     """List what is set at run time."""
     found = ask(target, lambda admin: admin.limits.settings(limit))
     if as_json:
-        print_json(found)
+        print_json([_setting_as_data(setting) for setting in found])
         return
     print_table(
         "Settings",
@@ -253,7 +256,14 @@ def _note(bucket: BucketStatus, now: datetime) -> str | None:
         notes.append("overridden")
     if bucket.penalized_until is not None:
         notes.append(f"penalized, {until(bucket.penalized_until, now)}")
+    if bucket.holders:
+        notes.append(f"held by {worded(bucket.holders)}")
     return ", ".join(notes) or None
+
+
+def _setting_as_data(setting: LimitSetting) -> dict[str, object]:
+    rule = None if setting.rule is None else msgspec.Raw(setting.rule.encode())
+    return {**msgspec.structs.asdict(setting), "rule": rule}
 
 
 def _as_data(verdict: Audited) -> dict[str, object]:

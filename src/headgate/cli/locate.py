@@ -27,6 +27,10 @@ class AppNotFound(HeadgateError):
     """`module:app` names no Headgate app."""
 
 
+class StoreMissing(HeadgateError):
+    """There is no file where the jobs of an app live."""
+
+
 def locate(target: str) -> Headgate:
     """The app that `module:app` names. Raises AppNotFound; what the module itself raises is not hidden."""
     module_name, _, attribute = target.partition(":")
@@ -54,13 +58,22 @@ def locate(target: str) -> Headgate:
 
 
 def ask(target: str, question: Callable[[Admin], Awaitable[R]]) -> R:
-    """The answer of an app's admin; the app is open only for as long as the question takes."""
+    """The answer of an app's admin; the app is open only for as long as the question takes.
+
+    Raises StoreMissing for a file that is not there: an empty one in its place would say that there are no jobs.
+    """
 
     async def opened() -> R:
         async with app.open():
             return await question(app.admin)
 
     app = locate(target)
+    if app.address.is_missing:
+        raise StoreMissing(
+            f"there is no file {app.address.shown}, where the jobs of {target} live; is this the right directory? "
+            "A relative sqlite:/// URL is looked for in the current one. The first worker makes the file, and so does "
+            "`headgate migrate`"
+        )
     return asyncio.run(opened())
 
 
@@ -83,17 +96,28 @@ def takes_app_and_ids(function: Callable[..., None]) -> Callable[..., None]:
     return _takes_words(function, "[MODULE:APP] ID...", with_ids=True)
 
 
+def takes_app_and_maybe_ids(function: Callable[..., None]) -> Callable[..., None]:
+    """The same, where jobs may also be named otherwise than by their ids."""
+    return _takes_words(function, "[MODULE:APP] [ID...]", with_ids=True, need_ids=False)
+
+
 def takes_app_and(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command its `target` and the `words` that it names, which follow the app if that comes first."""
+    """Give a command its `target` and the `words` that it names.
+
+    They follow the app if that comes first. Where it is named by -A or HEADGATE_APP no word is taken for it, unless
+    what follows is an id: the name of a limit looks the same, as in `sync:strict`.
+    """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @click.argument("words", nargs=-1, metavar=f"[MODULE:APP] {' '.join(names)}")
         @click.option("-A", "--app", "named", envvar="HEADGATE_APP", metavar="MODULE:APP", help="The app to work on.")
         @functools.wraps(function)
         def command(*, words: tuple[str, ...], named: str | None, **options: Any) -> None:
-            first, rest = (words[0], words[1:]) if len(words) == len(names) + 1 else (None, words)
+            is_first = (named is None or names[0] == "ID") and len(words) == len(names) + 1
+            first, rest = (words[0], words[1:]) if is_first else (None, words)
             if len(rest) != len(names):
-                raise click.UsageError(f"it takes {' '.join(names)}, after the app if that is named first")
+                where = "after the app if that is named first" if named is None else f"as the app is {named} already"
+                raise click.UsageError(f"it takes {' '.join(names)}, {where}")
             function(target=_chosen(first, named), words=rest, **options)
 
         return command
@@ -112,7 +136,9 @@ def _chosen(first: str | None, named: str | None) -> str:
     return target
 
 
-def _takes_words(function: Callable[..., None], metavar: str, *, with_ids: bool) -> Callable[..., None]:
+def _takes_words(
+    function: Callable[..., None], metavar: str, *, with_ids: bool, need_ids: bool = True
+) -> Callable[..., None]:
     @click.argument("words", nargs=-1, metavar=metavar)
     @click.option("-A", "--app", "named", envvar="HEADGATE_APP", metavar="MODULE:APP", help="The app to work on.")
     @functools.wraps(function)
@@ -121,7 +147,7 @@ def _takes_words(function: Callable[..., None], metavar: str, *, with_ids: bool)
         ids = words if first is None else words[1:]
         target = _chosen(first, named)
         if with_ids:
-            if not ids:
+            if not ids and need_ids:
                 raise click.UsageError("name at least one job by its id")
             options["ids"] = ids
         elif ids:

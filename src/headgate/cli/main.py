@@ -20,9 +20,14 @@ class Lazy(NamedTuple):
 
 COMMANDS: Mapping[str, Lazy] = {
     "worker": Lazy("headgate.cli.worker", "Run jobs until told to stop."),
-    "status": Lazy("headgate.cli.status", "Show queues, nodes and the most crowded limits."),
+    "status": Lazy("headgate.cli.status", "Show what is going on: queues, nodes, limits, what is in the way."),
     "queues": Lazy("headgate.cli.queues", "List, pause and resume queues."),
-    "jobs": Lazy("headgate.cli.jobs", "List, show, retry and cancel jobs."),
+    "jobs": Lazy("headgate.cli.jobs", "List, show, retry, run and cancel jobs; read what they logged."),
+    "nodes": Lazy(
+        "headgate.cli.nodes", "List the worker processes: whether they live, what they serve, what they run."
+    ),
+    "audit": Lazy("headgate.cli.audit", "Show what people did to jobs, limits, queues and schedules, newest first."),
+    "schedules": Lazy("headgate.cli.schedules", "List, pause, resume, trigger and remove schedules."),
     "limits": Lazy("headgate.cli.limits", "Show the budget of each key, and steer it live."),
     "migrate": Lazy("headgate.cli.migrate", "Make the tables, or bring them up to date."),
     "demo": Lazy("headgate.cli.demo", "Watch Headgate keep its promises, in under a minute."),
@@ -71,7 +76,8 @@ def main() -> None:
     """Durable background jobs for Python, with a budget per key.
 
     Commands that work on an app take it as module:app (the module is looked for in the current directory, too), with
-    -A module:app, or from HEADGATE_APP.
+    -A module:app, or from HEADGATE_APP. With one of the latter two, no word of a command that takes a limit, a queue or
+    a schedule is taken for an app.
 
     Exit codes: 0 done, 1 an error that is told in one line, 2 the command was not written right.
     """

@@ -16,6 +16,12 @@ from rich.text import Text
 WIDE = 400
 """Columns where there is no terminal: nothing is cut for whoever reads the output of a pipe."""
 
+MANY = 500
+"""Rows that are laid out as a table; more are printed as plain lines."""
+
+LEAST_COLUMN = 8
+"""Columns of the terminal without which a word can hardly be read."""
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
@@ -25,10 +31,21 @@ def print_json(answer: object) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """Print rows under their columns, or one line that says there are none; NO_COLOR is respected."""
+    """Print rows under their columns, or one line that says there are none; NO_COLOR is respected.
+
+    Where ids and instants leave too little room for the rest, each row is a block of lines instead.
+    """
     console = make_console()
     if not rows:
         console.print(Text(f"{title}: {empty}"))
+        return
+    if len(rows) > MANY:
+        _print_plainly(title, columns, rows)
+        return
+    # Ids and instants are there to be copied and compared; other columns give way first.
+    firm = [column == "id" or any(isinstance(row[at], datetime) for row in rows) for at, column in enumerate(columns)]
+    if any(columns) and _least_width(firm, rows) > console.width:
+        _print_blocks(console, title, columns, rows)
         return
     table = Table(
         title=title,
@@ -38,12 +55,44 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         show_header=any(columns),
         pad_edge=False,
     )
-    for column in columns:
-        # Ids are there to be copied; other columns give way first.
-        table.add_column(column, no_wrap=column == "id", overflow="fold")
+    for column, is_firm in zip(columns, firm, strict=True):
+        table.add_column(column, no_wrap=is_firm, overflow="fold")
     for row in rows:
         table.add_row(*(as_text(cell) for cell in row))
     console.print(table)
+
+
+def _least_width(firm: Sequence[bool], rows: Sequence[Sequence[object]]) -> int:
+    """The columns of the terminal that a table needs to be read."""
+    widths = [
+        max(len(as_text(row[at])) for row in rows) if is_firm else LEAST_COLUMN for at, is_firm in enumerate(firm)
+    ]
+    return sum(widths) + 2 * len(widths)
+
+
+def _print_blocks(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    console.print(Text(title, style="bold"))
+    width = max(map(len, columns))
+    for row in rows:
+        console.print()
+        for column, cell in zip(columns, row, strict=True):
+            if cell is not None:
+                console.print(Text(f"{column:<{width}}  ", style="dim") + as_text(cell))
+
+
+def _print_plainly(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Aligned lines, at once: to lay out thousands of rows as a table takes seconds."""
+    lines = [list(columns), *([as_text(cell).plain.replace("\n", " ") for cell in row] for row in rows)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    told = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    click.echo("\n".join([title, *told]))
+
+
+def say_change(changed: bool, done: str, not_done: str) -> None:
+    """Print what was done, or end with exit code 1 and why there was nothing to do."""
+    click.echo(printable(done if changed else not_done))
+    if not changed:
+        raise SystemExit(1)
 
 
 def make_console() -> Console:

@@ -8,7 +8,7 @@ import click
 
 from headgate.admin import QueueStatus
 from headgate.cli.locate import ask, takes_app, takes_app_and
-from headgate.cli.output import json_option, lasting, print_json, print_table
+from headgate.cli.output import json_option, lasting, print_json, print_table, say_change
 
 
 @click.group()
@@ -37,7 +37,7 @@ def pause(target: str, words: tuple[str]) -> None:
     """Give out no job of a queue to any worker; what runs goes on, what is enqueued waits."""
     (queue,) = words
     was_running = ask(target, lambda admin: admin.queues.pause(queue))
-    click.echo(f"{queue} is paused" if was_running else f"{queue} was paused already")
+    say_change(was_running, f"{queue} is paused", f"{queue} was paused already")
 
 
 @queues.command()
@@ -46,7 +46,7 @@ def resume(target: str, words: tuple[str]) -> None:
     """End a pause."""
     (queue,) = words
     was_paused = ask(target, lambda admin: admin.queues.resume(queue))
-    click.echo(f"{queue} goes on" if was_paused else f"{queue} was not paused")
+    say_change(was_paused, f"{queue} goes on", f"{queue} was not paused")
 
 
 def print_queues(found: Sequence[QueueStatus]) -> None:

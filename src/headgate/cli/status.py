@@ -3,39 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import get_args
 
 import click
 
-from headgate.admin import Admin, BucketStatus, QueueStatus
+from headgate.admin import Admin, BucketStatus, NodeStatus, QueueStatus
 from headgate.cli.locate import ask_with_time, takes_app
-from headgate.cli.output import json_option, lasting, print_json, print_table, until
+from headgate.cli.nodes import print_nodes
+from headgate.cli.output import json_option, lasting, print_json, print_table, printable, until
 from headgate.cli.queues import print_queues
 from headgate.clock import to_datetime
 from headgate.errors import StorageUnavailable
-from headgate.storage.protocol import NodeRecord, Obstacle
+from headgate.jobs.state import JobState
+from headgate.storage.protocol import JobView, Obstacle, WaitingCount
+from headgate.tasks.schedule import ScheduleStatus
 
 MOST_THROTTLED = 10
-
-SILENT_AFTER = 30.0
-"""Seconds without a heartbeat; the default lease."""
 
 STUCK_AFTER = 2.0
 """Seconds without an answer, after which it is looked for what keeps the database from answering."""
 
 
 @dataclass(frozen=True, slots=True)
-class NodeStatus:
-    """A node, whether it lives, and how many seconds ago it was heard."""
+class WaitingStatus:
+    """What the waiting jobs of a queue wait for: their time, a limit, a slot, another job; and how many failed lately.
 
-    id: str
-    name: str
-    pid: int
-    state: str
-    heartbeat_age: float
-    running: int
+    `failed_last_hour` is counted up to 10,000.
+    """
+
+    queue: str
+    scheduled: int
+    throttled: int
+    ready: int
+    blocked: int
+    failed_last_hour: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownTask:
+    """A task that has waiting jobs, and is not declared by this app."""
+
+    task: str
+    queue: str
+    jobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +65,23 @@ class ObstacleStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The whole answer."""
+    """The whole answer; `store` is the path of its file, or its URL without a password."""
 
+    store: str
     queues: Sequence[QueueStatus]
     nodes: Sequence[NodeStatus]
     throttled: Sequence[BucketStatus]
     obstacles: Sequence[ObstacleStatus]
+    waiting: Sequence[WaitingStatus]
+    unknown_tasks: Sequence[UnknownTask]
+    overdue_schedules: Sequence[ScheduleStatus]
 
 
 @click.command()
 @takes_app
 @json_option
 def status(target: str, as_json: bool) -> None:
-    """Show queues, nodes and the most crowded limits.
+    """Show what is going on: queues, nodes, limits, what is in the way.
 
     A node is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs).
     The lag of a queue is for how long a job has lacked nothing but a free slot. What stands in the way of the database,
@@ -73,13 +91,29 @@ def status(target: str, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
+    click.echo(printable(f"Store: {answer.store}"))
     print_queues(answer.queues)
     print_table(
-        "Nodes",
-        ("process", "node", "state", "heartbeat", "running"),
-        [(n.name, n.id, n.state, f"{lasting(n.heartbeat_age)} ago", n.running) for n in answer.nodes],
-        empty="none; start one with `headgate worker`",
+        "Waiting for",
+        ("queue", "a slot", "a limit", "their time", "another job", "failed in the last hour"),
+        [(w.queue, w.ready, w.throttled, w.scheduled, w.blocked, w.failed_last_hour) for w in answer.waiting],
+        empty="nothing waits",
     )
+    print_nodes(answer.nodes)
+    if answer.unknown_tasks:
+        print_table(
+            "Tasks that this app does not declare",
+            ("task", "queue", "waiting"),
+            [(each.task, each.queue, each.jobs) for each in answer.unknown_tasks],
+            empty="",
+        )
+    if answer.overdue_schedules:
+        print_table(
+            "Schedules that nobody fires",
+            ("schedule", "task", "due at", "why"),
+            [(each.name, each.task, each.next_run, each.trouble) for each in answer.overdue_schedules],
+            empty="",
+        )
     print_table(
         "Throttled",
         ("limit", "key", "rule", "waiting", "next slot"),
@@ -113,25 +147,38 @@ async def _answer(admin: Admin) -> Status:
     buckets = await admin.limits.list(count=MOST_THROTTLED)
     queues = await admin.queues.list()
     nodes, obstacles = await admin.nodes(), await admin.obstacles()
-    now = admin.now()
+    waiting = await admin.waiting()
+    unknown = Counter[tuple[str, str]]()
+    for each in waiting:
+        if each.task not in admin.tasks:
+            unknown[each.task, each.queue] += each.jobs
     return Status(
+        store=admin.address,
         queues=[queue for queue in queues if queue.has_jobs or queue.is_paused],
-        nodes=[_node(record, now) for record in sorted(nodes, key=_by_process)],
+        nodes=nodes,
         throttled=[bucket for bucket in buckets if bucket.waiting],
-        obstacles=[_obstacle(obstacle, now) for obstacle in obstacles],
+        obstacles=[_obstacle(obstacle, admin.now()) for obstacle in obstacles],
+        waiting=await _waiting(admin, queues, waiting),
+        unknown_tasks=[UnknownTask(task, queue, jobs) for (task, queue), jobs in sorted(unknown.items())],
+        overdue_schedules=await admin.schedules.overdue(),
     )
 
 
-def _node(record: NodeRecord, now: datetime) -> NodeStatus:
-    age = max(0.0, (now - to_datetime(record.beat_at)).total_seconds())
-    state = "gone" if record.is_gone else "silent" if age > SILENT_AFTER else "alive"
-    return NodeStatus(record.id, record.name, record.pid, state, round(age, 3), record.running)
-
-
-def _by_process(record: NodeRecord) -> tuple[str, int, str]:
-    """By machine first: a name is host:pid."""
-    host, _, pid = record.name.rpartition(":")
-    return host, int(pid) if pid.isdecimal() else record.pid, record.id
+async def _waiting(admin: Admin, queues: Sequence[QueueStatus], counts: Sequence[WaitingCount]) -> list[WaitingStatus]:
+    found: list[WaitingStatus] = []
+    since = admin.now() - timedelta(hours=1)
+    for queue in queues:
+        views = Counter[str]()
+        for each in counts:
+            if each.queue == queue.queue:
+                views[each.view] += each.jobs
+        failed = 0
+        if queue.failed:
+            failed = await admin.count(state=JobState.FAILED, queue=queue.queue, finished_after=since)
+        if views or failed:
+            scheduled, throttled, ready, blocked = (views[view] for view in get_args(JobView))
+            found.append(WaitingStatus(queue.queue, scheduled, throttled, ready, blocked, failed))
+    return found
 
 
 def _obstacle(obstacle: Obstacle, now: datetime) -> ObstacleStatus:

@@ -8,9 +8,11 @@ import msgspec
 
 from headgate.clock import to_datetime
 from headgate.jobs.event import (
+    AttemptLingers,
     BacklogLeft,
     BacklogMoved,
     BackoffFailed,
+    CallbackFailed,
     ClockSkewed,
     EndingRefused,
     Event,
@@ -25,11 +27,20 @@ from headgate.jobs.event import (
     LimitStoreAnswers,
     LimitStoreTroubled,
     LoopBlocked,
+    NodeCrashed,
     NodeDisowned,
     NodeLost,
     NodeStarted,
     NodeStopped,
     NodeStopping,
+    OccurrencesSkipped,
+    ReportDropped,
+    ResourceTroubled,
+    ScheduleOverdue,
+    ScheduleRenamed,
+    ScheduleSuperseded,
+    ScheduleTooFast,
+    ScheduleTroubled,
     StorageTroubled,
     TaskUnknown,
 )
@@ -60,12 +71,23 @@ def logged_kinds() -> tuple[type[Event], ...]:
         LimitStoreTroubled,
         LimitStoreAdvised,
         LimitStoreAnswers,
+        OccurrencesSkipped,
+        ScheduleOverdue,
+        ScheduleRenamed,
+        ScheduleSuperseded,
+        ScheduleTooFast,
+        ScheduleTroubled,
+        ReportDropped,
         EndingRefused,
         BackoffFailed,
+        AttemptLingers,
+        CallbackFailed,
+        ResourceTroubled,
         TaskUnknown,
         NodeStarted,
         NodeStopping,
         NodeStopped,
+        NodeCrashed,
         NodeLost,
         NodeDisowned,
         ClockSkewed,
@@ -117,6 +139,49 @@ def _worded(event: Event) -> tuple[int, str] | None:
             return logging.INFO, f"limit {event.limit}: its store answers again"
         case LimitSkipped():
             return logging.WARNING, f"jobs of {event.task} run without limit {event.limit}: {event.reason}"
+        case OccurrencesSkipped():
+            reasons = {
+                "misfire": "nobody was there for them",
+                "overlap": "the one before is not over",
+                "max_runs": "those under way may be its last",
+            }
+            goes_on = (
+                "" if event.next_at is None else f"; next {to_datetime(event.next_at).isoformat(timespec='seconds')}"
+            )
+            return (
+                logging.INFO,
+                f"schedule {event.schedule} skipped: {reasons.get(event.reason, event.reason)}{goes_on}",
+            )
+        case ScheduleTooFast():
+            return logging.WARNING, (
+                f"schedule {event.schedule} comes more often than limit {event.limit} lets its jobs start; what the "
+                "limit does not let start is skipped or late"
+            )
+        case ScheduleTroubled():
+            return logging.ERROR, f"schedule {event.schedule} is not run by this node: {event.error}"
+        case ScheduleOverdue():
+            since = to_datetime(event.due_at).isoformat(timespec="seconds")
+            lacks = (
+                f"no task {event.task} is declared here: declare it, name it in the aliases= of the task that it has "
+                "become,"
+                if event.lacks == "task"
+                else "its trigger is declared by no code here: declare it with @app.schedule"
+            )
+            return logging.ERROR, (
+                f"schedule {event.schedule} is overdue since {since}, and {lacks} or remove it: "
+                f"headgate schedules remove {event.schedule}"
+            )
+        case ScheduleRenamed():
+            return logging.INFO, f"schedule {event.schedule} goes on with what was schedule {event.was}"
+        case ScheduleSuperseded():
+            return logging.INFO, (
+                f"schedule {event.schedule} stays as a newer release declares it, until none has run for three minutes"
+            )
+        case ReportDropped():
+            return (
+                logging.WARNING,
+                f"what job {event.job_id} ({event.task}) said at attempt {event.attempt} is not kept: {event.error}",
+            )
         case EndingRefused():
             return (
                 logging.WARNING,
@@ -127,10 +192,22 @@ def _worded(event: Event) -> tuple[int, str] | None:
                 logging.ERROR,
                 f"the backoff of task {event.task} raised {event.error}; its job is retried with the default delays",
             )
+        case AttemptLingers():
+            why = _LINGERS.get(event.place, "")
+            return (
+                logging.WARNING,
+                f"job {event.job_id} ({event.task}) was told to end ({event.cause}) and still runs {event.seconds:g} s "
+                f"later, in a slot of queue {event.queue}{why}",
+            )
+        case CallbackFailed():
+            return logging.ERROR, f"{event.callback} of {event.task} failed on job {event.job_id}: {event.error}"
+        case ResourceTroubled():
+            return logging.ERROR, f"resource {event.resource} raised when it was closed: {event.error}"
         case TaskUnknown():
             return (
                 logging.ERROR,
-                f"jobs of task {event.task} wait, and no such task is declared here: declare it, or cancel them",
+                f"jobs of task {event.task} wait, and no such task is declared here: declare it, name it in the "
+                "aliases= of the task that it has become, or cancel them",
             )
         case NodeStarted():
             return logging.INFO, f"{event.node} works on {event.storage}"
@@ -138,6 +215,12 @@ def _worded(event: Event) -> tuple[int, str] | None:
             return logging.INFO, f"{event.node} claims nothing more and lets {event.running} running jobs finish"
         case NodeStopped():
             return logging.INFO, f"{event.node} stopped, {event.returned} jobs handed back"
+        case NodeCrashed():
+            return (
+                logging.CRITICAL,
+                f"{event.node} crashed and runs no more jobs; others take over what it ran: "
+                f"{event.error.type}: {event.error.message}\n{event.error.traceback or ''}".rstrip(),
+            )
         case NodeLost():
             return (
                 logging.WARNING,
@@ -162,3 +245,9 @@ def _worded(event: Event) -> tuple[int, str] | None:
                 f"the event loop stood still for {event.seconds:.1f} s: a handler blocks it; make it a plain def task",
             )
     return None
+
+
+_LINGERS = {
+    "loop": ": its handler swallows CancelledError; let it pass",
+    "thread": ": threads cannot be stopped; look at current_job().cancelled, or use process=True",
+}

@@ -286,7 +286,7 @@ class _Director:
         ledger = msgspec.json.decode((await self._api.get("/ledger")).body, type=list[Call])
         states: dict[str, str] = {}
         before: str | None = None
-        while page := await self._admin.jobs(count=1000, before=before):
+        while page := await self._admin.jobs(count=500, before=before):
             states.update((job.id, job.state.value) for job in page)
             before = page[-1].id
         calls = Counter(call.job for call in ledger)

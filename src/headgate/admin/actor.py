@@ -1,0 +1,19 @@
+"""Who does what is done through the Admin, unless somebody says otherwise."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+import socket
+
+
+@functools.cache
+def this_process() -> str:
+    """The user that this process runs as, and its machine: `ada@web-1`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run under a number that has no name.
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

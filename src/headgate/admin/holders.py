@@ -1,0 +1,52 @@
+"""Who holds the permits of a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from headgate.jobs.state import JobState
+from headgate.limits.concurrency import OF_BATCH, load_permits
+from headgate.storage.protocol import BucketRecord, Storage
+
+MOST_HOLDERS = 20
+"""How many holders of one bucket are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class PermitHolder:
+    """A job or a batch that holds a permit, what that costs, and its state.
+
+    The state is None of a batch that is not final, and of what is not stored any more.
+    """
+
+    kind: Literal["job", "batch"]
+    id: str
+    state: JobState | None
+    cost: int
+
+    def __str__(self) -> str:
+        state = self.state or ("not final" if self.kind == "batch" else "not stored any more")
+        return f"{self.kind} {self.id} ({state})"
+
+
+async def holders_of(storage: Storage, record: BucketRecord) -> Sequence[PermitHolder]:
+    """Who holds permits of the bucket, up to 20; nobody, of a limit that counts starts."""
+    found: list[PermitHolder] = []
+    for holder, hold in islice(load_permits(record.state).holders.items(), MOST_HOLDERS):
+        if holder.startswith(OF_BATCH):
+            id = holder[len(OF_BATCH) :]
+            batch = await storage.batch(id)
+            found.append(PermitHolder("batch", id, None if batch is None else batch.ended_as, hold.cost))
+        else:
+            job = await storage.job(holder)
+            found.append(PermitHolder("job", holder, None if job is None else job.state, hold.cost))
+    return found
+
+
+def worded(holders: Sequence[PermitHolder]) -> str:
+    """The holders in a line, the first three of many."""
+    more = len(holders) - 3
+    return ", ".join(map(str, holders[:3])) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,183 @@
+"""Schedules as operators see and steer them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal
+
+from msgspec.structs import replace
+
+from headgate.admin.actor import this_process
+from headgate.clock import to_datetime
+from headgate.engine.declaration import trigger_of
+from headgate.engine.occurrence import last_job_of, occurrence
+from headgate.errors import HeadgateError, ScheduleNotFound, UnknownTask
+from headgate.jobs.audit import Deed
+from headgate.jobs.identity import IdSource
+from headgate.schedules.schedule import LATE, is_over, resume, upcoming
+from headgate.schedules.stored_trigger import load_trigger
+from headgate.schedules.trigger import Trigger
+from headgate.storage.protocol import Storage
+from headgate.storage.schedules import Fired, ScheduleRecord
+from headgate.tasks.registry import Registry
+from headgate.tasks.schedule import ScheduleStatus
+
+PAGE = 1000
+
+
+class SchedulesAdmin:
+    """The schedules of a store, whichever process declared them."""
+
+    def __init__(self, storage: Storage, registry: Registry, ids: IdSource) -> None:
+        self._storage = storage
+        self._registry = registry
+        self._ids = ids
+        self.actor = this_process()
+
+    async def list(self) -> Sequence[ScheduleStatus]:
+        """All schedules by name."""
+        found: list[ScheduleStatus] = []
+        after = ""
+        while page := await self._storage.schedules(after=after, count=PAGE):
+            found += [self._status(record) for record in page]
+            after = page[-1].name
+        return found
+
+    async def status(self, name: str) -> ScheduleStatus:
+        """One schedule as it is now. Raises ScheduleNotFound."""
+        return self._status(await self._record(name))
+
+    async def overdue(self) -> Sequence[ScheduleStatus]:
+        """The schedules that were due more than a minute ago and whose task this app does not declare; at most 100."""
+        before = self._storage.now() - LATE
+        found = await self._storage.overdue_schedules(self._registry.names, before=before)
+        return [self._status(record) for record in found]
+
+    async def next_runs(self, name: str, count: int = 5) -> Sequence[datetime]:
+        """When it is due next, if nothing changes; fewer if it ends before. Raises ScheduleNotFound."""
+        record = await self._record(name)
+        if record.paused_at is not None:
+            return ()
+        trigger = self._trigger(record)
+        return [to_datetime(instant) for instant in upcoming(record.rules, trigger, record.course, count)]
+
+    async def pause(self, name: str) -> bool:
+        """Enqueue nothing of it until `resume`; False if it was paused already. Raises ScheduleNotFound."""
+        while True:
+            record = await self._record(name)
+            if record.paused_at is not None:
+                return False
+            paused = replace(record, paused_at=self._storage.now())
+            if await self._storage.put_schedule(paused, replaces=record.revision):
+                await self._note("pause", name)
+                return True
+
+    async def resume(self, name: str) -> bool:
+        """End a pause, whose occurrences are not made up for; False if there was none. Raises ScheduleNotFound."""
+        while True:
+            record = await self._record(name)
+            if record.paused_at is None:
+                return False
+            course = resume(record.course, record.rules, self._trigger(record), self._storage.now())
+            resumed = replace(record, course=course, paused_at=None)
+            if await self._storage.put_schedule(resumed, replaces=record.revision):
+                await self._note("resume", name)
+                return True
+
+    async def trigger(self, name: str) -> str:
+        """Enqueue its job now, whatever its state; its rhythm stays. The id of the job.
+
+        It counts as one of its runs, and waits for the one before if its jobs queue up. Raises ScheduleNotFound,
+        UnknownTask if this app does not declare its task.
+        """
+        while True:
+            record = await self._record(name)
+            if record.call.task not in self._registry.names:
+                raise UnknownTask(
+                    f"schedule {name!r} enqueues task {record.call.task!r}, which this app does not declare; trigger "
+                    "it from the app that does"
+                )
+            now = self._storage.now()
+            follows = await last_job_of(self._storage, record) if record.rules.overlap == "queue" else None
+            job = occurrence(record, self._registry, id=self._ids.next(now), occurs_at=now, now=now, follows=follows)
+            course = record.course
+            if (await self._storage.fire([Fired(name, record.revision, course.next_at, course.last_at, [job])]))[0]:
+                await self._note("trigger", name, f"job {job.id}")
+                return job.id
+
+    async def remove(self, name: str) -> bool:
+        """Forget a schedule; jobs that it has enqueued stay. Whether there was one.
+
+        One that the code declares is there again when the next node starts.
+        """
+        was_there = await self._storage.remove_schedule(name)
+        if was_there:
+            await self._note("remove", name)
+        return was_there
+
+    async def _note(self, action: str, name: str, detail: str | None = None) -> None:
+        """Keep what was done, right after it."""
+        await self._storage.note(Deed(self.actor, action, "schedule", name, detail))
+
+    async def _record(self, name: str) -> ScheduleRecord:
+        found = await self._storage.schedules(name=name)
+        if not found:
+            raise ScheduleNotFound(name)
+        return found[0]
+
+    def _trigger(self, record: ScheduleRecord) -> Trigger:
+        declared = {name: schedule.spec.trigger for name, schedule in self._registry.schedules.items()}
+        trigger = trigger_of(record, declared)
+        if trigger is None:
+            raise UnknownTask(
+                f"schedule {record.name!r} has a trigger that only the app knows which declares it; ask that one"
+            )
+        return trigger
+
+    def _status(self, record: ScheduleRecord) -> ScheduleStatus:
+        course, rules = record.course, record.rules
+        state: Literal["active", "paused", "finished"] = "finished" if is_over(rules, course) else "active"
+        if record.paused_at is not None and state == "active":
+            state = "paused"
+        overdue = self._why_overdue(record) if state == "active" else None
+        is_lost = record.is_declared and record.name not in self._registry.schedules
+        return ScheduleStatus(
+            name=record.name,
+            task=record.call.task,
+            trigger=load_trigger(rules.trigger).describe(),
+            state=state,
+            next_run=None if state != "active" else _optional(course.next_at),
+            last_occurrence=_optional(course.last_at),
+            last_job=record.last_job,
+            runs=course.runs,
+            open=course.open,
+            max_runs=rules.max_runs,
+            until=_optional(rules.until),
+            misfire=rules.misfire,
+            overlap=rules.overlap,
+            started_at=to_datetime(course.started_at),
+            skipped=record.skipped,
+            skipped_at=_optional(record.skipped_at),
+            is_overdue=overdue is not None,
+            trouble=overdue or ("code has declared it, and this app does not" if is_lost else None),
+        )
+
+    def _why_overdue(self, record: ScheduleRecord) -> str | None:
+        """Why nobody fires what is due; None if it is not due, or has not been for long and can be fired here."""
+        late = -1 if record.course.next_at is None else self._storage.now() - record.course.next_at
+        if late < 0:
+            return None
+        if record.call.task not in self._registry.names:
+            return f"overdue: no task {record.call.task!r} is declared here"
+        if late <= LATE:
+            return None
+        try:
+            self._trigger(record)
+        except HeadgateError:
+            return "overdue: no code here declares its trigger"
+        return "overdue: no worker fires it"
+
+
+def _optional(instant: int | None) -> datetime | None:
+    return None if instant is None else to_datetime(instant)

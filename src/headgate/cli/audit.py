@@ -1,0 +1,42 @@
+"""`headgate audit`: what people did."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import click
+
+from headgate.cli.locate import ask, takes_app
+from headgate.cli.output import json_option, print_json, print_table
+from headgate.clock import to_datetime
+from headgate.jobs.audit import SubjectKind
+
+
+@click.command()
+@takes_app
+@click.option("--kind", type=click.Choice(get_args(SubjectKind)), help="Only what was done to things of this kind.")
+@click.option("--subject", metavar="NAME", help="Only what was done to this job, limit, queue or schedule.")
+@click.option("--actor", metavar="WHO", help="Only what they did.")
+@click.option("--count", type=click.IntRange(1, 500), default=50, show_default=True, help="At most so many.")
+@click.option("--before", type=int, metavar="NUMBER", help="Only entries before this one: the last of the page before.")
+@json_option
+def audit(target: str, as_json: bool, **wanted: Any) -> None:
+    """Show what people did to jobs, limits, queues and schedules, newest first."""
+    found = ask(target, lambda admin: admin.audit_log(**wanted))
+    if as_json:
+        print_json(
+            [
+                {**{name: getattr(each, name) for name in each.__struct_fields__}, "at": to_datetime(each.at)}
+                for each in found
+            ]
+        )
+        return
+    print_table(
+        "What people did",
+        ("number", "at", "by", "what", "to", "details"),
+        [
+            (each.number, to_datetime(each.at), each.actor, each.action, f"{each.kind} {each.subject}", each.detail)
+            for each in found
+        ],
+        empty="nothing",
+    )

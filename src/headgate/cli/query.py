@@ -1,0 +1,79 @@
+"""Which jobs a command is about: the options that name them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+import click
+
+from headgate.admin import JobQuery
+from headgate.jobs.job import JobState
+from headgate.storage.protocol import JobView
+
+_AGO = re.compile(r"([0-9]*\.?[0-9]+)([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+INSTANTS = ("enqueued_after", "enqueued_before", "finished_after", "finished_before")
+
+
+def when(value: str) -> datetime | timedelta:
+    """An instant in ISO 8601 (UTC, unless it says otherwise), or how long ago: 90s, 15m, 2h, 3d."""
+    found = _AGO.fullmatch(value)
+    if found is not None:
+        return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
+    try:
+        instant = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(
+            f"{value!r} is neither an instant, as 2026-05-01T08:00, nor how long ago, as 2h"
+        ) from None
+    return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
+
+
+def takes_query(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that name jobs, as `wanted`: what was said, by the names of `JobQuery`."""
+    options = [
+        click.option(
+            "--state", type=click.Choice([state.value for state in JobState]), help="Only jobs in this state."
+        ),
+        click.option("--view", type=click.Choice(get_args(JobView)), help="Only waiting jobs that wait for this."),
+        click.option("--queue", metavar="NAME", help="Only jobs of this queue."),
+        click.option("--task", metavar="NAME", help="Only jobs of this task."),
+        click.option("--limit", metavar="NAME", help="Only jobs that draw on this limit."),
+        click.option("--key", help="Only jobs that draw on a limit for this key."),
+        click.option("--unique-key", help="Only jobs with this unique key."),
+        click.option("--schedule", metavar="NAME", help="Only jobs of this schedule."),
+        click.option("--batch", metavar="ID", help="Only jobs of this batch."),
+        click.option("--node", metavar="ID", help="Only jobs that this node runs or ran last."),
+        click.option("--error", metavar="TYPE", help="Only jobs whose last error is of a type that begins so."),
+        click.option("--since", "enqueued_after", type=when, help="Only jobs enqueued since: 2h, or an instant."),
+        click.option("--until", "enqueued_before", type=when, help="Only jobs enqueued before."),
+        click.option("--finished-since", "finished_after", type=when, help="Only jobs that finished since."),
+        click.option("--finished-until", "finished_before", type=when, help="Only jobs that finished before."),
+        click.option("--text", help="Only jobs with this in their payload, which is JSON."),
+    ]
+    names = set(JobQuery.__dataclass_fields__)
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        wanted = {name: values.pop(name) for name in names}
+        function(wanted={name: value for name, value in wanted.items() if value is not None}, **values)
+
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def query_at(wanted: dict[str, Any], now: datetime) -> JobQuery:
+    """What was said, at the store's now."""
+    said = dict(wanted)
+    for name in INSTANTS:
+        if isinstance(said.get(name), timedelta):
+            said[name] = now - said[name]
+    if "state" in said:
+        said["state"] = JobState(said["state"])
+    return JobQuery(**said)

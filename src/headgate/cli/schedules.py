@@ -1,0 +1,119 @@
+"""`headgate schedules`: what runs again and again, and how to steer it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import click
+
+from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
+from headgate.cli.output import json_option, print_json, print_table, printable, say_change, until
+from headgate.tasks.schedule import ScheduleStatus
+
+_SKIPPED = {
+    "misfire": "nobody was there",
+    "overlap": "the one before was not over",
+    "max_runs": "those under way might be its last",
+}
+
+
+@click.group()
+def schedules() -> None:
+    """List, pause, resume, trigger and remove schedules."""
+
+
+@schedules.command(name="list")
+@takes_app
+@json_option
+def list_(target: str, as_json: bool) -> None:
+    """List schedules: when each is due next, and how many of its jobs have run, wait or run now.
+
+    A schedule of the code is stored when the first worker starts that declares it. The note says what is wrong with
+    one, and what was skipped last and why.
+    """
+    found, now = ask_with_time(target, lambda admin: admin.schedules.list())
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        "Schedules",
+        ("schedule", "task", "trigger", "next run", "last occurrence", "runs", "open", "note"),
+        [
+            (each.name, each.task, each.trigger, _next_run(each, now), each.last_occurrence, each.runs, each.open,
+             _note(each))
+            for each in found
+        ],
+        empty="none is stored",
+    )  # fmt: skip
+
+
+@schedules.command(name="next")
+@takes_app_and("SCHEDULE")
+@click.option("--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="At most so many.")
+@json_option
+def next_(target: str, words: tuple[str], count: int, as_json: bool) -> None:
+    """List when a schedule is due next, if nothing changes."""
+    (name,) = words
+    found, now = ask_with_time(target, lambda admin: admin.schedules.next_runs(name, count))
+    if as_json:
+        print_json(found)
+        return
+    rows: Sequence[Sequence[object]] = [(instant, until(instant, now)) for instant in found]
+    print_table(f"Next runs of {printable(name)}", ("at", "in"), rows, empty="none, it is paused or over")
+
+
+@schedules.command()
+@takes_app_and("SCHEDULE")
+def pause(target: str, words: tuple[str]) -> None:
+    """Enqueue nothing of a schedule until it is resumed; what it has enqueued goes on."""
+    (name,) = words
+    was_running = ask(target, lambda admin: admin.schedules.pause(name))
+    say_change(was_running, f"{name} is paused", f"{name} was paused already")
+
+
+@schedules.command()
+@takes_app_and("SCHEDULE")
+def resume(target: str, words: tuple[str]) -> None:
+    """End a pause; what was due meanwhile is not made up for."""
+    (name,) = words
+    was_paused = ask(target, lambda admin: admin.schedules.resume(name))
+    say_change(was_paused, f"{name} goes on", f"{name} was not paused")
+
+
+@schedules.command()
+@takes_app_and("SCHEDULE")
+def trigger(target: str, words: tuple[str]) -> None:
+    """Enqueue the job of a schedule now, also of one that is paused; its rhythm stays."""
+    (name,) = words
+    job_id = ask(target, lambda admin: admin.schedules.trigger(name))
+    click.echo(printable(f"{name} enqueued job {job_id}"))
+
+
+@schedules.command()
+@takes_app_and("SCHEDULE")
+def remove(target: str, words: tuple[str]) -> None:
+    """Forget a schedule; what it has enqueued stays. One that the code declares comes back with the next worker."""
+    (name,) = words
+    if not ask(target, lambda admin: admin.schedules.remove(name)):
+        raise click.ClickException(f"there is no schedule {name!r}")
+    click.echo(printable(f"{name} is removed"))
+
+
+def _next_run(schedule: ScheduleStatus, now: datetime) -> str | None:
+    return "overdue" if schedule.is_overdue else until(schedule.next_run, now)
+
+
+def _note(schedule: ScheduleStatus) -> str | None:
+    notes: list[str] = [] if schedule.state == "active" else [schedule.state]
+    if schedule.trouble is not None:
+        notes.append(schedule.trouble)
+    if schedule.max_runs is not None and schedule.state == "active":
+        notes.append(f"{schedule.max_runs} runs at most")
+    if schedule.skipped is not None:
+        notes.append(f"skipped {_instant(schedule.skipped_at)}: {_SKIPPED[schedule.skipped]}")
+    return "; ".join(notes) or None
+
+
+def _instant(instant: datetime | None) -> str:
+    return "" if instant is None else instant.isoformat(sep=" ", timespec="seconds")

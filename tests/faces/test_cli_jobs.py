@@ -1,0 +1,595 @@
+"""`headgate jobs`, `nodes`, `status` and `audit`: one job's whole story, many jobs at once, who did what."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, RetryPolicy, batch, chain
+from headgate.admin import JobQuery
+from headgate.cli.main import main
+from headgate.storage.address import address_of_url
+from headgate.storage.protocol import Claim, Room
+
+R = TypeVar("R")
+
+APP = """
+import logging
+
+from headgate import Concurrency, Headgate, RetryPolicy, StrictRate, current_job
+
+app = Headgate("sqlite:///jobs.db", synchronous="OFF")
+app.queue("mail")
+
+
+@app.task(retry=RetryPolicy(retries=1, base=0.001), queue="mail")
+async def bad(number: int) -> None:
+    current_job().progress(0.5, "halfway")
+    current_job().log.warning("order %d is odd", number)
+    raise ValueError("no such page")
+
+
+@app.task
+async def good() -> str:
+    current_job().log.info("fine")
+    return "done"
+
+
+@app.task
+async def speaks() -> None:
+    import asyncio
+
+    for number in range(4):
+        current_job().log.info("line %d", number)
+        await asyncio.sleep(0.3)
+
+
+@app.task(limits=[StrictRate("1/h", key="{tenant}")])
+async def sync(tenant: str) -> None: ...
+
+
+@app.task(
+    retry=RetryPolicy(retries=0), limits=[Concurrency(1, key="{order}", hold="until_success", name="order")]
+)
+async def keeps(order: str) -> None:
+    raise ValueError("no")
+"""
+
+
+class Project:
+    """A user's directory with one module, whose name no other test has."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = f"project_{uuid.uuid4().hex}"
+        (path / f"{self.name}.py").write_text(APP)
+        self.target = f"{self.name}:app"
+
+    @property
+    def app(self) -> Headgate:
+        app: Headgate = importlib.import_module(self.name).app
+        return app
+
+    def do(self, work: Callable[[Headgate], Awaitable[R]], *, running: bool = False) -> R:
+        """Work with the open app; with `running`, while it also runs jobs."""
+
+        async def opened() -> R:
+            async with self.app if running else self.app.open():
+                return await work(self.app)
+
+        return asyncio.run(opened())
+
+    def run_until_final(self, *calls: tuple[Any, ...]) -> list[str]:
+        """Run jobs of (task, arguments…) to their end; their ids."""
+
+        async def work(app: Headgate) -> list[str]:
+            jobs = [await app.tasks[task].enqueue(*arguments) for task, *arguments in calls]
+            for job in jobs:
+                with suppress(JobFailed):
+                    await job.result(timeout=15)
+            return [job.id for job in jobs]
+
+        return self.do(work, running=True)
+
+    def enqueue(self, task: str, *arguments: Any, **using: Any) -> str:
+        async def work(app: Headgate) -> str:
+            return (await app.tasks[task].using(**using).enqueue(*arguments)).id
+
+        return self.do(work)
+
+    def states(self, *ids: str) -> list[JobState]:
+        async def work(app: Headgate) -> list[JobState]:
+            return [(await app.job(id).status()).state for id in ids]
+
+        return self.do(work)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    project = Project(tmp_path)
+    monkeypatch.setenv("HEADGATE_APP", project.target)
+    (tmp_path / "jobs.db").touch()
+    return project
+
+
+def call(*words: str, asked: str | None = None) -> Result:
+    return CliRunner().invoke(main, words, input=asked)
+
+
+def answer(*words: str) -> Any:
+    result = call(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def ids(*words: str) -> list[str]:
+    return [job["id"] for job in answer("jobs", "list", *words)]
+
+
+# --------------------------------------------------------------------------------------------------- one job
+
+
+def test_show_tells_the_whole_story_of_a_job(project: Project) -> None:
+    (failed,) = project.run_until_final(("bad", 7))
+    project.do(lambda app: app.admin.by("ada@desk").retry(failed))
+    project.do(lambda app: app.admin.by("bob@desk").cancel(failed))
+    (shown,) = answer("jobs", "show", failed)
+    assert [(moment["what"], moment["actor"]) for moment in shown["timeline"]] == [
+        ("enqueued", None),
+        ("started", None),
+        ("failed", None),
+        ("started", None),
+        ("failed", None),
+        ("retry", "ada@desk"),
+        ("cancel", "bob@desk"),
+        ("final: cancelled", None),
+    ]
+    assert [line["message"] for line in shown["last_lines"]] == ["order 7 is odd", "order 7 is odd"]
+    assert [line["attempt"] for line in shown["last_lines"]] == [1, 2]
+    assert shown["audit"] == "full"
+    text = call("jobs", "show", failed).output
+    for told in ("Its life", "ada@desk", "ValueError: no such page", "order 7 is odd", "final, cancelled", "Traceback"):
+        assert told in text
+
+
+def test_show_says_why_a_job_waits_and_how_far_one_is(project: Project) -> None:
+    first, second = project.enqueue("sync", "acme"), project.enqueue("sync", "acme")
+    (failed,) = project.run_until_final(("bad", 1))
+    assert project.states(first) == [JobState.SUCCEEDED]
+    (waits,) = answer("jobs", "show", second)
+    assert "it waits for limit 'sync:strict'" in waits["reason"]
+    (said,) = answer("jobs", "show", failed)
+    assert (said["progress"]["fraction"], said["progress"]["message"]) == (0.5, "halfway")
+    assert "50%, halfway" in call("jobs", "show", failed).output
+
+
+def test_logs_are_printed_and_printable(project: Project) -> None:
+    (id,) = project.run_until_final(("bad", 3))
+    lines = call("jobs", "logs", id).output.splitlines()
+    assert len(lines) == 2
+    assert lines[0].endswith("WARNING attempt 1 headgate.job: order 3 is odd")
+    assert call("jobs", "logs", id, "--count", "1").output.splitlines() == lines[1:]
+    first, _ = answer("jobs", "logs", id)
+    assert (first["level"], first["logger"], first["message"]) == ("WARNING", "headgate.job", "order 3 is odd")
+    missing = call("jobs", "logs", "0-0")
+    assert (missing.exit_code, missing.output.splitlines()[-1][:20]) == (1, "Error: no job 0-0 is")
+
+
+def test_logs_are_followed_until_the_job_is_final(project: Project) -> None:
+    id = project.enqueue("speaks")
+    command = [sys.executable, "-m", "headgate", "jobs", "logs", project.target, id, "--follow", "--json"]
+    with subprocess.Popen(command, cwd=project.path, stdout=subprocess.PIPE, text=True) as follower:
+        project.do(lambda app: app.job(id).result(timeout=15), running=True)
+        output, _ = follower.communicate(timeout=15)
+    assert follower.returncode == 0
+    assert [json.loads(line)["message"] for line in output.splitlines()] == [f"line {number}" for number in range(4)]
+
+
+def test_a_job_that_waits_for_its_time_is_run_now_and_one_that_waits_for_a_limit_is_not(project: Project) -> None:
+    delayed = project.enqueue("good", delay=3600)
+    project.enqueue("sync", "acme")
+    throttled = project.enqueue("sync", "acme")
+    project.run_until_final(("good",))
+    ran = call("jobs", "run", delayed)
+    assert (ran.exit_code, ran.output.strip()) == (0, f"{delayed}: is ready now, as far as its limits let it start")
+    refused = call("jobs", "run", throttled, delayed)
+    assert refused.exit_code == 1
+    assert "would break the limit" in refused.output
+    assert "does not wait for its time" in refused.output
+    assert project.states(throttled) == [JobState.WAITING]
+
+
+# ------------------------------------------------------------------------------------------------- many jobs
+
+
+def test_jobs_are_listed_by_every_filter(project: Project) -> None:
+    good, bad = project.run_until_final(("good",), ("bad", 42))
+    first, later = project.enqueue("sync", "acme"), project.enqueue("good", delay=3600)
+    for words, found in (
+        (["--state", "failed"], [bad]),
+        (["--view", "scheduled"], [later]),
+        (["--view", "ready"], [first]),
+        (["--view", "throttled"], []),
+        (["--queue", "mail"], [bad]),
+        (["--task", "good"], [later, good]),
+        (["--limit", "sync:strict", "--key", "acme"], [first]),
+        (["--error", "Value"], [bad]),
+        (["--text", '"number":42'], [bad]),
+        (["--since", "1h", "--state", "succeeded"], [good]),
+        (["--until", "1h"], []),
+        (["--finished-since", "10m"], [bad, good]),
+        (["--finished-until", "2020-01-01"], []),
+        (["--since", "2020-01-01T00:00:00Z", "--count", "2"], [later, first]),
+        (["--oldest-first", "--count", "2"], [good, bad]),
+        (["--oldest-first", "--before", bad], [first, later]),
+        (["--unique-key", "x"], []),
+        (["--schedule", "x"], []),
+        (["--batch", "x"], []),
+        (["--node", "x"], []),
+    ):
+        assert ids(*words) == found, words
+    assert answer("jobs", "count") == {"count": 4, "is_cut": False}
+    assert answer("jobs", "count", "--most", "3") == {"count": 3, "is_cut": True}
+    wrong = call("jobs", "list", "--since", "yesterday")
+    assert (wrong.exit_code, "neither an instant" in wrong.output) == (2, True)
+
+
+def test_a_long_list_goes_over_pages(project: Project) -> None:
+    async def work(app: Headgate) -> list[str]:
+        return [job.id for job in await app.tasks["good"].enqueue_many([() for _ in range(1203)])]
+
+    every = project.do(work)
+    assert ids("--count", "2000") == every[::-1]
+    assert ids("--count", "700") == every[::-1][:700]
+
+
+def test_many_jobs_are_changed_after_a_dry_run_and_a_question(project: Project) -> None:
+    bad = project.run_until_final(("bad", 1), ("bad", 2), ("good",))[:2]
+    dry = answer("jobs", "retry", "--state", "failed", "--dry-run")
+    assert dry == {"matched": 2, "changed": 2, "refused": {}, "is_dry_run": True, "is_cut": False}
+    assert project.states(*bad) == [JobState.FAILED] * 2
+    refused = call("jobs", "retry", "--state", "failed", asked="n\n")
+    assert (refused.exit_code, "Retry 2 jobs?" in refused.output) == (1, True)
+    assert project.states(*bad) == [JobState.FAILED] * 2
+    done = call("jobs", "retry", "--state", "failed", asked="y\n")
+    assert (done.exit_code, "2 jobs wait again" in done.output) == (0, True)
+    assert project.states(*bad) == [JobState.WAITING] * 2
+    again = call("jobs", "retry", "--state", "failed", "--yes")
+    assert (again.exit_code, "0 jobs wait again" in again.output) == (1, True)
+
+    cancelled = answer("jobs", "cancel", "--all", "--yes")
+    assert (cancelled["matched"], cancelled["changed"], cancelled["refused"]) == (2, 2, {})
+    assert project.states(*bad) == [JobState.CANCELLED] * 2
+    assert call("jobs", "cancel", "--all", "--yes").exit_code == 1
+    # Every change is kept, with who made it.
+    kept = answer("audit", "--kind", "job")
+    assert [entry["action"] for entry in kept] == ["cancel"] * 2 + ["retry"] * 2
+    assert len({entry["actor"] for entry in kept}) == 1
+
+
+def test_a_failed_chain_is_retried_in_whatever_order_its_jobs_are_named(project: Project) -> None:
+    async def work(app: Headgate) -> list[str]:
+        stored = await chain(app.tasks["bad"].call(1), app.tasks["good"].call(), app.tasks["good"].call()).enqueue()
+        with suppress(JobCancelled):
+            await stored.result(timeout=15)
+        return [job.id for job in stored.jobs]
+
+    root, second, last = project.do(work, running=True)
+    alone = call("jobs", "retry", last)
+    assert (alone.exit_code, f"retry {root} first" in alone.output) == (1, True)
+    assert project.states(second, last) == [JobState.CANCELLED] * 2
+    together = answer("jobs", "retry", last, second, root)
+    assert [report["ok"] for report in together] == [True] * 3
+    assert project.states(root, second, last) == [JobState.WAITING] * 3
+
+
+def test_a_job_shows_what_it_has_otherwise_than_its_task(project: Project) -> None:
+    id = project.enqueue(
+        "good",
+        unique_key="k-1",
+        timeout=7,
+        retry=RetryPolicy(retries=9, base=2.5),
+        expires_at=datetime(2100, 1, 1, tzinfo=UTC),
+    )
+    (shown,) = answer("jobs", "show", id)
+    assert (shown["unique_key"], shown["timeout"], shown["retry"]["retries"], shown["batch"]) == ("k-1", 7.0, 9, None)
+    assert shown["expires_at"] is not None
+    text = call("jobs", "show", id).output
+    for words in ("unique key", "k-1", "timeout", "7 s", '"retries":9', "expires"):
+        assert words in text, words
+
+
+def test_a_batch_is_known_by_its_id(project: Project) -> None:
+    """It was told to be a job that may have been pruned, and what followed it did not say how far it was."""
+
+    async def work(app: Headgate) -> tuple[str, str]:
+        good = app.tasks["good"]
+        stored = await batch([good.call() for _ in range(3)]).then(good.call()).enqueue()
+        await stored.jobs[0].cancel()
+        assert isinstance(stored.then, Job)
+        return stored.id, stored.then.id
+
+    id, then = project.do(work)
+    for verb in ("show", "explain"):
+        assert (
+            f"1 of 3 jobs are final (0 succeeded, 0 failed, 1 cancelled); headgate jobs list --batch {id}"
+            in call("jobs", verb, id).output
+        )
+        (told,) = answer("jobs", verb, id)
+        assert (told["total"], told["pending"], told["cancelled"]) == (3, 2, 1)
+    assert f"it follows batch {id} (1 of 3 final)" in call("jobs", "explain", then).output
+    assert answer("jobs", "show", ids("--batch", id)[0])[0]["batch"] == id
+
+
+def test_who_holds_a_permit_is_told_to_who_waits_for_it(project: Project) -> None:
+    """A permit that a failed job keeps until its success was held by nobody whom any command would name."""
+
+    async def work(app: Headgate) -> tuple[str, str]:
+        keeps = app.tasks["keeps"]
+        first = await keeps.enqueue("acme")
+        with suppress(JobFailed):
+            await first.result(timeout=15)
+        second = await keeps.enqueue("acme")
+        async with asyncio.timeout(15):
+            while (await second.status()).waits_for is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return first.id, second.id
+
+    holder, waiting = project.do(work, running=True)
+    assert f"when a permit comes back: held by job {holder} (failed)" in call("jobs", "explain", waiting).output
+    listed = call("jobs", "list", "--state", "waiting").output
+    assert ("opens None" in listed, "waits for a permit" in listed) == (False, True)
+    (bucket,) = answer("limits", "list", "--limit", "order", "--key", "acme")
+    assert bucket["holders"] == [{"kind": "job", "id": holder, "state": "failed", "cost": 1}]
+    assert f"held by job {holder} (failed)" in call("limits", "list", "--key", "acme").output
+
+
+def test_a_job_of_a_node_that_is_gone_does_not_run_there(project: Project) -> None:
+    async def work(app: Headgate) -> str:
+        job = await app.tasks["good"].enqueue()
+        await app._storage.join("node-x", "x")
+        claim = Claim("node-x", {"default": Room(1)}, {}, frozenset({"good"}))
+        assert [each.id for each in (await app._storage.claim(claim)).jobs] == [job.id]
+        return job.id
+
+    id = project.do(work)
+    connection = sqlite3.connect("jobs.db")
+    with connection:
+        connection.execute("UPDATE node SET beat_at = beat_at - 45000000")
+    connection.close()
+    told = call("jobs", "explain", id).output
+    assert ("was not heard for 45 s" in told, "another node takes it" in told) == (True, True)
+
+
+def test_what_changes_nothing_says_so_and_is_not_kept(project: Project) -> None:
+    """`limits unset` and `resume` without effect used to be kept as deeds, and scripts took them for done."""
+    for words in (
+        ["limits", "unset", "sync:strict"],
+        ["limits", "resume", "sync:strict"],
+        ["queues", "resume", "mail"],
+    ):
+        result = call(*words)
+        assert (result.exit_code, "was" in result.output) == (1, True), words
+    assert answer("audit") == []
+    assert call("limits", "pause", "sync:strict").exit_code == 0
+    assert call("limits", "resume", "sync:strict").exit_code == 0
+    assert [call("queues", "pause", "mail").exit_code for _ in range(2)] == [0, 1]
+    assert len(answer("audit")) == 3
+
+
+def test_a_page_before_no_job_is_a_mistake(project: Project) -> None:
+    project.enqueue("good")
+    wrong = call("jobs", "list", "--before", "typo")
+    assert (wrong.exit_code, "--before is the id of a job" in wrong.output) == (2, True)
+
+
+def test_the_name_of_a_limit_is_not_taken_for_an_app(project: Project) -> None:
+    """A key without --key made `sync:strict` the module that was looked for."""
+    wrong = call("limits", "reset", "sync:strict", "acme")
+    assert (wrong.exit_code, f"it takes LIMIT, as the app is {project.target} already" in wrong.output) == (2, True)
+    assert call("limits", "reset", "sync:strict", "--key", "acme").exit_code == 0
+
+
+def test_settings_as_json_name_their_fields(project: Project) -> None:
+    assert call("limits", "set", "sync:strict", "7/m", "--key", "acme").exit_code == 0
+    (setting,) = answer("limits", "settings")
+    assert (setting["limit"], setting["scope"], setting["target"], setting["is_paused"]) == (
+        "sync:strict",
+        "key",
+        "acme",
+        False,
+    )
+    assert isinstance(setting["rule"], dict)
+
+
+def test_many_jobs_are_run_now_up_to_a_bound(project: Project) -> None:
+    later = [project.enqueue("good", delay=3600) for _ in range(5)]
+    ready = project.enqueue("good")
+    result = answer("jobs", "run", "--task", "good", "--most", "3", "--yes")
+    assert (result["matched"], result["changed"], result["is_cut"]) == (3, 3, True)
+    result = answer("jobs", "run", "--task", "good", "--yes")
+    assert (result["matched"], result["changed"], result["is_cut"]) == (2, 2, False)
+    assert ids("--view", "scheduled") == []
+    assert set(ids("--view", "ready")) == {*later, ready}
+
+
+@pytest.mark.parametrize("verb", ["retry", "cancel", "run"])
+def test_what_is_not_said_clearly_is_refused(project: Project, verb: str) -> None:
+    for words in ([], ["--yes"], ["1-1", "--state", "failed"], ["1-1", "--all"], ["--all", "--json"]):
+        result = call("jobs", verb, *words)
+        assert result.exit_code == 2, (words, result.output)
+
+
+def test_a_bulk_goes_on_in_chunks_and_can_be_repeated(project: Project) -> None:
+    async def work(app: Headgate) -> None:
+        await app.tasks["good"].using(delay=60).enqueue_many([() for _ in range(450)])
+        told: list[int] = []
+        admin = app.admin.by("ada")
+        query = JobQuery(task="good")
+        result = await admin.cancel_many(query, most=430, on_progress=lambda done: told.append(done.changed))
+        assert (result.matched, result.changed, result.is_cut) == (430, 430, True)
+        assert told == [200, 400, 430]
+        assert await admin.count(state=JobState.CANCELLED) == 430
+        # Those that are done are in nobody's way.
+        result = await admin.cancel_many(query, most=20)
+        assert (result.matched, result.changed, result.is_cut) == (20, 20, False)
+        retried = await admin.retry_many(JobQuery(state=JobState.CANCELLED))
+        assert (retried.matched, retried.changed) == (450, 450)
+        assert await admin.count(view="ready") == 450
+
+    project.do(work)
+
+
+def test_any_number_of_jobs_that_cannot_be_changed_is_in_nobodys_way(project: Project) -> None:
+    """What does not qualify used to count towards the bound, which was then met again and again, for ever."""
+
+    async def work(app: Headgate) -> None:
+        good, admin = app.tasks["good"], app.admin
+        await good.using(delay=3600).enqueue_many([() for _ in range(8)])
+        await admin.cancel_many(JobQuery(task="good"))
+        later = [job.id for job in await good.using(delay=3600).enqueue_many([() for _ in range(5)])]
+        query = JobQuery(task="good")
+        for dry_run in (True, False):
+            result = await admin.run_many_now(query, most=5, dry_run=dry_run)
+            assert (result.matched, result.changed, result.is_cut) == (5, 5, False)
+            result = await admin.cancel_many(query, most=3, dry_run=dry_run)
+            assert (result.matched, result.changed, result.is_cut) == (3, 3, True)
+        result = await admin.cancel_many(query, most=3)
+        assert (result.matched, result.changed, result.is_cut) == (2, 2, False)
+        for id in later[:2]:
+            await admin.retry(id)
+        result = await admin.retry_many(query, most=11)
+        assert (result.matched, result.changed, result.is_cut) == (11, 11, False)
+        # What nobody can cancel is not looked for.
+        assert (await admin.cancel_many(JobQuery(state=JobState.SUCCEEDED))).matched == 0
+
+    project.do(work)
+
+
+# --------------------------------------------------------------------------------------------- the whole thing
+
+
+def test_a_look_at_what_is_not_there_does_not_make_it(project: Project) -> None:
+    """From another directory every command made an empty file there, and said that all was well."""
+    (project.path / "jobs.db").unlink()
+    for line in ("status", "jobs list", "jobs count", "limits list", "nodes", "queues list", "audit"):
+        result = call(*line.split())
+        assert (result.exit_code, str(project.path / "jobs.db") in result.output) == (1, True), result.output
+    assert not (project.path / "jobs.db").exists()
+
+
+def test_status_says_which_store_it_has_read(project: Project) -> None:
+    path = str(project.path / "jobs.db")
+    assert answer("status")["store"] == path
+    assert f"Store: {path}" in call("status").output
+    assert address_of_url("postgresql://ada:geheim@db:5432/jobs?password=x").shown == "postgresql://ada@db:5432/jobs"
+
+
+def test_status_tells_what_an_operator_needs(project: Project) -> None:
+    project.run_until_final(("bad", 1), ("good",))
+    project.enqueue("sync", "acme")
+    project.enqueue("good", delay=3600)
+    project.do(lambda app: app.admin.queues.pause("mail"))
+
+    async def renamed() -> None:
+        other = Headgate("sqlite:///jobs.db", synchronous="OFF")
+
+        @other.task(name="removed")
+        async def removed() -> None: ...
+
+        async with other.open():
+            await removed.enqueue_many([(), ()])
+
+    asyncio.run(renamed())
+    told = answer("status")
+    waiting = {each["queue"]: each for each in told["waiting"]}
+    assert waiting["mail"]["failed_last_hour"] == 1
+    assert {name: waiting["default"][name] for name in ("scheduled", "throttled", "ready", "blocked")} == {
+        "scheduled": 1,
+        "throttled": 0,
+        "ready": 3,
+        "blocked": 0,
+    }
+    assert told["unknown_tasks"] == [{"task": "removed", "queue": "default", "jobs": 2}]
+    text = call("status").output
+    for word in ("paused", "Waiting for", "failed in the last hour", "removed", "none; start one"):
+        assert word in text
+
+
+def test_nodes_tell_what_they_serve(project: Project) -> None:
+    async def work(app: Headgate) -> list[Any]:
+        await (await app.tasks["good"].enqueue()).result(timeout=15)
+        return list(await app.admin.nodes())
+
+    (node,) = project.do(work, running=True)
+    assert (node.queues, node.slots, node.state) == ({"default": 100, "mail": 100}, 200, "alive")
+    assert node.version == importlib.import_module("importlib.metadata").version("headgate")
+    assert answer("nodes") == []
+
+    async def join(app: Headgate) -> None:
+        await app._storage.join("node-1", "web-1:42", queues={"mail": 4}, version="9.9")
+
+    project.do(join)
+    (listed,) = answer("nodes")
+    assert (listed["id"], listed["queues"], listed["version"], listed["state"]) == (
+        "node-1",
+        {"mail": 4},
+        "9.9",
+        "alive",
+    )
+    text = call("nodes").output
+    for word in ("web-1:42", "mail 4", "9.9", "alive"):
+        assert word in text
+
+
+def test_what_people_did_is_told_with_who_did_it(project: Project) -> None:
+    async def work(app: Headgate) -> None:
+        ada, bob = app.admin.by("ada@desk"), app.admin.by("bob@desk")
+        await ada.queues.pause("mail")
+        await bob.limits.pause("sync:strict", key="acme")
+        await bob.limits.penalize("sync:strict", "acme", 60)
+        await bob.limits.reset("sync:strict", "acme")
+        await ada.limits.assign("sync:strict", "acme", "gold")
+        await ada.queues.resume("mail")
+
+    project.do(work)
+    entries = answer("audit")
+    assert [(each["actor"], each["action"], each["kind"], each["subject"]) for each in entries[::-1]] == [
+        ("ada@desk", "pause", "queue", "mail"),
+        ("bob@desk", "pause", "limit", "sync:strict"),
+        ("bob@desk", "penalize", "limit", "sync:strict"),
+        ("bob@desk", "reset", "limit", "sync:strict"),
+        ("ada@desk", "assign", "limit", "sync:strict"),
+        ("ada@desk", "resume", "queue", "mail"),
+    ]
+    assert entries[4]["detail"] == "key 'acme'"
+    assert "until" in entries[3]["detail"]
+    assert entries[1]["detail"] == "member 'acme': into tier 'gold'"
+    assert len(answer("audit", "--actor", "bob@desk")) == 3
+    assert len(answer("audit", "--before", str(entries[2]["number"]), "--count", "2")) == 2
+    assert len(answer("audit", "--subject", "mail")) == 2
+    assert "bob@desk" in call("audit").output
+
+
+def test_whoever_does_not_say_who_they_are_is_the_user_of_their_process(project: Project) -> None:
+    id = project.enqueue("good", delay=60)
+    assert call("jobs", "cancel", id).exit_code == 0
+    (entry,) = answer("audit", "--subject", id)
+    user, _, machine = entry["actor"].partition("@")
+    assert user
+    assert machine

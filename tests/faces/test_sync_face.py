@@ -1,0 +1,126 @@
+"""The verbs from code without an event loop: scripts, threads, and web servers that fork."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from headgate import Cron, Headgate, HeadgateError, JobState, NotOpen, batch, chain
+
+HERE = Path(__file__).parent
+
+
+def make_app(url: str, schema: str = "headgate") -> Headgate:
+    app = Headgate(url, schema=schema, synchronous="OFF")
+
+    @app.task
+    async def sync_tenant(tenant: str) -> str:
+        return tenant
+
+    @app.task
+    async def fail(tenant: str) -> str:
+        raise ValueError(tenant)
+
+    return app
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[Headgate]:
+    app = make_app(f"sqlite:///{tmp_path}/jobs.db")
+    yield app
+    app.sync.close()
+
+
+def test_an_operator_s_verbs_open_the_app_and_are_asked_in_one_line(app: Headgate) -> None:
+    with pytest.raises(NotOpen):
+        _ = app.admin
+    job = app.tasks["sync_tenant"].using(delay=60).sync.enqueue("acme")
+    assert app.sync.ask(lambda admin: admin.counts())[0].waiting == 1
+    assert app.sync.ask(lambda admin: admin.status(job.id)).is_scheduled
+    assert app.sync.ask(lambda admin: admin.cancel(job.id)) is True
+    assert app.sync.ask(lambda admin: admin.queues.pause("default")) is True
+    assert app.sync.job(job.id).status().state is JobState.CANCELLED
+    with pytest.raises(HeadgateError, match="no job nobody is stored"):
+        app.sync.ask(lambda admin: admin.status("nobody"))
+
+
+def test_schedules_chains_and_batches_are_followed_by_their_names_and_ids(app: Headgate) -> None:
+    task = app.tasks["sync_tenant"]
+    task.sync.schedule("nightly", Cron("0 3 * * *", tz="Europe/Rome")).enqueue("acme")
+    nightly = app.sync.find_schedule("nightly")
+    assert len(nightly.next_runs(3)) == 3
+    assert nightly.pause() is True
+    assert app.sync.ask(lambda admin: admin.schedules.status("nightly")).state == "paused"
+    assert nightly.resume() is True
+    assert nightly.trigger().status().state is JobState.WAITING
+
+    two = batch([task.call("a"), task.call("b")]).then(task.call("c")).sync.enqueue()
+    assert app.sync.batch(two.id).status().total == 2
+    steps = chain(task.call("a"), task.call("b")).sync.enqueue()
+    assert [job.status().is_blocked for job in steps.jobs] == [False, True]
+    assert steps.cancel() == 2
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.db", "headgate"
+    return request.getfixturevalue("postgres_url"), request.getfixturevalue("postgres_schema")
+
+
+@pytest.fixture
+def server(place: tuple[str, str], tmp_path: Path) -> Iterator[str]:
+    """The address of a web server that loads, forks and then serves by threads."""
+    url, schema = place
+    environment = {**os.environ, "HEADGATE_URL": url, "HEADGATE_SCHEMA": schema, "PYTHONPATH": str(HERE.parent.parent)}
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "wsgi_server.py")],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    port = process.stdout.readline().strip()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.stdin.close()
+        process.wait(10)
+        process.stdout.close()
+
+
+def request(method: str, address: str) -> tuple[str, str]:
+    """The body, and which process answered."""
+    with urllib.request.urlopen(urllib.request.Request(address, method=method), timeout=15) as answer:
+        return answer.read().decode(), answer.headers["X-Process"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked here")
+async def test_views_of_a_forking_web_server_enqueue_look_and_cancel(server: str, place: tuple[str, str]) -> None:
+    with ThreadPoolExecutor(12) as clients:
+        answers = list(clients.map(lambda number: request("POST", f"{server}/tenant-{number}"), range(60)))
+    ids = {id for id, _ in answers}
+    assert len(ids) == 60
+    assert len({process for _, process in answers}) > 1, "one process answered all"
+    cancelled, waiting = sorted(ids)[:2]
+    assert request("DELETE", f"{server}/{cancelled}")[0] == "True"
+    assert request("DELETE", f"{server}/{cancelled}")[0] == "False"
+    assert request("GET", f"{server}/{waiting}")[0] == "waiting"
+    with pytest.raises(urllib.error.HTTPError, match="404") as missing:
+        request("GET", f"{server}/nobody")
+    missing.value.close()
+
+    app = make_app(*place)
+    async with app:
+        results = {await app.job(id).result(timeout=15) for id in ids - {cancelled}}
+    assert len(results) == 59

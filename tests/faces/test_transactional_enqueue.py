@@ -1,0 +1,491 @@
+"""A job that is enqueued in a transaction of the caller's exists if and only if that commits, with every driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+import asyncpg
+import psycopg
+import pytest
+import pytest_asyncio
+import sqlalchemy
+from psycopg.rows import dict_row
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from headgate import (
+    DeclarationError,
+    DuplicateJob,
+    Headgate,
+    JobNotFound,
+    JobState,
+    RateLimit,
+    RetryPolicy,
+    Task,
+    UnfitConnection,
+)
+
+Run = Callable[[str], Awaitable[Any]]
+"""Runs a statement of the caller's in the caller's transaction."""
+
+
+class World:
+    """An app, a worker of it, and where its jobs are."""
+
+    def __init__(self, app: Headgate, place: str, schema: str = "") -> None:
+        self.app = app
+        self.place = place
+        self.schema = schema
+        self.ran: list[str] = []
+
+        async def mail(to: str) -> str:
+            self.ran.append(to)
+            return to
+
+        self.mail: Task[[str], str] = app.task(limits=[RateLimit("1000/s", key="{to}", burst=1000)])(mail)
+        self.plain: Task[[str], str] = app.task(name="plain")(mail)
+
+
+def postgres_in(kind: str) -> Any:
+    """The caller's transaction by a driver: commits at the end of the block, rolls back with its error."""
+
+    @contextlib.asynccontextmanager
+    async def begin(world: World) -> AsyncIterator[tuple[Any, Run]]:
+        url = world.place
+        if kind == "asyncpg":
+            connection = await asyncpg.connect(url)
+            try:
+                async with connection.transaction():
+                    yield connection, connection.execute
+            finally:
+                await connection.close()
+        elif kind == "asyncpg pool":
+            async with (
+                asyncpg.create_pool(url, min_size=0) as pool,
+                pool.acquire() as pooled,
+                pooled.transaction(),
+            ):
+                yield pooled, pooled.execute
+        elif kind == "psycopg":
+            with psycopg.connect(url, row_factory=dict_row) as connection_:
+                yield connection_, _awaitable(connection_.execute)
+        elif kind == "psycopg async":
+            async with await psycopg.AsyncConnection.connect(url, row_factory=dict_row) as each:
+                yield each, each.execute
+        elif kind.startswith("sqlalchemy async"):
+            driver = "psycopg" if kind.endswith("psycopg") else "asyncpg"
+            engine = create_async_engine(url.replace("postgresql://", f"postgresql+{driver}://"))
+            try:
+                if "session" in kind:
+                    async with AsyncSession(engine) as session, session.begin():
+                        yield session, lambda sql: session.execute(sqlalchemy.text(sql))
+                else:
+                    async with engine.begin() as async_connection:
+                        yield async_connection, async_connection.exec_driver_sql
+            finally:
+                await engine.dispose()
+        else:
+            sync_engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+            try:
+                if "session" in kind:
+                    with Session(sync_engine) as sync_session, sync_session.begin():
+                        yield sync_session, _awaitable(lambda sql: sync_session.execute(sqlalchemy.text(sql)))
+                else:
+                    with sync_engine.begin() as sync_connection:
+                        yield sync_connection, _awaitable(sync_connection.exec_driver_sql)
+            finally:
+                sync_engine.dispose()
+
+    return begin
+
+
+def sqlite_in(kind: str) -> Any:
+    """The same on a file."""
+
+    @contextlib.asynccontextmanager
+    async def begin(world: World) -> AsyncIterator[tuple[Any, Run]]:
+        path = world.place
+        if kind == "sqlite3":
+            connection = sqlite3.connect(path, isolation_level=None)
+            connection.row_factory = lambda cursor, row: {"row": row}
+            with contextlib.closing(connection):
+                connection.execute("BEGIN")
+                with connection:
+                    yield connection, _awaitable(connection.execute)
+        elif kind == "sqlite3 legacy":
+            connection = sqlite3.connect(path)
+            with contextlib.closing(connection), connection:
+                yield connection, _awaitable(connection.execute)
+        elif kind == "aiosqlite":
+            async with aiosqlite.connect(path) as each:
+                try:
+                    yield each, each.execute
+                    await each.commit()
+                except BaseException:
+                    await each.rollback()
+                    raise
+        elif kind == "sqlalchemy async session":
+            engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+            try:
+                async with AsyncSession(engine) as session, session.begin():
+                    yield session, lambda sql: session.execute(sqlalchemy.text(sql))
+            finally:
+                await engine.dispose()
+        else:
+            sync_engine = sqlalchemy.create_engine(f"sqlite:///{path}")
+            try:
+                if "session" in kind:
+                    with Session(sync_engine) as sync_session, sync_session.begin():
+                        yield sync_session, _awaitable(lambda sql: sync_session.execute(sqlalchemy.text(sql)))
+                else:
+                    with sync_engine.begin() as sync_connection:
+                        yield sync_connection, _awaitable(sync_connection.exec_driver_sql)
+            finally:
+                sync_engine.dispose()
+
+    return begin
+
+
+def _awaitable(run: Callable[[Any], Any]) -> Run:
+    async def awaitable(sql: str) -> Any:
+        return run(sql)
+
+    return awaitable
+
+
+class Undone(Exception):
+    pass
+
+
+POSTGRES = [
+    "asyncpg",
+    "asyncpg pool",
+    "psycopg",
+    "psycopg async",
+    "sqlalchemy",
+    "sqlalchemy session",
+    "sqlalchemy async",
+    "sqlalchemy async session",
+    "sqlalchemy async psycopg",
+    "sqlalchemy async session psycopg",
+]
+SQLITE = ["sqlite3", "sqlite3 legacy", "aiosqlite", "sqlalchemy", "sqlalchemy session", "sqlalchemy async session"]
+KINDS = [("postgres", kind) for kind in POSTGRES] + [("sqlite", kind) for kind in SQLITE]
+IDS = [f"{store} by {kind}" for store, kind in KINDS]
+
+
+@pytest_asyncio.fixture
+async def on_sqlite(tmp_path: Path) -> AsyncIterator[World]:
+    path = tmp_path / "jobs.db"
+    world = World(Headgate(f"sqlite:///{path}", synchronous="OFF"), str(path))
+    async with world.app.open():
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE account (name TEXT)")
+        yield world
+
+
+@pytest_asyncio.fixture
+async def on_postgres(postgres_url: str, postgres_schema: str) -> AsyncIterator[World]:
+    world = World(Headgate(postgres_url, schema=postgres_schema), postgres_url, postgres_schema)
+    async with world.app.open():
+        yield world
+
+
+@pytest.fixture(params=KINDS, ids=IDS)
+def driven(request: pytest.FixtureRequest) -> tuple[World, Any]:
+    store, kind = request.param
+    world = request.getfixturevalue(f"on_{store}")
+    return world, (postgres_in if store == "postgres" else sqlite_in)(kind)
+
+
+@pytest.fixture(params=["postgres", "sqlite"])
+def stored(request: pytest.FixtureRequest) -> tuple[World, Any]:
+    """One driver of each store."""
+    world = request.getfixturevalue(f"on_{request.param}")
+    return world, postgres_in("asyncpg") if request.param == "postgres" else sqlite_in("sqlite3")
+
+
+async def is_there(world: World, job_id: str) -> bool:
+    try:
+        await world.app.job(job_id).status()
+    except JobNotFound:
+        return False
+    return True
+
+
+async def test_a_job_exists_from_the_commit_on_and_runs(driven: tuple[World, Any]) -> None:
+    world, begin = driven
+    async with begin(world) as (connection, _run):
+        job = await world.mail.using(connection=connection).enqueue("ada")
+        many = await world.plain.using(connection=connection).enqueue_many([("eve",), ("bob",)])
+        assert not await is_there(world, job.id)
+    assert (await job.status()).state is JobState.WAITING
+    async with world.app:
+        assert await job.result(timeout=5) == "ada"
+        assert [await each.result(timeout=5) for each in many] == ["eve", "bob"]
+    assert await world.app._storage.check() == []
+
+
+async def test_a_rollback_leaves_nothing(driven: tuple[World, Any]) -> None:
+    world, begin = driven
+    with contextlib.suppress(Undone):
+        async with begin(world) as (connection, _run):
+            job = await world.mail.using(connection=connection).enqueue("ada")
+            raise Undone
+    assert not await is_there(world, job.id)
+    async with world.app:
+        after = await world.mail.enqueue("eve")
+        assert await after.result(timeout=5) == "eve"
+    assert world.ran == ["eve"]
+    assert await world.app._storage.check() == []
+
+
+async def test_each_of_many_calls_keeps_its_own_options_there_as_well(driven: tuple[World, Any]) -> None:
+    """They were looked at for their arguments only: a job of next week ran at once, also when another task's."""
+    world, begin = driven
+    async with begin(world) as (connection, _run):
+        enqueuer = world.plain.using(connection=connection, priority=3)
+        later, same = world.plain.using(delay=3600, priority=7), enqueuer
+        jobs = await enqueuer.enqueue_many([later.call("ada"), same.call("eve"), ("bob",)])
+        with pytest.raises(TypeError, match="a call of task 'mail'"):
+            await enqueuer.enqueue_many([world.mail.call("eve")])
+    async with world.app.open():
+        statuses = [await job.status() for job in jobs]
+    assert [(each.is_scheduled, each.priority) for each in statuses] == [(True, 7), (False, 3), (False, 3)]
+
+
+async def test_unique_keys_hold_there_as_well(driven: tuple[World, Any]) -> None:
+    world, begin = driven
+    first = await world.mail.using(unique_key="k").enqueue("ada")
+    async with begin(world) as (connection, _run):
+        using = world.mail.using(connection=connection, unique_key="k")
+        assert await using.enqueue("eve") == first
+        with pytest.raises(DuplicateJob):
+            await world.mail.using(connection=connection, unique_key="k", on_conflict="raise").enqueue("eve")
+        fresh = world.mail.using(connection=connection, unique_key="new", on_conflict="raise")
+        with pytest.raises(DuplicateJob):
+            await fresh.enqueue_many([("a",), ("b",)])
+        assert (
+            await world.mail.using(connection=connection, unique_key="k", on_conflict="replace").enqueue("bob") == first
+        )
+    async with world.app:
+        assert await first.result(timeout=5) == "bob"
+    assert world.ran == ["bob"]
+
+
+async def test_a_savepoint_that_is_left_takes_its_job_with_it(driven: tuple[World, Any]) -> None:
+    world, begin = driven
+    async with begin(world) as (connection, run):
+        using = world.mail.using(connection=connection)
+        kept = await using.enqueue("ada")
+        await run("SAVEPOINT mine")
+        gone = await using.enqueue("eve")
+        await run("ROLLBACK TO SAVEPOINT mine")
+        last = await using.enqueue("bob")
+    assert [await is_there(world, job.id) for job in (kept, gone, last)] == [True, False, True]
+    async with world.app:
+        assert await last.result(timeout=5) == "bob"
+    assert await world.app._storage.check() == []
+
+
+async def test_a_worker_hears_of_it_at_the_commit(stored: tuple[World, Any]) -> None:
+    world, begin = stored
+    async with world.app:
+        async with begin(world) as (connection, _run):
+            job = await world.mail.using(connection=connection).enqueue("ada")
+        assert await job.result(timeout=2) == "ada"
+
+
+async def test_time_priority_headers_and_limits_are_kept(stored: tuple[World, Any]) -> None:
+    world, begin = stored
+    async with begin(world) as (connection, _run):
+        job = await world.mail.using(
+            connection=connection, delay=60, priority=4, headers={"tenant": "acme"}, retry=RetryPolicy(retries=7)
+        ).enqueue("ada")
+    record = await world.app._storage.job(job.id)
+    assert record is not None
+    assert (record.priority, record.headers, record.delayed) == (4, {"tenant": "acme"}, True)
+    assert [draw.key for draw in record.draws] == ["ada"]
+
+
+async def test_code_that_cannot_await_enqueues_on_its_own_connection(on_sqlite: World, on_postgres: World) -> None:
+    def enqueue(world: World, connection: Any, how: Callable[[Any], Any]) -> str:
+        with how(connection):
+            (job,) = world.mail.using(connection=connection).sync.enqueue_many([("ada",)])
+            return job.id
+
+    def on_file() -> str:
+        with contextlib.closing(sqlite3.connect(on_sqlite.place)) as connection:
+            return enqueue(on_sqlite, connection, lambda each: each)
+
+    def on_server() -> str:
+        with psycopg.connect(on_postgres.place, autocommit=True) as connection:
+            return enqueue(on_postgres, connection, lambda each: each.transaction())
+
+    assert await is_there(on_sqlite, await asyncio.to_thread(on_file))
+    assert await is_there(on_postgres, await asyncio.to_thread(on_server))
+
+
+async def test_a_connection_that_must_be_awaited_is_refused_where_nobody_can(on_postgres: World) -> None:
+    connection = await asyncpg.connect(on_postgres.place)
+    try:
+        with pytest.raises(UnfitConnection, match="awaited"):
+            await asyncio.to_thread(on_postgres.mail.using(connection=connection).sync.enqueue, "ada")
+    finally:
+        await connection.close()
+
+
+async def test_without_a_transaction_nothing_is_stored_and_it_says_how_to_begin_one(
+    on_sqlite: World, on_postgres: World
+) -> None:
+    connection = await asyncpg.connect(on_postgres.place)
+    with pytest.raises(UnfitConnection, match=r"connection\.transaction\(\)"):
+        await on_postgres.mail.using(connection=connection).enqueue("ada")
+    await connection.close()
+    with (
+        psycopg.connect(on_postgres.place, autocommit=True) as other,
+        pytest.raises(UnfitConnection, match=r"connection\.transaction\(\)"),
+    ):
+        await on_postgres.mail.using(connection=other).enqueue("ada")
+    with (
+        contextlib.closing(sqlite3.connect(on_sqlite.place, isolation_level=None)) as file,
+        pytest.raises(UnfitConnection, match="BEGIN"),
+    ):
+        await on_sqlite.mail.using(connection=file).enqueue("ada")
+    assert await on_postgres.app.admin.counts() == []
+    assert await on_sqlite.app.admin.counts() == []
+
+
+async def test_a_connection_to_somewhere_else_is_refused_by_name(
+    on_sqlite: World, on_postgres: World, tmp_path: Path
+) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        with pytest.raises(UnfitConnection, match=r"other\.db"):
+            await on_sqlite.mail.using(connection=other).enqueue("ada")
+        with pytest.raises(UnfitConnection, match="connection of sqlite3"):
+            await on_postgres.mail.using(connection=other).enqueue("ada")
+    with contextlib.closing(sqlite3.connect(":memory:")) as nowhere, pytest.raises(UnfitConnection, match="in memory"):
+        await on_sqlite.mail.using(connection=nowhere).enqueue("ada")
+    server = await asyncpg.connect(on_postgres.place)
+    try:
+        async with server.transaction():
+            with pytest.raises(UnfitConnection, match="connection of asyncpg"):
+                await on_sqlite.mail.using(connection=server).enqueue("ada")
+            elsewhere = Headgate(on_postgres.place, schema=f"{on_postgres.schema}_b"[-31:])
+            task = elsewhere.task(name="mail")(_nothing)
+            async with elsewhere.open():
+                storage: Any = elsewhere._storage
+                storage._identity = "another"
+                with pytest.raises(UnfitConnection, match="not in database"):
+                    await task.using(connection=server).enqueue()
+                await server.execute(f'SET LOCAL search_path TO "{elsewhere._settings.schema}"')
+            # The caller's transaction is as good as before.
+            assert await server.fetchval("SELECT 1") == 1
+        await server.execute(f'DROP SCHEMA "{elsewhere._settings.schema}" CASCADE')
+    finally:
+        await server.close()
+
+
+async def _nothing() -> None: ...
+
+
+async def test_a_server_without_the_tables_is_refused_and_the_callers_transaction_goes_on(on_postgres: World) -> None:
+    server = await asyncpg.connect(on_postgres.place)
+    try:
+        await server.execute(f'ALTER SCHEMA "{on_postgres.schema}" RENAME TO "{on_postgres.schema[:28]}_x"')
+        async with server.transaction():
+            with pytest.raises(UnfitConnection, match="not in database"):
+                await on_postgres.mail.using(connection=server).enqueue("ada")
+            assert await server.fetchval("SELECT 1") == 1
+    finally:
+        await server.execute(f'ALTER SCHEMA "{on_postgres.schema[:28]}_x" RENAME TO "{on_postgres.schema}"')
+        await server.close()
+
+
+async def test_under_another_isolation_a_unique_key_is_refused_and_a_plain_job_is_not(on_postgres: World) -> None:
+    connection = await asyncpg.connect(on_postgres.place)
+    try:
+        async with connection.transaction(isolation="repeatable_read"):
+            using = on_postgres.mail.using(connection=connection)
+            with pytest.raises(UnfitConnection, match="READ COMMITTED"):
+                await using.using(unique_key="k").enqueue("ada")
+            job = await using.enqueue("ada")
+        assert await is_there(on_postgres, job.id)
+    finally:
+        await connection.close()
+
+
+async def test_what_is_no_connection_is_refused_by_its_type(on_sqlite: World) -> None:
+    with pytest.raises(UnfitConnection, match=r"builtins\.object"):
+        await on_sqlite.mail.using(connection=object()).enqueue("ada")
+
+
+async def test_an_app_in_memory_has_no_transactions() -> None:
+    app = Headgate("memory://")
+    task = app.task(_nothing)
+    async with app.open():
+        with pytest.raises(DeclarationError, match="MemoryStorage"):
+            await task.using(connection=object()).enqueue()
+    with pytest.raises(DeclarationError, match="promised"):
+        task.using(connection=object(), promise=True)
+
+
+async def test_a_transaction_that_stays_open_keeps_no_other_job_from_anybody(on_postgres: World) -> None:
+    """An enqueue that is held open for half a minute must make no other enqueue or claim wait."""
+    world = on_postgres
+    async with postgres_in("asyncpg")(world) as (connection, _run), world.app:
+        late = await world.mail.using(connection=connection).enqueue("ada")
+        keyed = await world.mail.using(connection=connection, unique_key="k", delay=60).enqueue("late")
+        # As many as there are connections, and more, want the key that it holds.
+        waiting = [asyncio.create_task(world.mail.using(unique_key="k").enqueue("eve")) for _ in range(10)]
+        for _ in range(20):
+            job = await world.mail.enqueue("ada")
+            assert await job.result(timeout=2) == "ada"
+        other = await world.mail.using(unique_key="other").enqueue("bob")
+        assert await other.result(timeout=5) == "bob"
+        assert not any(each.done() for each in waiting)
+        assert not await is_there(world, late.id)
+        await connection.execute("COMMIT")
+        assert {(await each).id for each in waiting} == {keyed.id}
+        assert await late.result(timeout=5) == "ada"
+        await connection.execute("BEGIN")
+
+
+KILLED = """
+import asyncio, os, signal, sqlite3, sys
+import psycopg
+from headgate import Headgate
+
+url, place, schema = sys.argv[1:]
+app = Headgate(url, **({"schema": schema} if schema else {}))
+
+@app.task(name="plain")
+async def mail(to: str) -> None: ...
+
+connection = psycopg.connect(place) if schema else sqlite3.connect(place, isolation_level="IMMEDIATE")
+job = mail.using(connection=connection).sync.enqueue("ada")
+print(job.id, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_a_process_that_is_killed_before_its_commit_has_enqueued_nothing(stored: tuple[World, Any]) -> None:
+    world, _begin = stored
+    url = world.place if world.schema else f"sqlite:///{world.place}"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", KILLED, url, world.place, world.schema, stdout=subprocess.PIPE
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not await is_there(world, output.decode().strip())
+    async with world.app:
+        assert await (await world.plain.enqueue("eve")).result(timeout=5) == "eve"

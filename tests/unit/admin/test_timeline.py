@@ -1,0 +1,69 @@
+"""The life of a job as it is told from what is kept."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from headgate.admin.timeline import timeline
+from headgate.clock import SECOND
+from headgate.jobs.audit import AuditEntry
+from headgate.jobs.job import Attempt, JobError, JobRecord, JobState
+
+NEW = JobRecord(
+    "job-1", "work", "default", JobState.WAITING, "{}", 0, False, 0, 0, None, 0, 0, 0, None, None, None, False, None,
+    None, (), None, None, None, None, 1,
+)  # fmt: skip
+NO = JobError("ValueError", "no")
+
+
+def told(record: JobRecord, *known: Attempt | AuditEntry) -> list[tuple[float, str]]:
+    attempts = [each for each in known if isinstance(each, Attempt)]
+    entries = [each for each in known if isinstance(each, AuditEntry)]
+    return [(moment.at.timestamp(), moment.what) for moment in timeline(record, attempts, entries)]
+
+
+def attempt(number: int, began: int, ended: int, outcome: str = "failed") -> Attempt:
+    return Attempt(number, "node-1", began * SECOND, ended * SECOND, outcome, NO)
+
+
+def test_a_job_that_waits_was_enqueued() -> None:
+    assert told(NEW) == [(0, "enqueued")]
+
+
+def test_a_running_job_is_told_to_run() -> None:
+    running = replace(NEW, state=JobState.RUNNING, node="node-1", attempt=1, started_at=5 * SECOND)
+    assert told(running) == [(0, "enqueued"), (5, "started"), (5, "is running")]
+    assert told(replace(running, cancel_requested=True))[-1] == (5, "is running, and was asked to end")
+
+
+def test_a_success_after_failures_is_told_in_order() -> None:
+    done = replace(NEW, state=JobState.SUCCEEDED, attempt=3, started_at=30 * SECOND, finished_at=31 * SECOND)
+    assert told(done, attempt(1, 1, 2), attempt(2, 10, 11)) == [
+        (0, "enqueued"),
+        (1, "started"),
+        (2, "failed"),
+        (10, "started"),
+        (11, "failed"),
+        (30, "started"),
+        (31, "final: succeeded"),
+    ]
+
+
+def test_a_failure_names_its_last_attempt_once() -> None:
+    failed = replace(NEW, state=JobState.FAILED, attempt=1, started_at=SECOND, finished_at=2 * SECOND, error=NO)
+    assert told(failed, attempt(1, 1, 2)) == [(0, "enqueued"), (1, "started"), (2, "failed"), (2, "final: failed")]
+    # Of a job whose attempts are not kept, the row still knows the last one.
+    assert told(failed) == [(0, "enqueued"), (1, "started"), (2, "final: failed")]
+
+
+def test_what_people_did_stands_where_it_was_done() -> None:
+    cancelled = replace(NEW, state=JobState.CANCELLED, attempt=1, started_at=SECOND, finished_at=9 * SECOND)
+    entry = AuditEntry(7, 5 * SECOND, "ada@here", "cancel", "job", "job-1", "it was late")
+    moments = timeline(cancelled, [attempt(1, 1, 2, "snoozed")], [entry])
+    assert [(moment.what, moment.actor, moment.detail) for moment in moments] == [
+        ("enqueued", None, None),
+        ("started", None, None),
+        ("snoozed", None, "ValueError: no"),
+        ("cancel", "ada@here", "it was late"),
+        ("final: cancelled", None, None),
+    ]
