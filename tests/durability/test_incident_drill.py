@@ -1,0 +1,43 @@
+"""An incident drill: workers under load are ended, killed and hung, the disk fills, a deploy renames a task.
+
+Nothing is lost, and the command line tells at each point what has happened and why each job is where it is. The page
+`docs/incidents.md` tells the same to whoever is called at night.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.durability.processes import Children
+
+SMALL = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=8m tmpfs "$0" && exec "$@"')
+
+
+def has_small_disks() -> bool:
+    """Whether a filesystem can be made here for one process."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*SMALL, "/mnt", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.timeout(120)
+async def test_nothing_is_lost_and_the_operator_sees_why_each_job_is_where_it_is(
+    tmp_path: Path, children: Children
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    small = has_small_disks()
+    child = await children.start(
+        "incident.py",
+        command=(*SMALL, str(disk)) if small else (),
+        disk=str(disk),
+        elsewhere=str(tmp_path),
+        small=small,
+    )
+    code = await child.end(timeout=110)
+    assert code == 0, children.log
+    assert child.has_said("passed")
