@@ -4,18 +4,25 @@ from headgate.app import Headgate
 from headgate.errors import (
     CostExceedsLimit,
     DeclarationError,
+    DuplicateJob,
     GateClosed,
     HeadgateError,
     JobCancelled,
     JobExpired,
     JobFailed,
     JobNotFound,
+    LeaderNotFound,
+    LeaderNotSucceeded,
     LimitInUse,
     LimitRejected,
     NotOpen,
     PayloadError,
+    ProcessDied,
+    QueueFull,
+    ScheduleNotFound,
     StorageUnavailable,
     StorageUnusable,
+    UnfitConnection,
     UnknownLimit,
 )
 from headgate.jobs.job import JobState
@@ -31,18 +38,33 @@ from headgate.limits.standalone.limit_rate import limit_rate
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.rate_gate import RateGate
 from headgate.limits.strict_rate import StrictRate
-from headgate.tasks.context import current_job
+from headgate.schedules.calendar import Calendar
+from headgate.schedules.cron import Cron
+from headgate.schedules.every import Every
+from headgate.tasks.context import JobContext, current_job
+from headgate.tasks.flow import batch, chain
 from headgate.tasks.handle import Job, JobStatus
+from headgate.tasks.handler import Handler
+from headgate.tasks.resource import INJECTED
+from headgate.tasks.schedule import Schedule, ScheduleStatus
 from headgate.tasks.signals import RateLimited, Snooze
 from headgate.tasks.task import Task
+from headgate.tasks.ties import Batch, BatchStatus, Chain
 
 __all__ = [
     # the app and what it makes
     "Headgate",
     "Task",
+    "Handler",
+    "INJECTED",
     "Job",
     "JobState",
     "JobStatus",
+    "chain",
+    "batch",
+    "Chain",
+    "Batch",
+    "BatchStatus",
     # limits
     "RateLimit",
     "StrictRate",
@@ -52,12 +74,19 @@ __all__ = [
     "Concurrency",
     "Mutex",
     "header",
+    # when recurring jobs run
+    "Cron",
+    "Every",
+    "Calendar",
+    "Schedule",
+    "ScheduleStatus",
     # limits for plain code
     "Decision",
     "Limiter",
     "RateGate",
     "limit_rate",
     # in a handler
+    "JobContext",
     "RateLimited",
     "RetryPolicy",
     "Snooze",
@@ -65,17 +94,24 @@ __all__ = [
     # errors
     "CostExceedsLimit",
     "DeclarationError",
+    "DuplicateJob",
     "GateClosed",
     "HeadgateError",
     "JobCancelled",
     "JobExpired",
     "JobFailed",
     "JobNotFound",
+    "LeaderNotFound",
+    "LeaderNotSucceeded",
     "LimitInUse",
     "LimitRejected",
     "NotOpen",
     "PayloadError",
+    "ProcessDied",
+    "QueueFull",
+    "ScheduleNotFound",
     "StorageUnavailable",
     "StorageUnusable",
+    "UnfitConnection",
     "UnknownLimit",
 ]

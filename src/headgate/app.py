@@ -4,64 +4,92 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from copy import copy
-from functools import partial
+from datetime import datetime
+from importlib import metadata
 from random import Random
-from typing import Any, ParamSpec, Self, TypeVar, cast, overload
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
 from urllib.parse import unquote, urlsplit
 
 import msgspec
-from msgspec.structs import replace
 
 from headgate.admin import Admin
-from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds, to_datetime
+from headgate.admin.actor import this_process
+from headgate.admin.schedules import SchedulesAdmin
+from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds
+from headgate.engine.batch_watch import wait_for_batch
+from headgate.engine.beside import NodeBeside
 from headgate.engine.bus import Callback, EventBus
+from headgate.engine.cause import cause_of
+from headgate.engine.declaration import declare, warn_if_too_fast
 from headgate.engine.fetcher import Elsewhere
+from headgate.engine.intake import Intake, standing_ids
 from headgate.engine.node import Node, NodeSettings
+from headgate.engine.parts import parts_of
 from headgate.engine.result_watch import ResultWatch
+from headgate.engine.teller import Teller
 from headgate.errors import (
+    AttemptFailed,
     DeclarationError,
     JobCancelled,
-    JobExpired,
     JobFailed,
     JobNotFound,
-    LimitRejected,
     NotOpen,
+    PayloadError,
     UnknownLimit,
 )
-from headgate.jobs.event import Event, JobEnqueued, LimitSkipped
+from headgate.jobs.audit import AuditWord, Deed, audit_level
+from headgate.jobs.event import Event
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import Draw, JobError, JobState, NewJob
-from headgate.jobs.retry import RetryPolicy
+from headgate.jobs.job import JobState, NewJob
+from headgate.jobs.retry import RetryPolicy, require_policy
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit
 from headgate.limits.standalone.limiter import Limiter, open_store
 from headgate.observe.log import log_event, logged_kinds
+from headgate.schedules.calendar import Calendar
+from headgate.schedules.cron import Cron
+from headgate.schedules.every import Every
+from headgate.schedules.schedule import Misfire, Overlap
+from headgate.schedules.trigger import Trigger
 from headgate.settings import load_settings
-from headgate.storage.admission import ask_of
-from headgate.storage.endings import EXPIRED_ERROR, REJECTED, rejection_error
-from headgate.storage.live_rules import LiveRules
+from headgate.storage.address import Address, address_of_file, address_of_url
+from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.migrations import Migrates
-from headgate.storage.prediction import predict
-from headgate.storage.protocol import Standing, Storage
+from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.stored_buckets import StoredBuckets
-from headgate.sync import LoopPortal
-from headgate.tasks.gate import UNGATED, bind_limits
+from headgate.sync import LoopPortal, SyncApp
+from headgate.tasks.child_mark import IN_CHILD
+from headgate.tasks.flow import TiedCall
+from headgate.tasks.gate import bind_limits
 from headgate.tasks.handle import Job, JobStatus, Promise
-from headgate.tasks.payload import PayloadType
-from headgate.tasks.registry import DEFAULT_QUEUE, Queue, Registry, require_name
+from headgate.tasks.handler import Handler, handler_function, mark_declared
+from headgate.tasks.payload import PayloadType, Upgrade
+from headgate.tasks.place import Place, place_of
+from headgate.tasks.process_body import require_importable
+from headgate.tasks.registry import DEFAULT_QUEUE, Queue, Registry, WhenFull, require_name
+from headgate.tasks.resource import declare_resource, needs_of
+from headgate.tasks.schedule import DeclaredSchedule, First, Schedule, ScheduleSpec, ScheduleStatus, schedule_spec
 from headgate.tasks.task import Call, EnqueueOptions, Task, checked_timeout, require_priority
+from headgate.tasks.ties import Batch, BatchStatus, batch_status
 
 P = ParamSpec("P")
 R = TypeVar("R")
+H = TypeVar("H", bound=type[Handler[Any]])
+ResourceFunction = TypeVar("ResourceFunction", bound=Callable[..., AsyncIterator[Any] | Iterator[Any]])
 
 DEFAULT_URL = "sqlite:///headgate.db"
+
+LAST_WORDS = 5.0
+"""Seconds that callbacks, and then subscribers, get to end when the app is closed, at most."""
 
 
 class Headgate:
@@ -91,12 +119,18 @@ class Headgate:
         self._clock = clock or SystemClock()
         self._random = random or Random()
         self._settings = load_settings(settings)
-        self._retry = retry or RetryPolicy()
-        self._storage = self._choose_storage(url if url is not None else os.environ.get("HEADGATE_URL", DEFAULT_URL))
+        self._retry = RetryPolicy() if retry is None else retry
+        require_policy(self._retry, "Headgate(…)")
+        url = url if url is not None else os.environ.get("HEADGATE_URL", DEFAULT_URL)
+        self._storage = self._choose_storage(url)
+        self._address = _address_of(url, self._storage)
         self._registry = Registry()
         self._ids = IdSource(random)
         self._bus = EventBus()
-        self._skipped: set[tuple[str, str]] = set()
+        self._teller = Teller(self._storage, self._registry, self._clock, self._bus)
+        self._intake = Intake(
+            self._storage, self._registry, clock=self._clock, bus=self._bus, ids=self._ids, teller=self._teller
+        )
         self._bucket_stores: dict[str, BucketStore] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened_by = 0
@@ -164,11 +198,15 @@ class Headgate:
         /,
         *,
         name: str | None = None,
+        aliases: Sequence[str] = (),
         queue: str = DEFAULT_QUEUE,
         limits: Sequence[Limit | str] = (),
         retry: RetryPolicy | None = None,
         timeout: Duration | None = None,
         priority: int = 0,
+        audit: AuditWord | None = None,
+        upgrade: Upgrade | None = None,
+        process: bool = False,
     ) -> _TaskDecorator: ...
     def task(
         self,
@@ -176,46 +214,228 @@ class Headgate:
         /,
         *,
         name: str | None = None,
+        aliases: Sequence[str] = (),
         queue: str = DEFAULT_QUEUE,
         limits: Sequence[Limit | str] = (),
         retry: RetryPolicy | None = None,
         timeout: Duration | None = None,
         priority: int = 0,
+        audit: AuditWord | None = None,
+        upgrade: Upgrade | None = None,
+        process: bool = False,
     ) -> Any:
         """Make a function a task: `@app.task`, or `@app.task(limits=[StrictRate("15/m", key="{tenant_id}")])`.
 
-        An `async def` runs on the event loop, a plain `def` in a thread. `name` (default: the function's) is what is
-        stored with each job. `limits` must all open for a job to start, and none is charged unless all are. `timeout`
-        is for each attempt. `priority` 0 to 9, higher first inside a lane. Raises DeclarationError for what can never
-        work, UnknownQueue for a queue that is not declared.
+        An `async def` runs on the event loop, a plain `def` in a thread, or with `process=True` in a child process:
+        for what computes, and for what has to be stopped for sure when its time is up. `name` (default: the function's)
+        is what is stored with each job; jobs stored under one of `aliases`, the task's names of old, run with it as
+        well. `upgrade` makes the arguments that an older release has stored those of today: it is asked, with a dict of
+        plain JSON values, only where they do not fit the signature, and returns such a dict. `limits` must all open for
+        a job to start, and none is charged unless all are. `timeout` is for each attempt. `priority` 0 to 9, higher
+        first inside a lane. `audit` is how much is kept of the life of its jobs: "none", "errors", "minimal" or "full"
+        (default: the app's). Raises DeclarationError for what can never work, UnknownQueue for a queue that is not
+        declared.
         """
 
         def declare(function: Callable[..., Any]) -> Task[Any, Any]:
             if not callable(function):
                 raise DeclarationError(f"@app.task needs a function, not {function!r}")
             task_name = name if name is not None else str(getattr(function, "__name__", ""))
-            where = f"task {task_name!r}"
-            require_name(task_name, "task")
-            payload = PayloadType(function, where, self._settings.max_payload)
-            require_priority(priority, where)
-            task: Task[Any, Any] = Task(
-                self,
+            if process:
+                require_importable(function, f"task {task_name!r}")
+            return self._declare(
                 function,
-                name=task_name,
+                task_name,
+                place=place_of(function, process=process),
                 queue=queue,
-                payload=payload,
-                gate=bind_limits(limits, self._registry.shared, task_name, payload.parameters),
-                retry=retry or self._retry,
-                timeout=self._settings.timeout if timeout is None else checked_timeout(timeout, where),
+                limits=limits,
+                retry=retry,
+                timeout=timeout,
                 priority=priority,
+                audit=audit,
+                aliases=aliases,
+                upgrade=upgrade,
             )
-            for bound in task.gate.limits:
-                # A URL that cannot be read is told here, not by a worker.
-                self._bucket_store(bound.limit)
-            self._registry.add_task(task)
-            return task
 
         return declare if function is None else declare(function)
+
+    @overload
+    def handler(self, handler: H, /) -> H: ...
+    @overload
+    def handler(
+        self,
+        handler: None = None,
+        /,
+        *,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        queue: str = DEFAULT_QUEUE,
+        limits: Sequence[Limit | str] = (),
+        retry: RetryPolicy | None = None,
+        timeout: Duration | None = None,
+        priority: int = 0,
+        audit: AuditWord | None = None,
+        upgrade: Upgrade | None = None,
+    ) -> Callable[[H], H]: ...
+    def handler(
+        self,
+        handler: type[Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        queue: str = DEFAULT_QUEUE,
+        limits: Sequence[Limit | str] = (),
+        retry: RetryPolicy | None = None,
+        timeout: Duration | None = None,
+        priority: int = 0,
+        audit: AuditWord | None = None,
+        upgrade: Upgrade | None = None,
+    ) -> Any:
+        """Make a class a task: `@app.handler class Sync(Handler[SyncPayload])`, then `await Sync.enqueue(payload)`.
+
+        The class stays a class; `Sync.task` is the task. Its `run(self, payload)` is called on a new instance for each
+        attempt, on the event loop if it is `async def`, else in a thread. Options are those of `@app.task`; templates
+        may name the payload's fields: `"{tenant_id}"`.
+        """
+
+        def declare(handler: type[Any]) -> type[Any]:
+            task_name = name if name is not None else str(getattr(handler, "__name__", ""))
+            function = handler_function(handler, f"handler {task_name!r}")
+            task = self._declare(
+                function,
+                task_name,
+                place=place_of(function, process=False),
+                handler=handler,
+                queue=queue,
+                limits=limits,
+                retry=retry,
+                timeout=timeout,
+                priority=priority,
+                audit=audit,
+                aliases=aliases,
+                upgrade=upgrade,
+            )
+            mark_declared(handler, task)
+            return handler
+
+        return declare if handler is None else declare(handler)
+
+    def _declare(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        *,
+        place: Place,
+        queue: str,
+        limits: Sequence[Limit | str],
+        retry: RetryPolicy | None,
+        timeout: Duration | None,
+        priority: int,
+        audit: AuditWord | None,
+        aliases: Sequence[str],
+        upgrade: Upgrade | None,
+        handler: type[Any] | None = None,
+    ) -> Task[Any, Any]:
+        where = f"task {name!r}"
+        require_name(name, "task")
+        needs = needs_of(function, self._registry.resources, where)
+        if needs and place is Place.PROCESS:
+            raise DeclarationError(
+                f"{where} runs in a child process, where resource {next(iter(needs))!r} is not open; "
+                "open what it needs in the function itself"
+            )
+        payload = PayloadType(function, where, self._settings.max_payload, upgrade, injected=needs)
+        if retry is not None:
+            require_policy(retry, where)
+        require_priority(priority, where)
+        task: Task[Any, Any] = Task(
+            self,
+            function,
+            name=name,
+            queue=queue,
+            payload=payload,
+            gate=bind_limits(limits, self._registry.shared, name, payload.parameters, payload.fields),
+            retry=retry,
+            timeout=None if timeout is None else checked_timeout(timeout, where),
+            priority=priority,
+            audit=self._settings.audit if audit is None else audit_level(audit, where),
+            aliases=_checked_aliases(aliases, where),
+            place=place,
+            needs=needs,
+            handler=handler,
+        )
+        for bound in task.gate.limits:
+            # A URL that cannot be read is told here, not by a worker.
+            self._bucket_store(bound.limit)
+        self._registry.add_task(task)
+        return task
+
+    @overload
+    def resource(self, function: ResourceFunction, /) -> ResourceFunction: ...
+    @overload
+    def resource(
+        self, function: None = None, /, *, scope: Literal["node", "attempt"] = "node"
+    ) -> Callable[[ResourceFunction], ResourceFunction]: ...
+    def resource(
+        self, function: Callable[..., Any] | None = None, /, *, scope: Literal["node", "attempt"] = "node"
+    ) -> Any:
+        """Give handlers what this generator yields, wherever they have a parameter of that type.
+
+        `async def session() -> AsyncIterator[Session]: … yield session …`. It is opened once for each node, when it is
+        first needed, or with `scope="attempt"` for each attempt, which also throws its errors into it. It is closed
+        however the attempt, or the node, ends. A resource may take resources that were declared before it; so may
+        tasks. A plain generator runs on the event loop, so it should not block.
+        """
+
+        def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+            made = declare_resource(function, scope, self._registry.resources)
+            self._registry.resources[made.kind] = made
+            return function
+
+        return declare if function is None else declare(function)
+
+    def schedule(
+        self,
+        trigger: Trigger,
+        *,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        first: First = "after",
+        until: datetime | None = None,
+        max_runs: int | None = None,
+        misfire: Misfire = "run_once",
+        overlap: Overlap | None = None,
+    ) -> _ScheduleDecorator:
+        """Enqueue a task again and again: `@app.schedule(Cron("0 6 * * *", tz="Europe/Rome"))` on a function or a task.
+
+        `name` (default: the task's) is what the schedule is known by from one start to the next; one that has its name
+        from the task takes over the schedule that was named after an alias of it. `args` and `kwargs` are those of its
+        jobs. The other options are as in `task.schedule`. It is stored when a node starts: one of the same name is
+        brought up to date and keeps its count, its rhythm and its pause. What `task.using(…)` says holds for its jobs.
+        Raises DeclarationError for what can never work.
+        """
+
+        def declare(declared: Any) -> Any:
+            task = declared if isinstance(declared, Task) else self.task(declared)
+            spec = schedule_spec(
+                task.name if name is None else name,
+                trigger,
+                first=first,
+                until=until,
+                max_runs=max_runs,
+                misfire=misfire,
+                overlap=overlap,
+            )
+            try:
+                call = self._intake.scheduled_call(task, task.options, spec, Call(tuple(args), dict(kwargs or {})))
+            except (TypeError, PayloadError) as error:
+                raise DeclarationError(f"schedule {spec.name!r}: {error}; pass them as args= and kwargs=") from error
+            self._registry.add_schedule(DeclaredSchedule(spec, call, task.aliases if name is None else None))
+            return declared if isinstance(declared, Task) else task
+
+        return cast(_ScheduleDecorator, declare)
 
     def limit(self, name: str, limit: Limit) -> None:
         """Declare a limit that several tasks share as one budget, each with `limits=["name"]`."""
@@ -234,17 +454,55 @@ class Headgate:
         buckets = StoredBuckets(self._storage) if store is None else store
         return Limiter(_named(limit, name), store=buckets, clock=self._clock)
 
-    def queue(self, name: str, *, concurrency: int | None = None, global_concurrency: int | None = None) -> None:
+    def queue(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        global_concurrency: int | None = None,
+        max_backlog: int | None = None,
+        when_full: WhenFull = "wait",
+        limits: Sequence[Limit | str] = (),
+        retry: RetryPolicy | None = None,
+        timeout: Duration | None = None,
+    ) -> None:
         """Declare a queue, with its slots per node (default: 100, or max(4, 2 × cores) for plain functions).
 
         `global_concurrency`: never more than so many of its jobs run at once over all nodes (default: no such bound).
         It is the limit `queue:<name>`, which all its jobs draw on: listed, set and paused like any other.
+
+        `max_backlog`: how many of its jobs may wait (default: any number), counted when one is enqueued; retries and
+        what other processes add in the same tenth of a second may exceed it. `when_full`: "wait" until there is room,
+        "raise" QueueFull, or "fallback" to the queue `default`.
+
+        `limits`: all its jobs draw on these as well, whatever their task; keys are over the arguments of each task.
+
+        `retry` and `timeout` are for tasks declared for this queue that have none of their own (default: the app's);
+        a job that is enqueued to another queue keeps those of its task.
         """
-        self._registry.add_queue(Queue(name, concurrency, global_concurrency))
+        where = f"queue {name!r}"
+        if retry is not None:
+            require_policy(retry, where)
+        seconds = None if timeout is None else checked_timeout(timeout, where)
+        self._registry.add_queue(
+            Queue(name, concurrency, global_concurrency, max_backlog, when_full, tuple(limits), retry, seconds)
+        )
+        for limit in self._registry.limits.values():
+            # A URL that cannot be read is told here, not by a worker.
+            self._bucket_store(limit)
 
     def require_queue(self, queue: str, where: str) -> None:
         """Raise UnknownQueue unless the queue is declared."""
         self._registry.require_queue(queue, where)
+
+    def default_retry(self, queue: str) -> RetryPolicy:
+        """How tasks of a queue are tried again that do not say it themselves."""
+        return self._registry.queues[queue].retry or self._retry
+
+    def default_timeout(self, queue: str) -> float | None:
+        """Seconds that attempts may take of a queue's tasks that do not say it themselves."""
+        timeout = self._registry.queues[queue].timeout
+        return self._settings.timeout if timeout is None else timeout
 
     def subscribe(self, callback: Callback, *kinds: type[Event]) -> Callable[[], None]:
         """Call `callback` (plain or async) with each event of these kinds (default: all) of this process.
@@ -263,8 +521,9 @@ class Headgate:
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
         """Connect, for enqueueing and looking; runs no jobs. May be entered again while it is open."""
-        if self._openings == 0 and self._opening is not None:
-            # Somebody else is at it.
+        self._require_shared()
+        while self._openings == 0 and self._opening is not None:
+            # Somebody else is at it; where that fails, one of those who wait is the next to try.
             await asyncio.wait([self._opening])
         if self._openings == 0:
             self._opening = asyncio.ensure_future(self._storage.open())
@@ -283,8 +542,10 @@ class Headgate:
             self._openings -= 1
             if self._openings == 0:
                 assert self._results is not None
+                self._intake.close()
                 await self._results.close()
-                await self._bus.drain()
+                await self._teller.close(min(self._settings.grace, LAST_WORDS))
+                await self._bus.close(self._clock, LAST_WORDS)
                 self._end_log()
                 self._loop = None
                 for store in self._bucket_stores.values():
@@ -302,22 +563,26 @@ class Headgate:
         return [str(migration) for migration in await self._storage.migrate(dry_run=dry_run)]
 
     async def __aenter__(self) -> Self:
-        """Open, and run jobs in this process until the block ends."""
+        """Open, and run jobs in this process until the block ends.
+
+        Should the node crash, it is logged at once, and the block is cancelled and raises what it died of.
+        """
         if self._own_node is not None:
             raise DeclarationError("this app already runs jobs in this process; enter `async with app:` once")
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self.open())
             node = self._make_node()
-            running = asyncio.get_running_loop().create_task(node.run(), name="headgate-node")
-            stack.push_async_callback(_end, node, running)
+            await stack.enter_async_context(NodeBeside(node))
             self._node = node
             self._own_node = stack.pop_all()
         return self
 
-    async def __aexit__(self, *details: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         stack, self._own_node, self._node = self._own_node, None, None
         if stack is not None:
-            await stack.aclose()
+            await stack.__aexit__(kind, error, traceback)
 
     async def run(
         self,
@@ -347,6 +612,11 @@ class Headgate:
                     self._node = None
 
     def _make_node(self, queues: Mapping[str, int | None] | None = None, grace: Duration | None = None) -> Node:
+        if IN_CHILD.get():
+            raise DeclarationError(
+                "this process runs process tasks for a node, and would now run jobs itself; what starts a program has "
+                'to stand under `if __name__ == "__main__":`, because child processes import it'
+            )
         settings = self._settings
         chosen = dict.fromkeys(self._registry.queues) if queues is None else queues
         slots: dict[str, int] = {}
@@ -362,11 +632,15 @@ class Headgate:
                 lease=settings.lease,
                 grace=settings.grace if grace is None else microseconds(grace) / SECOND,
                 retention=settings.retention,
+                log_lines=settings.log_lines,
+                log_level=logging.getLevelNamesMapping()[settings.log_level],
+                version=_version(),
             ),
             clock=self._clock,
             bus=self._bus,
             random=self._random,
             ids=self._ids,
+            teller=self._teller,
             elsewhere=self._elsewhere(),
         )
 
@@ -399,94 +673,81 @@ class Headgate:
     ) -> list[Job[Any]]:
         """Store the calls as jobs in one commit; what `task.enqueue` and `task.enqueue_many` do."""
         self._require_open()
-        jobs = self._new_jobs(task, options, calls)
-        gate = self._registry.gate(task, options.queue or task.queue)
-        if gate.patience:
-            jobs = await self._reject_hopeless(jobs)
-        await self._storage.add(jobs)
-        if self._bus.wants(JobEnqueued):
-            at = self._clock.now()
-            for job in jobs:
-                self._bus.publish(JobEnqueued(at=at, job_id=job.id, task=job.task, queue=job.queue, run_at=job.run_at))
-        if options.promise and gate.limits:
-            return [Job(job.id, self, await self._promise(job)) for job in jobs]
-        return [Job(job.id, self) for job in jobs]
+        parts = parts_of(task, options, calls)
+        if options.connection is not None:
+            jobs = await self._intake.jobs_to_enlist(task, parts)
+            return self._handles(jobs, await self._intake.enlists.add_in(options.connection, jobs))
+        ids = await self._intake.take(task, parts)
+        asked = self._intake.must_promise(task, parts)
+        return [Job(id, self, await self._promise(id) if asks else None) for id, asks in zip(ids, asked, strict=True)]
 
-    async def _promise(self, job: NewJob) -> Promise:
-        status = await self.admin.status(job.id)
+    def enqueue_calls_sync(
+        self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]
+    ) -> list[Job[Any]]:
+        """The same for code that cannot await: on a connection of the caller's, in the caller's thread."""
+        if options.connection is None:
+            return self._portal.run(self.enqueue_calls(task, options, calls))
+        require_blocking(options.connection)
+        jobs = self._portal.run(self._intake.jobs_to_enlist(task, parts_of(task, options, calls)))
+        return self._handles(jobs, run_at_once(self._intake.enlists.add_in(options.connection, jobs)))
+
+    def _handles(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[Job[Any]]:
+        return [Job(id, self) for id in standing_ids(jobs, others)]
+
+    async def _promise(self, job_id: str) -> Promise:
+        status = await self.admin.status(job_id)
         return Promise(status.place, status.predicted_start, status.waits_for)
 
-    def _new_jobs(self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]) -> list[NewJob]:
-        now = self._storage.now()
-        asked_for = options.at if options.delay is None else now + options.delay
-        delayed = asked_for is not None and asked_for > now
-        run_at = asked_for if delayed and asked_for is not None else now
-        headers = None if not options.headers else dict(options.headers)
-        priority = task.priority if options.priority is None else options.priority
-        queue = options.queue or task.queue
-        gate = self._registry.gate(task, queue)
-        encode, on_skip = task.payload.encode, partial(self._skip, task.name)
-        new_id = self._ids.next
-        jobs: list[NewJob] = []
-        for call in calls:
-            payload, arguments = encode(call.args, call.kwargs)
-            draws, costs, terms = gate.ask(arguments, headers or {}, on_skip) if gate.limits else UNGATED
-            jobs.append(
-                NewJob(
-                    id=new_id(now),
-                    task=task.name,
-                    queue=queue,
-                    payload=payload,
-                    priority=priority,
-                    delayed=delayed,
-                    run_at=run_at,
-                    enqueued_at=now,
-                    expires_at=options.expires_at,
-                    draws=draws,
-                    costs=costs,
-                    headers=headers,
-                    options=options.options,
-                    terms=terms,
-                    variant="" if terms is None else terms.variant(),
-                    give_up_at=None if terms is None or not terms.patience else run_at + terms.patience,
-                )
+    def new_id(self) -> str:
+        """The id of a job or a batch that is about to be enqueued."""
+        self._require_open()
+        return self._ids.next(self._storage.now())
+
+    async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
+        """Store the calls of a chain or a batch in one commit; what their own `enqueue` does."""
+        self._require_open()
+        await self._intake.take_tied(calls, batches)
+
+    async def put_schedule(
+        self, task: Task[Any, Any], options: EnqueueOptions, spec: ScheduleSpec, call: Call[Any]
+    ) -> Schedule[Any]:
+        """As `task.schedule(…).enqueue(…)`."""
+        self._require_open()
+        if not isinstance(spec.trigger, Cron | Every | Calendar):
+            raise DeclarationError(
+                f"schedule {spec.name!r}: a trigger of your own cannot be stored, so nodes would not know it; declare "
+                "the schedule in the code with @app.schedule"
             )
-        return jobs
-
-    async def _reject_hopeless(self, jobs: Sequence[NewJob]) -> list[NewJob]:
-        """Those whose limits would keep them waiting longer than their `max_wait` are stored as final at once."""
-        live = LiveRules(await self._storage.settings())
-        now = self._storage.now()
-        limit_now = self._storage.limit_now()
-        lanes: dict[tuple[str, tuple[Draw, ...], str], Standing] = {}
-        judged: list[NewJob] = []
-        for job in jobs:
-            if job.give_up_at is None or job.delayed:
-                judged.append(job)
-                continue
-            lane = (job.queue, job.draws, job.variant)
-            standing = lanes.get(lane) or await self._storage.outlook(*lane)
-            standing = replace(standing, asks=ask_of(job.id, job.costs, job.terms))
-            starts_at, waits_for = predict(standing, self._registry.rules, live, limit_now)
-            if starts_at is not None and starts_at - limit_now > job.give_up_at - now:
-                error = rejection_error(waits_for, now + starts_at - limit_now, job.give_up_at - now)
-                judged.append(replace(job, rejection=error))
-            else:
-                judged.append(job)
-                lanes[lane] = replace(standing, place=(standing.place or 0) + 1, waiting=standing.waiting + 1)
-        return judged
-
-    def _skip(self, task: str, limit: str, reason: str) -> None:
-        # Once for each task and limit: a thousand jobs without a key are one mistake.
-        if (task, limit) not in self._skipped:
-            self._skipped.add((task, limit))
-            self._bus.publish(LimitSkipped(at=self._clock.now(), task=task, limit=limit, reason=reason))
+        scheduled = self._intake.scheduled_call(task, options, spec, call)
+        record, _ = await declare(self._storage, spec, scheduled, again=True)
+        assert record is not None
+        warn_if_too_fast(record, spec.trigger, self._registry, self._bus, self._clock)
+        return Schedule(spec.name, self)
 
     # ------------------------------------------------------------------------------------------- following
 
     def job(self, job_id: str) -> Job[Any]:
         """The handle of a job whose id was kept."""
         return Job(job_id, self)
+
+    def batch(self, batch_id: str) -> Batch:
+        """The handle of a batch whose id was kept; it knows no jobs."""
+        return Batch(batch_id, (), self)
+
+    async def batch_status(self, batch_id: str) -> BatchStatus:
+        """As `Batch.status`."""
+        self._require_open()
+        record = await self._storage.batch(batch_id)
+        if record is None:
+            raise JobNotFound(batch_id)
+        return batch_status(record)
+
+    async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
+        """As `Batch.wait`."""
+        self._require_open()
+        return batch_status(
+            await wait_for_batch(self._storage, self._clock, batch_id, timeout, lambda: self._openings > 0)
+        )
 
     async def job_status(self, job_id: str) -> JobStatus:
         """As `Job.status`."""
@@ -500,44 +761,89 @@ class Headgate:
         record = await self._results.wait(job_id, timeout)
         match record.state:
             case JobState.CANCELLED:
-                raise JobCancelled(job_id) from None if record.error is None else _cause(record.error)
+                raise JobCancelled(job_id) from None if record.error is None else cause_of(record.error)
             case JobState.FAILED:
                 error = record.error
                 assert error is not None
-                raise JobFailed(job_id, error.type, error.message, error.traceback) from _cause(error)
+                cause = cause_of(error) or AttemptFailed(error.traceback or f"{error.type}: {error.message}")
+                raise JobFailed(job_id, error.type, error.message, error.traceback) from cause
             case _:
-                task = self._registry.tasks.get(record.task)
+                task = self._registry.find(record.task)
                 assert record.result is not None
                 return msgspec.json.decode(record.result) if task is None else task.payload.decode_result(record.result)
 
     async def cancel_job(self, job_id: str) -> bool:
         """As `Job.cancel`."""
         self._require_open()
-        state = await self._storage.cancel(job_id)
+        state = await self._storage.cancel(job_id, deed=Deed(this_process(), "cancel", "job", job_id))
         if state is None:
             raise JobNotFound(job_id)
         if state is JobState.RUNNING and self._node is not None:
             self._node.cancel(job_id)
         return not state.is_final
 
+    async def schedule_status(self, name: str) -> ScheduleStatus:
+        """As `Schedule.status`."""
+        return await self.admin.schedules.status(name)
+
+    async def schedule_next_runs(self, name: str, count: int) -> Sequence[datetime]:
+        """As `Schedule.next_runs`."""
+        return await self.admin.schedules.next_runs(name, count)
+
+    async def pause_schedule(self, name: str) -> bool:
+        """As `Schedule.pause`."""
+        return await self.admin.schedules.pause(name)
+
+    async def resume_schedule(self, name: str) -> bool:
+        """As `Schedule.resume`."""
+        return await self.admin.schedules.resume(name)
+
+    async def trigger_schedule(self, name: str) -> Job[Any]:
+        """As `Schedule.trigger`."""
+        return Job(await self.admin.schedules.trigger(name), self)
+
+    async def remove_schedule(self, name: str) -> bool:
+        """As `Schedule.remove`."""
+        return await self.admin.schedules.remove(name)
+
+    def find_schedule(self, name: str) -> Schedule[Any]:
+        """The handle of a schedule whose name is known."""
+        return Schedule(name, self)
+
     @property
     def admin(self) -> Admin:
         """What operators see and steer."""
         self._require_open()
         elsewhere = {name: limit.store for name, limit in self._elsewhere().items()}
-        tasks = frozenset(self._registry.tasks)
+        tasks = self._registry.names
         queues = frozenset(self._registry.queues)
-        return Admin(self._storage, self._registry.rules, elsewhere, tasks, queues)
+        schedules = SchedulesAdmin(self._storage, self._registry, self._ids)
+        return Admin(
+            self._storage, self._registry.rules, elsewhere, tasks, queues, schedules, address=self._address.shown
+        )
+
+    @property
+    def address(self) -> Address:
+        """Where its jobs live: a file, or the URL of a server without its password."""
+        return self._address
 
     @property
     def portal(self) -> LoopPortal:
         """Runs coroutines for threads that cannot await."""
+        self._require_shared()
         return self._portal
 
     @property
-    def sync(self) -> LoopPortal:
-        """For code that cannot await: `app.sync.run(coroutine)` and `app.sync.close()`; tasks have `task.sync`."""
-        return self._portal
+    def sync(self) -> SyncApp[Admin]:
+        """The same verbs for code that cannot await; opens the app on first use, and is safe from many threads."""
+        return SyncApp(self, self._portal)
+
+    def _require_shared(self) -> None:
+        if IN_CHILD.get() and isinstance(self._storage, MemoryStorage):
+            raise DeclarationError(
+                "jobs on memory:// are in the memory of another process: a process task cannot enqueue there; "
+                "use sqlite:///path or postgresql://…"
+            )
 
     def _require_open(self) -> None:
         if self._openings == 0:
@@ -555,34 +861,35 @@ class _TaskDecorator:
         raise AssertionError("never called")
 
 
+def _version() -> str:
+    """The version of Headgate that is installed; empty where it is run from its source alone."""
+    try:
+        return metadata.version("headgate")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+class _ScheduleDecorator(Protocol):
+    """What `@app.schedule(…)` does to a task, or to a function, which it makes a task."""
+
+    @overload
+    def __call__(self, task: Task[P, R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+def _checked_aliases(aliases: Sequence[str], where: str) -> tuple[str, ...]:
+    if isinstance(aliases, str) or not all(isinstance(alias, str) for alias in aliases):
+        raise DeclarationError(f'{where}: aliases={aliases!r} is not a list of names; write aliases=["old_name"]')
+    return tuple(aliases)
+
+
 def _named(limit: Limit, name: str) -> Limit:
     copied = copy(limit)
     object.__setattr__(copied, "name", name)
     return copied
-
-
-def _cause(error: JobError) -> Exception | None:
-    """What a job ended with that never ran, as callers would catch it."""
-    if error == EXPIRED_ERROR:
-        return JobExpired(error.message)
-    if error.type != REJECTED or error.data is None:
-        return None
-    opens_at = error.data.get("opens_at")
-    return LimitRejected(
-        error.message,
-        limit=_text(error.data.get("limit")),
-        key=_text(error.data.get("key")),
-        opens_at=to_datetime(opens_at) if isinstance(opens_at, int) else None,
-    )
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-async def _end(node: Node, running: asyncio.Task[None]) -> None:
-    node.stop()
-    await running
 
 
 @contextlib.contextmanager
@@ -607,3 +914,9 @@ def _signals(node: Node) -> Any:
     finally:
         for number in caught:
             loop.remove_signal_handler(number)
+
+
+def _address_of(url: str | Storage, storage: Storage) -> Address:
+    if isinstance(storage, SqliteStorage):
+        return address_of_file(storage.path)
+    return address_of_url(url) if isinstance(url, str) else Address(type(url).__name__)

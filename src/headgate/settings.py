@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
-from headgate.clock import Duration, microseconds
+from headgate.clock import microseconds
 from headgate.errors import DeclarationError
+from headgate.jobs.audit import AuditLevel, audit_level
+from headgate.jobs.retention import DEFAULT_RETENTION, Retention, parse_retention, retention_of
+
+MOST_LOG_LINES = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +23,11 @@ class Settings:
     `concurrency`: slots per queue and node, where the queue does not say (default: 100, or max(4, 2 × cores) for a
     queue whose tasks are all plain functions). `timeout`: for each attempt of a task that has none (default: none).
     `heartbeat` (5) renews a node's lease, which others take for lost after `lease` (30). `grace` (30): how long running
-    jobs may go on after the node was asked to stop. `retention` (7 days): how long final jobs are kept.
+    jobs may go on after the node was asked to stop. `retention` (7 days): how long final jobs are kept; also by how
+    they ended, as `{"succeeded": 3600, "failed": 30 * 86400}`, in the environment `succeeded=1h,failed=30d`.
+    `audit` ("full"): what is kept of a job's life, "none", "errors", "minimal" or "full", where its task does not say.
+    `log_lines` (1,000): of what a job logs the first so many lines are kept, 0 for none; of `log_level` ("INFO") and
+    above.
     `max_payload` (262,144): bytes of JSON that the arguments or the result of one job may take.
     `synchronous` ("FULL"): of SQLite; "NORMAL" may lose the last commits in a power cut. `limits_url` ("redis://…",
     "postgresql://…"): where the limits that count starts are kept, unless they say `store=` (default: with the jobs).
@@ -31,7 +41,10 @@ class Settings:
     heartbeat: float = 5.0
     lease: float = 30.0
     grace: float = 30.0
-    retention: float = 7 * 86400.0
+    retention: Retention = DEFAULT_RETENTION
+    audit: AuditLevel = AuditLevel.FULL
+    log_lines: int = 1000
+    log_level: str = "INFO"
     max_payload: int = 256 * 1024
     synchronous: str = "FULL"
     limits_url: str | None = None
@@ -42,7 +55,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.concurrency < 1:
             raise DeclarationError(f"concurrency={self.concurrency} must be at least 1")
-        for name in ("timeout", "heartbeat", "lease", "retention"):
+        for name in ("timeout", "heartbeat", "lease"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise DeclarationError(f"{name}={value} must be above 0 seconds")
@@ -57,6 +70,10 @@ class Settings:
             raise DeclarationError(
                 f"connections={self.connections} must be at least 2: claiming must not wait for finishing"
             )
+        if not 0 <= self.log_lines <= MOST_LOG_LINES:
+            raise DeclarationError(f"log_lines={self.log_lines} must be from 0 to {MOST_LOG_LINES}")
+        if self.log_level not in logging.getLevelNamesMapping():
+            raise DeclarationError(f"log_level={self.log_level!r} must be the name of a level of logging, as INFO")
         if self.max_payload < 1024:
             raise DeclarationError(f"max_payload={self.max_payload} must be at least 1024 bytes")
 
@@ -73,15 +90,27 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = 
         if name not in known:
             raise DeclarationError(f"{name!r} is not a setting; there are: {', '.join(sorted(known))}")
         if value is not None:
-            values[name] = microseconds(value) / 1_000_000 if name in _DURATIONS else value  # type: ignore[arg-type]
+            values[name] = _converted(name, value)
     return Settings(**values)  # type: ignore[arg-type]
 
 
-_DURATIONS = frozenset({"timeout", "heartbeat", "lease", "grace", "retention"})
+_DURATIONS = frozenset({"timeout", "heartbeat", "lease", "grace"})
 
 
-def _parse(name: str, text: str) -> Duration | int | str:
-    if name == "synchronous":
+def _converted(name: str, value: Any) -> object:
+    if name == "retention":
+        return retention_of(value)
+    if name == "audit":
+        return audit_level(value, "settings")
+    return microseconds(value) / 1_000_000 if name in _DURATIONS else value
+
+
+def _parse(name: str, text: str) -> object:
+    if name == "retention":
+        return parse_retention(text)
+    if name == "audit":
+        return audit_level(text.lower(), "HEADGATE_AUDIT")  # type: ignore[arg-type]  # any other word is refused
+    if name in ("synchronous", "log_level"):
         return text.upper()
     if name in ("limits_url", "schema", "listen_url"):
         return text

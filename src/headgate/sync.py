@@ -7,11 +7,18 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from headgate.errors import HeadgateError
+from headgate.tasks.handle import Job
+from headgate.tasks.schedule import Schedule
+from headgate.tasks.sync_job import SyncJob
+from headgate.tasks.sync_schedule import SyncSchedule
+from headgate.tasks.ties import Batch, SyncBatch
 
 T = TypeVar("T")
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 
 
 class LoopPortal:
@@ -35,7 +42,10 @@ class LoopPortal:
         self._closing: asyncio.Event | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it and return its result; blocks this thread. Raises HeadgateError when called on the loop itself."""
+        """Run it and return its result; blocks this thread. Raises HeadgateError when called on the loop itself.
+
+        An interrupt (Ctrl-C) cancels the coroutine; what it asked the store for may have happened.
+        """
         try:
             loop = self._loop_of_app() or self._own_loop()
             if _is_running_here(loop):
@@ -45,7 +55,17 @@ class LoopPortal:
         except BaseException:
             coroutine.close()
             raise
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+        running = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()
+            raise
+
+    def open(self) -> None:
+        """Open the app now, not with the first call."""
+        if self._loop_of_app() is None:
+            self._own_loop()
 
     def close(self) -> None:
         """End the background thread, if there is one; the next call opens it again."""
@@ -89,6 +109,65 @@ class LoopPortal:
         if failure:
             self._loop = self._thread = self._closing = None
             raise failure[0]
+
+
+class App(Protocol[A_co]):
+    """What the sync face asks of the app."""
+
+    @property
+    def admin(self) -> A_co: ...
+
+    def job(self, job_id: str) -> Job[Any]: ...
+
+    def batch(self, batch_id: str) -> Batch: ...
+
+    def find_schedule(self, name: str) -> Schedule[Any]: ...
+
+
+class SyncApp(Generic[A]):
+    """The app's verbs for code that cannot await; tasks, chains, batches and limiters have a `sync` of their own.
+
+    Each opens the app on first use; `with app.sync:` opens it at once, and closes it at the end.
+    """
+
+    def __init__(self, app: App[A], portal: LoopPortal) -> None:
+        self._app = app
+        self._portal = portal
+
+    def ask(self, question: Callable[[A], Coroutine[Any, Any, T]]) -> T:
+        """What an operator asks or does: `app.sync.ask(lambda admin: admin.cancel(job_id))`; see `Admin`."""
+
+        async def answer() -> T:
+            return await question(self._app.admin)
+
+        return self._portal.run(answer())
+
+    def job(self, job_id: str) -> SyncJob[Any]:
+        """As `Headgate.job`."""
+        return SyncJob(self._app.job(job_id), self._portal)
+
+    def batch(self, batch_id: str) -> SyncBatch:
+        """As `Headgate.batch`."""
+        return SyncBatch(self._app.batch(batch_id), self._portal)
+
+    def find_schedule(self, name: str) -> SyncSchedule[Any]:
+        """As `Headgate.find_schedule`."""
+        return SyncSchedule(self._app.find_schedule(name), self._portal)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run any coroutine on the app's event loop and return its result; blocks this thread."""
+        return self._portal.run(coroutine)
+
+    def close(self) -> None:
+        """End the background thread, if there is one; the next call opens it again."""
+        self._portal.close()
+
+    def __enter__(self) -> Self:
+        self._portal.open()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._portal.close()
 
 
 def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:

@@ -143,6 +143,26 @@ def test_a_permit_that_is_held_while_running_is_free_while_a_retry_waits() -> No
     run_virtual(main)
 
 
+def test_a_permit_that_is_held_while_running_is_free_while_its_job_snoozes() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        seen: list[tuple[str, int, float]] = []
+
+        @app.task(limits=[Mutex("order")])
+        async def work(name: str) -> None:
+            seen.append((name, current_job().attempt, clock.monotonic() / SECOND))
+            if len(seen) == 1:
+                raise Snooze(60)
+
+        async with app:
+            await work.enqueue("first")
+            await work.enqueue("second")
+            await asyncio.sleep(200)
+        assert seen == [("first", 1, 0), ("second", 1, 0), ("first", 1, 60)]
+
+    run_virtual(main)
+
+
 def test_a_permit_that_is_held_until_success_outlives_a_failure_until_somebody_resets_it() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

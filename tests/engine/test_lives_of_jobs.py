@@ -593,6 +593,25 @@ def test_a_result_that_is_not_json_fails_the_job_clearly_and_does_not_run_it_aga
     run_virtual(main)
 
 
+def test_a_whole_backlog_expires_when_it_is_due() -> None:
+    """One step of a hundred jobs a second left the last of a hundred thousand for a quarter of an hour."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("1/h", margin=0)])
+        async def call(number: int) -> None: ...
+
+        async with app:
+            due = clock.now() + 5 * SECOND
+            await call.using(expires_at=to_datetime(due)).enqueue_many([(number,) for number in range(3001)])
+            await asyncio.sleep(9)
+            (counts,) = await app.admin.counts()
+            assert (counts.succeeded, counts.waiting, counts.failed) == (1, 0, 3000)
+
+    run_virtual(main)
+
+
 def test_a_job_that_is_not_started_in_time_expires() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

@@ -7,7 +7,7 @@ import asyncio
 from headgate import FixedWindow, Headgate, JobState, Mutex, current_job
 from headgate.errors import StorageUnavailable
 from headgate.storage.memory import MemoryStorage
-from headgate.storage.protocol import Claim, Claimed
+from headgate.storage.protocol import Claim, Claimed, Room
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
@@ -61,5 +61,48 @@ def test_a_claim_whose_reply_is_late_is_not_taken_for_lost() -> None:
         storage = ForgetfulStorage(clock)
         storage.held_back = 23
         assert await run_one(clock, storage) == [1, 1]
+
+    run_virtual(main)
+
+
+def test_a_job_that_was_handed_back_and_claimed_anew_is_not_handed_back_while_that_claim_is_on_its_way() -> None:
+    """The looks for the lost claim do not count for the one after it, or its job would be run twice at once."""
+
+    async def main(clock: VirtualClock) -> None:
+        storage = MemoryStorage(clock)
+        app = Headgate(storage, clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            await work.enqueue()
+            node = app._make_node()
+            await storage.join(node.id, "here")
+
+            async def claim() -> None:
+                """A claim begins, is made, and its reply is on its way."""
+                await asyncio.sleep(0.1)
+                node._claiming_since = clock.monotonic()
+                claimed = await storage.claim(Claim(node.id, {"default": Room(1)}, {}, frozenset({"work"})))
+                assert len(claimed.jobs) == 1
+                await asyncio.sleep(0.1)
+
+            await claim()
+            await node._beat()
+            # Its reply was lost, and the next claim is on its way: there is no room for what is found now.
+            await asyncio.sleep(0.1)
+            node._claiming_since = clock.monotonic()
+            await asyncio.sleep(0.1)
+            await node._beat()
+            assert len(node._recorder.pending) == 1
+            recording = asyncio.ensure_future(node._recorder.run())
+            await node._recorder.flush(1)
+            recording.cancel()
+            assert not node._recorder.pending
+
+            await claim()
+            await node._beat()
+            assert not node._recorder.pending
 
     run_virtual(main)

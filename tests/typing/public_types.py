@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from headgate import Headgate, Job, JobStatus, RateLimit, StrictRate
+from headgate import (
+    Calendar,
+    Cron,
+    Every,
+    Headgate,
+    Job,
+    JobStatus,
+    RateLimit,
+    Schedule,
+    ScheduleStatus,
+    StrictRate,
+)
 from headgate.tasks.sync_task import SyncJob
 
 app = Headgate("memory://")
@@ -34,6 +45,12 @@ async def enqueueing_is_typed_all_the_way() -> None:
     assert_type(await plain.enqueue_many([("acme",), plain.call("acme", page=2)]), list[Job[int]])
     assert_type((await plain.using(delay=60, priority=5).enqueue("acme")), Job[int])
 
+    assert_type(await plain.using(unique_key="acme", on_conflict="replace").enqueue("acme"), Job[int])
+    assert_type(await plain.using(connection=object()).enqueue("acme"), Job[int])
+    plain.using(unique_key="acme", on_conflict="drop")  # type: ignore[arg-type]
+    app.queue("mail", max_backlog=10, when_full="fallback", limits=["api", RateLimit("1/s")])
+    app.queue("mail", when_full="drop")  # type: ignore[arg-type]
+
     await plain.enqueue(1)  # type: ignore[arg-type]
     await plain.enqueue("acme", pages=2)  # type: ignore[call-arg]
     await gated.enqueue()  # type: ignore[call-arg]
@@ -45,3 +62,48 @@ def enqueueing_without_await_is_typed_too() -> None:
     assert_type(plain.sync.enqueue("acme").result(timeout=1), int)
     assert_type(threaded.sync.enqueue(1.5).result(), None)
     plain.sync.enqueue(None)  # type: ignore[arg-type]
+
+
+@app.schedule(Cron("0 6 * * *", tz="Europe/Rome"))
+async def nightly(day: str = "today") -> int:
+    return 1
+
+
+@app.schedule(Every(hours=1), name="hourly", args=["acme"])
+@app.task(timeout=5)
+async def hourly(tenant_id: str) -> str:
+    return tenant_id
+
+
+async def schedules_are_typed_all_the_way() -> None:
+    assert_type(await (await nightly.enqueue(day="x")).result(), int)
+    assert_type(await (await hourly.enqueue("acme")).result(), str)
+    schedule = await plain.schedule("acme", Calendar(weeks=2, on=["mon"], at="9:00")).enqueue("acme", page=2)
+    assert_type(schedule, Schedule[int])
+    assert_type(await schedule.trigger(), Job[int])
+    assert_type(await schedule.status(), ScheduleStatus)
+    assert_type(plain.sync.schedule("acme", Every(minutes=5)).enqueue("acme").trigger(), SyncJob[int])
+
+    await plain.schedule("acme", Every(minutes=5)).enqueue(1)  # type: ignore[arg-type]
+    await plain.schedule("acme", Every(minutes=5)).enqueue()  # type: ignore[call-arg]
+    plain.schedule("acme", "0 6 * * *")  # type: ignore[arg-type]
+    plain.schedule("acme", Every(minutes=5), misfire="twice")  # type: ignore[arg-type]
+
+
+async def handles_of_different_tasks_go_into_one_list() -> None:
+    numbers: Job[int] = await plain.enqueue("acme")
+    jobs: list[Job[object]] = [numbers, await gated.enqueue("acme")]
+    for job in [await plain.enqueue("acme"), await gated.enqueue("acme"), await threaded.enqueue(1.5)]:
+        await job.result()
+    either: Job[int | list[str]] = numbers
+    sync_jobs: list[SyncJob[object]] = [plain.sync.enqueue("acme"), gated.sync.enqueue("acme")]
+    schedules: list[Schedule[object]] = [
+        await plain.schedule("a", Every(minutes=5)).enqueue("acme"),
+        await gated.schedule("b", Every(minutes=5)).enqueue("acme"),
+    ]
+    assert_type(
+        (jobs, either, sync_jobs, schedules),
+        tuple[list[Job[object]], Job[int | list[str]], list[SyncJob[object]], list[Schedule[object]]],
+    )
+    texts: Job[str] = numbers  # type: ignore[assignment]
+    assert texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -102,3 +103,25 @@ def test_a_child_that_is_forked_while_the_app_is_open_is_told_so(tmp_path: Path)
     assert "ForkedConnection" in answer_of_forked_child(lambda: task.sync.enqueue(2, 2).id)
     assert task.sync.enqueue(3, 3).status().state is JobState.WAITING
     app.sync.close()
+
+
+def test_a_script_opens_and_closes_in_one_block(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    with app.sync:
+        assert "headgate-sync" in {thread.name for thread in threading.enumerate()}
+        assert app.tasks["add"].sync.enqueue(1, 2).status().state is JobState.WAITING
+    assert "headgate-sync" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_interrupt_ends_the_wait_and_not_the_portal(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    with app.sync:
+        job = app.tasks["add"].sync.enqueue(1, 2)
+        # As Ctrl-C comes to the thread that waits, a moment after it began to.
+        main = threading.main_thread().ident
+        assert main is not None
+        interrupt = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            job.result(timeout=15)
+        assert job.cancel() is True

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from headgate.clock import Clock, wait_for_event
 from headgate.jobs.event import Event
 
 Callback = Callable[[Event], Awaitable[None] | None]
@@ -25,6 +26,7 @@ class Subscription:
         self._room = room
         self._waiting: deque[Event] = deque()
         self._delivering: asyncio.Task[None] | None = None
+        self._is_given_up = False
 
     def wants(self, kind: type[Event]) -> bool:
         return issubclass(kind, self._kinds)
@@ -42,6 +44,16 @@ class Subscription:
         while self._delivering is not None:
             await asyncio.wait([self._delivering])
 
+    def give_up(self) -> None:
+        """What it was not told yet is lost."""
+        if self._delivering is not None:
+            lost = len(self._waiting) + 1
+            logger.warning("a subscriber did not end when the app was closed: it lost %d events", lost)
+            self.lost += lost
+            self._waiting.clear()
+            self._is_given_up = True
+            self._delivering.cancel()
+
     async def _deliver(self) -> None:
         try:
             while self._waiting:
@@ -50,10 +62,17 @@ class Subscription:
                     answer = self._callback(event)
                     if answer is not None:
                         await answer
-                except Exception:
+                except (Exception, SystemExit, KeyboardInterrupt):
+                    # Out of a task of its own, the last two would end the program.
+                    logger.exception("a subscriber failed on %s", type(event).__name__)
+                except asyncio.CancelledError:
+                    if self._is_given_up:
+                        raise
+                    # Its own, of something that it waited for.
                     logger.exception("a subscriber failed on %s", type(event).__name__)
         finally:
             self._delivering = None
+            self._is_given_up = False
 
 
 class EventBus:
@@ -94,6 +113,20 @@ class EventBus:
         """Return when every subscriber has been told everything."""
         for subscription in list(self._subscriptions):
             await subscription.drain()
+
+    async def close(self, clock: Clock, seconds: float) -> None:
+        """Tell the subscribers what waits for them, for so long; what is left then is lost, and they are cancelled."""
+        for patience in (seconds, 1.0):
+            is_told = asyncio.Event()
+            draining = asyncio.get_running_loop().create_task(self.drain(), name="headgate-drain")
+            draining.add_done_callback(lambda _, is_told=is_told: is_told.set())  # type: ignore[misc]
+            try:
+                if await wait_for_event(clock, is_told, patience):
+                    return
+            finally:
+                draining.cancel()
+            for subscription in self._subscriptions:
+                subscription.give_up()
 
     def statistics(self) -> dict[str, Any]:
         """How many subscribers there are, and how many events were lost by slow ones."""

@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import enum
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor as Pool
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, assert_never
 
-from headgate.clock import FARTHEST, SECOND, Clock
+from msgspec.structs import replace
+
+from headgate.clock import FARTHEST, SECOND, Clock, Timer
+from headgate.engine import child_wire
 from headgate.engine.charge import AttemptCharge
+from headgate.engine.children import Call, Children
+from headgate.engine.described import described
+from headgate.engine.remote_error import remade
+from headgate.engine.resource_room import ResourceRoom, ResourceStack
+from headgate.engine.teller import Teller
+from headgate.engine.threads import in_thread
 from headgate.errors import PayloadError
-from headgate.jobs.job import ClaimedJob, JobError, truncated_error
+from headgate.jobs.job import ClaimedJob, truncated_error
 from headgate.jobs.outcome import (
     Cancelled,
     Failed,
@@ -26,9 +35,18 @@ from headgate.jobs.outcome import (
     Unreadable,
 )
 from headgate.jobs.retry import RetryPolicy
+from headgate.tasks.callbacks import Moment
 from headgate.tasks.context import JobContext, enter, tell_cancelled
+from headgate.tasks.job_log import Reports
+from headgate.tasks.place import Place
 from headgate.tasks.signals import RateLimited, Snooze
 from headgate.tasks.task import Task
+
+STARTS_WITHIN = 30.0
+"""Seconds that a child has to be ready after nobody waits for it any more."""
+
+LINGERS_AFTER = 5.0
+"""Seconds after which an attempt that was told to end and goes on is spoken of."""
 
 
 class Cause(enum.Enum):
@@ -40,49 +58,71 @@ class Cause(enum.Enum):
     DISOWNED = "disowned"
 
 
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What the attempts of one node work with."""
+
+    clock: Clock
+    pool: Pool
+    children: Children
+    resources: ResourceRoom
+    teller: Teller
+    reports: Reports
+    may_start: Callable[[Attempt], bool]
+    on_linger: Callable[[Attempt], None]
+
+
 class Attempt:
     """One attempt of a claimed job, running on this node."""
 
     __slots__ = (
         "_asyncio_task",
-        "_clock",
+        "_causes",
         "_context",
-        "_may_start",
-        "_pool",
+        "_shop",
         "_thread",
         "cause",
         "charge",
+        "error",
+        "handler",
         "has_begun",
         "job",
+        "linger",
+        "result",
         "task",
     )
 
-    def __init__(
-        self,
-        job: ClaimedJob,
-        task: Task[Any, Any],
-        charge: AttemptCharge | None,
-        clock: Clock,
-        pool: Pool,
-        may_start: Callable[[Attempt], bool],
-    ) -> None:
+    def __init__(self, job: ClaimedJob, task: Task[Any, Any], charge: AttemptCharge | None, shop: Workshop) -> None:
         self.job = job
         self.task = task
         self.charge = charge
-        self.cause: Cause | None = None
         # Whether the handler was called: before that, nothing has cost the callee anything.
         self.has_begun = False
-        self._clock = clock
-        self._pool = pool
-        self._may_start = may_start
+        # The instance of a task that is a class. What the callbacks are told is only kept for tasks that have any.
+        self.handler: Any = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._shop = shop
+        # Who cancelled it first, which is what counts.
+        self.cause: Cause | None = None
+        self._causes: tuple[Cause, ...] = ()
         self._asyncio_task: asyncio.Task[Outcome] | None = None
         self._context: JobContext | None = None
         self._thread: asyncio.Future[Any] | None = None
+        # Set while somebody waits for it to end, as it was told.
+        self.linger: Timer | None = None
 
     @property
     def thread(self) -> asyncio.Future[Any] | None:
         """The thread that still runs the handler, even after the attempt has ended; a thread cannot be stopped."""
         return self._thread
+
+    @property
+    def context(self) -> JobContext:
+        """The job as its handler and callbacks see it."""
+        if self._context is None:
+            self._context = JobContext(self.job, self.task.gate.names, self.charge, self._shop.reports)
+        return self._context
 
     @property
     def timeout(self) -> float | None:
@@ -92,102 +132,296 @@ class Attempt:
     @property
     def retry(self) -> RetryPolicy:
         options = self.job.options
-        if options is None or options.retries is None:
+        if options is None or options.retry is None:
             return self.task.retry
-        if self.task.retry.delays is not None:
-            return RetryPolicy(retries=options.retries)
-        return _with_retries(self.task.retry, options.retries)
+        return self.task.retry.with_terms(options.retry)
 
     def start(self) -> asyncio.Task[Outcome]:
         self._asyncio_task = asyncio.get_running_loop().create_task(self._run())
         return self._asyncio_task
 
     def cancel(self, cause: Cause) -> None:
-        """End the attempt for this cause; the first cause is the one that counts."""
-        if self._asyncio_task is None or self._asyncio_task.done():
+        """End the attempt for this cause. Each cause is told once, so that it does not cut the cleaning up short."""
+        if self._asyncio_task is None or self._asyncio_task.done() or cause in self._causes:
             return
-        if self.cause is None:
-            self.cause = cause
+        self._causes += (cause,)
+        self.cause = self._causes[0]
         if self._context is not None:
             tell_cancelled(self._context)
+        if self.linger is None:
+            when = self._shop.clock.monotonic() + round(LINGERS_AFTER * SECOND)
+            self.linger = self._shop.clock.call_at(when, partial(self._shop.on_linger, self))
         self._asyncio_task.cancel()
 
-    def outcome_when_cancelled(self) -> Outcome:
-        """What a cancelled attempt came to, by its cause."""
+    def leave(self) -> None:
+        """Its slot is free: nothing of it runs any more."""
+        if self.linger is not None:
+            self.linger.cancel()
+            self.linger = None
+
+    def outcome_when_cancelled(self, error: BaseException | None = None) -> Outcome:
+        """What a cancelled attempt came to, by its cause; `error` is what the handler made of it."""
+        failure: BaseException
         match self.cause:
             case Cause.USER:
                 return Cancelled()
-            case Cause.TIMEOUT:
-                return self._failed(TimeoutError(f"the attempt took longer than its timeout of {self.timeout:g} s"))
             case Cause.SHUTDOWN | Cause.DISOWNED:
                 return Interrupted()
+            case Cause.TIMEOUT:
+                failure = TimeoutError(f"the attempt took longer than its timeout of {self.timeout:g} s")
             case None:
-                return self._failed(asyncio.CancelledError("the handler's own code raised CancelledError"))
+                failure = asyncio.CancelledError("the handler's own code raised CancelledError")
+        failure.__cause__ = error
+        return self._failed(failure)
 
     async def _run(self) -> Outcome:
-        try:
-            arguments, named = self.task.payload.decode(self.job.payload)
-        except PayloadError as error:
-            return Unreadable(truncated_error(error))
-        self._context = JobContext(self.job, self.task.gate.names, self.charge)
-        enter(self._context, with_thread=not self.task.is_async)
+        task = self.task
+        in_child = not task.is_async and task.place is Place.PROCESS
+        arguments: list[Any] = []
+        named: dict[str, Any] = {}
+        if not in_child:
+            try:
+                arguments, named = task.payload.decode(self.job.payload)
+            except PayloadError as error:
+                return self._unreadable(error)
+        self._context = JobContext(self.job, task.gate.names, self.charge, self._shop.reports)
+        enter(self._context, with_thread=not task.is_async)
         timer = None
-        if self.timeout is not None:
-            when = self._clock.monotonic() + round(self.timeout * SECOND)
-            timer = self._clock.call_at(when, partial(self.cancel, Cause.TIMEOUT))
+        timeout = self.timeout
+        if timeout is not None:
+            clock = self._shop.clock
+            timer = clock.call_at(clock.monotonic() + round(timeout * SECOND), partial(self.cancel, Cause.TIMEOUT))
         try:
-            if self.job.draws and not self._may_start(self):
+            if in_child:
+                return await self._in_child()
+            if task.needs:
+                return Succeeded(await self._with_resources(arguments, named))
+            if not self.job.draws and task.is_plain:
+                # The short way, which most attempts take.
+                self.has_begun = True
+                result = await task.function(*arguments, **named)
+            elif not self._begin():
                 return Interrupted()
-            self.has_begun = True
-            if self.task.is_async:
-                result = await self.task.function(*arguments, **named)
+            elif task.is_async:
+                result = await self._function()(*arguments, **named)
             else:
-                result = await self._in_thread(arguments, named)
-            return Succeeded(self.task.payload.encode_result(result))
+                result = await self._shielded(self._in_thread(arguments, named))
+            if task.callbacks.exist:
+                self.result = result
+            try:
+                return Succeeded(task.payload.encode_result(result))
+            except PayloadError as error:
+                return self._unstorable(error)
         except Snooze as snooze:
-            return Snoozed(min(snooze.delay, FARTHEST))
+            return Cancelled() if self.cause is Cause.USER else Snoozed(min(snooze.delay, FARTHEST))
         except RateLimited as refusal:
-            return Refused(min(refusal.retry_after, FARTHEST))
-        except asyncio.CancelledError:
-            return self.outcome_when_cancelled()
-        except PayloadError as error:
-            # The work is done and only its result cannot be stored: doing it again would not help.
-            return Failed(truncated_error(error), retryable=False)
+            return Cancelled() if self.cause is Cause.USER else Refused(min(refusal.retry_after, FARTHEST))
+        except _TooLate:
+            return Interrupted()
+        except _Unstorable as lost:
+            return self._unstorable(lost.error)
+        except asyncio.CancelledError as error:
+            return self.outcome_when_cancelled(error)
         except BaseException as error:
             # Even SystemExit: what one handler raises must not end the node.
-            if self.cause in (Cause.USER, Cause.SHUTDOWN, Cause.DISOWNED):
-                return self.outcome_when_cancelled()
-            return self._failed(error)
+            return self._failed(error) if self.cause is None else self.outcome_when_cancelled(error)
         finally:
             if timer is not None:
                 timer.cancel()
 
-    async def _in_thread(self, arguments: list[Any], named: dict[str, Any]) -> Any:
-        call = partial(contextvars.copy_context().run, self.task.function, *arguments, **named)
-        self._thread = asyncio.get_running_loop().run_in_executor(self._pool, call)
-        # Shielded: a cancelled attempt ends at once, but its thread goes on and keeps the slot.
-        return await asyncio.shield(self._thread)
+    def _begin(self) -> bool:
+        """The last step before the handler is called; False if it comes too late for its limits."""
+        if self.job.draws and not self._shop.may_start(self):
+            return False
+        self.has_begun = True
+        task = self.task
+        if task.handler is not None:
+            self.handler = task.handler()
+        if task.callbacks.exist and task.callbacks.wants(Moment.STARTED):
+            self._shop.teller.tell(task, Moment.STARTED, self.context, handler=self.handler)
+        return True
+
+    def _function(self) -> Callable[..., Any]:
+        function: Callable[..., Any] = self.task.function if self.handler is None else self.handler.run
+        return function
+
+    def _in_thread(self, arguments: list[Any], named: dict[str, Any]) -> asyncio.Future[Any]:
+        call = partial(contextvars.copy_context().run, self._function(), *arguments, **named)
+        return in_thread(self._shop.pool, call)
+
+    async def _shielded(self, work: asyncio.Future[Any]) -> Any:
+        """A cancelled attempt ends at once, but its thread goes on and keeps the slot."""
+        self._thread = work
+        return await asyncio.shield(work)
+
+    async def _with_resources(self, arguments: list[Any], named: dict[str, Any]) -> str:
+        using = self._use_resources(arguments, named)
+        if self.task.place is Place.LOOP:
+            return await using
+        # What a thread was given must stay open until the thread has ended, however long after its attempt that is.
+        work = asyncio.get_running_loop().create_task(_spare_the_loop(using))
+        try:
+            ended = await self._shielded(work)
+        except asyncio.CancelledError:
+            if not self.has_begun:
+                work.cancel()
+            raise
+        if isinstance(ended, BaseException):
+            raise ended
+        return str(ended)
+
+    async def _use_resources(self, arguments: list[Any], named: dict[str, Any]) -> str:
+        """Call the handler between the opening and the closing of what it needs; its result as JSON."""
+        swallowed: BaseException | None = None
+        async with ResourceStack() as stack:
+            try:
+                given = await self._shop.resources.give(self.task.needs, stack)
+                if not self._begin():
+                    raise _TooLate
+                if self.task.place is Place.LOOP:
+                    result = await self._function()(*arguments, **named, **given)
+                else:
+                    result = await self._in_thread(arguments, {**named, **given})
+                encoded = self._encoded(result)
+            except BaseException as error:
+                swallowed = error
+                raise
+        # A resource sees the error, to roll back; whether the attempt failed is not for it to decide. The error may be
+        # that of another resource, whose commit failed.
+        if swallowed is None:
+            swallowed = stack.trouble
+        if swallowed is not None:
+            raise swallowed
+        return encoded
+
+    async def _in_child(self) -> Outcome:
+        task = self.task
+        try:
+            job = replace(self.job, payload=task.payload.of_today(self.job.payload))
+        except PayloadError as error:
+            return self._unreadable(error)
+        call = self._shop.children.begin(task.function.__module__)
+        try:
+            await self._shielded(in_thread(self._shop.pool, call.prepare))
+            if not self._begin():
+                call.drop()
+                return Interrupted()
+            request = child_wire.Request(
+                task.function.__module__,
+                task.function.__qualname__,
+                job,
+                task.gate.names,
+                task.payload.max_payload,
+                self._shop.reports.lowest,
+            )
+            run = partial(call.run, request, self._take_aside)
+            answer: child_wire.Answer = await self._shielded(in_thread(self._shop.pool, run))
+        except asyncio.CancelledError:
+            if self.has_begun:
+                call.kill()
+            assert self._thread is not None
+            self._thread = asyncio.get_running_loop().create_task(self._bury(call, self._thread))
+            raise
+        return self._answered(answer)
+
+    async def _bury(self, call: Call, work: asyncio.Future[Any]) -> None:
+        """Keep the slot until the killed child is gone.
+
+        One that was only starting is not killed for a timeout, but kept for the retry, which may be in time then.
+        """
+        clock = self._shop.clock
+        timer = clock.call_at(clock.monotonic() + round(STARTS_WITHIN * SECOND), call.kill)
+        try:
+            await asyncio.wait([work])
+        finally:
+            timer.cancel()
+        if not work.cancelled():
+            # Whatever it says now, nobody waits for it.
+            work.exception()
+        await in_thread(self._shop.pool, call.drop)
+
+    def _take_aside(self, aside: child_wire.Aside) -> None:
+        reports = self._shop.reports
+        match aside:
+            case child_wire.Settled(limit, actual):
+                if self.charge is not None:
+                    self.charge.settle(limit, actual)
+            case child_wire.Progressed(fraction, message):
+                reports.progress(self.job, fraction, message)
+            case child_wire.Logged(level, logger, message):
+                reports.log(self.job, level, logger, message)
+
+    def _answered(self, answer: child_wire.Answer) -> Outcome:
+        match answer:
+            case child_wire.Result(result):
+                if self.task.callbacks.exist:
+                    self.result = self.task.payload.decode_result(result)
+                return Succeeded(result)
+            case child_wire.Raised(error, kind):
+                remote = remade(kind)
+                self._keep(remote)
+                return Failed(error, retryable=self.retry.accepts(remote))
+            case child_wire.Unstorable(error):
+                self._keep(PayloadError(error.message))
+                return Failed(error, retryable=False)
+            case child_wire.Misfit(error):
+                self._keep(PayloadError(error.message))
+                return Unreadable(error)
+            case child_wire.Snooze(delay):
+                return Snoozed(min(delay, FARTHEST))
+            case child_wire.Refusal(retry_after):
+                return Refused(min(retry_after, FARTHEST))
+            case _:
+                assert_never(answer)
+
+    def _encoded(self, result: Any) -> str:
+        if self.task.callbacks.exist:
+            self.result = result
+        try:
+            return self.task.payload.encode_result(result)
+        except PayloadError as error:
+            raise _Unstorable(error) from None
+
+    def _unreadable(self, error: PayloadError) -> Unreadable:
+        self._keep(error)
+        # Where the task's own upgrade failed, its traceback tells where.
+        return Unreadable(truncated_error(error) if error.__cause__ is None else described(error))
 
     def _failed(self, error: BaseException) -> Failed:
-        return Failed(_described(error), retryable=self.retry.accepts(error))
+        self._keep(error)
+        return Failed(described(error), retryable=self.retry.accepts(error))
+
+    def outcome_of_escaped(self, error: BaseException) -> Failed:
+        """What the attempt came to if looking at what its handler raised has raised this; a filter may do that, too."""
+        self._keep(error)
+        return Failed(described(error))
+
+    def _unstorable(self, error: PayloadError) -> Failed:
+        # The work is done and only its result cannot be stored: doing it again would not help.
+        self._keep(error)
+        return Failed(truncated_error(error), retryable=False)
+
+    def _keep(self, error: BaseException) -> None:
+        """For the callbacks; without any, its frames should go with it."""
+        if self.task.callbacks.exist:
+            self.error = error
 
 
-def _described(error: BaseException) -> JobError:
+async def _spare_the_loop(using: Coroutine[Any, Any, str]) -> str | BaseException:
+    """The errors that end the whole program where they come out of a task are returned."""
     try:
-        trace = "".join(traceback.format_exception(error, limit=-20))
-    except Exception as unprintable:
-        # An exception may raise from its own __str__; the job still fails with what can be told.
-        trace = f"<no traceback: {type(unprintable).__name__} while formatting it>"
-    return truncated_error(error, trace)
+        return await using
+    except (SystemExit, KeyboardInterrupt) as error:
+        return error
 
 
-def _with_retries(policy: RetryPolicy, retries: int) -> RetryPolicy:
-    return RetryPolicy(
-        retries=retries,
-        base=policy.base,
-        cap=policy.cap,
-        jitter=policy.jitter,
-        backoff=policy.backoff,
-        retry_on=policy.retry_on,
-        give_up_on=policy.give_up_on,
-    )
+class _TooLate(Exception):
+    """The limits of the job no longer allow it to start now."""
+
+
+class _Unstorable(Exception):
+    """What the handler returned has no JSON form; apart from a PayloadError of the handler's own."""
+
+    def __init__(self, error: PayloadError) -> None:
+        super().__init__(str(error))
+        self.error = error

@@ -6,25 +6,39 @@ from collections.abc import Sequence
 
 from headgate.clock import SECOND, Clock, sleep
 from headgate.engine.bus import EventBus
+from headgate.engine.teller import Teller
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobFailure, JobFinished, StorageTroubled
 from headgate.jobs.job import JobState
-from headgate.storage.protocol import Dropped, Storage
+from headgate.jobs.retention import Retention
+from headgate.storage.protocol import FINAL_STATES, Dropped, Storage
 
 FORGET_EVERY = 30
 """Seconds between two rounds of forgetting; what has expired is looked for every second."""
 
 PAUSE = 0.05
+"""Seconds between two steps, in which others have their turn."""
+
+EXPIRED_AT_ONCE = 100
+
+EXPIRING_STEPS = 100
+"""How many steps of expiring may come one after the other before there is time for other work."""
+
+PRUNED_AT_ONCE = 500
 
 
 class Housekeeper:
     """Works in small steps, so that nobody waits for it. Every node has one; they do not get in each other's way."""
 
-    def __init__(self, storage: Storage, *, clock: Clock, bus: EventBus, retention: float) -> None:
+    def __init__(self, storage: Storage, *, clock: Clock, bus: EventBus, teller: Teller, retention: Retention) -> None:
         self._storage = storage
         self._clock = clock
         self._bus = bus
-        self._retention = round(retention * SECOND)
+        self._teller = teller
+        self._retention = retention
+        self._kept_for: dict[int, set[JobState]] = {}
+        for state in FINAL_STATES:
+            self._kept_for.setdefault(round(retention.of(state) * SECOND), set()).add(state)
 
     async def run(self) -> None:
         turns = 0
@@ -32,21 +46,43 @@ class Housekeeper:
             await sleep(self._clock, 1.0)
             turns += 1
             try:
-                publish_dropped(self._bus, self._clock, await self._storage.expire())
-                if turns % FORGET_EVERY == 0:
-                    await self._forget()
+                await self._expire()
             except StorageUnavailable as error:
-                self._bus.publish(StorageTroubled(at=self._clock.now(), doing="housekeeping", error=str(error)))
+                self._troubled("looking for what has expired", error)
+            if turns % FORGET_EVERY:
+                continue
+            # Not with the other in one: what keeps jobs from expiring is no reason to keep what is old.
+            try:
+                await self._forget()
+            except StorageUnavailable as error:
+                self._troubled("housekeeping", error)
+
+    def _troubled(self, doing: str, error: StorageUnavailable) -> None:
+        self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=str(error)))
+
+    async def _expire(self) -> None:
+        """However many are late, as whole backlogs are: a step a second would leave the last of them for hours."""
+        for _ in range(EXPIRING_STEPS):
+            dropped = await self._storage.expire(EXPIRED_AT_ONCE)
+            publish_dropped(self._bus, self._teller, self._clock, dropped)
+            if len(dropped) < EXPIRED_AT_ONCE:
+                return
+            await sleep(self._clock, PAUSE)
 
     async def _forget(self) -> None:
         while await self._storage.evict(1000) >= 1000:
             await sleep(self._clock, PAUSE)
-        while await self._storage.prune(self._storage.now() - self._retention, 500) >= 500:
+        for kept_for, states in self._kept_for.items():
+            while await self._storage.prune(self._storage.now() - kept_for, PRUNED_AT_ONCE, frozenset(states)):
+                await sleep(self._clock, PAUSE)
+        while await self._storage.prune_audit(self._storage.now() - round(self._retention.audit * SECOND), 1000):
             await sleep(self._clock, PAUSE)
 
 
-def publish_dropped(bus: EventBus, clock: Clock, dropped: Sequence[Dropped]) -> None:
+def publish_dropped(bus: EventBus, teller: Teller, clock: Clock, dropped: Sequence[Dropped]) -> None:
     """Tell of jobs that ended without having run."""
+    if dropped:
+        teller.tell_unrun([job.id for job in dropped if job.state is JobState.FAILED])
     for job in dropped:
         kind = JobFailure if job.state is JobState.FAILED else JobFinished
         bus.publish(

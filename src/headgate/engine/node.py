@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -16,22 +18,30 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, Clock, Timer, sleep, wait_for_event
 from headgate.engine.bus import EventBus
 from headgate.engine.charge import AttemptCharge
-from headgate.engine.executor import Attempt, Cause
+from headgate.engine.children import Children
+from headgate.engine.described import described
+from headgate.engine.executor import LINGERS_AFTER, Attempt, Cause, Workshop
 from headgate.engine.fetcher import Elsewhere, Fetcher
 from headgate.engine.housekeeper import Housekeeper, publish_dropped
 from headgate.engine.lease import LeaseWatch
 from headgate.engine.punctuality import Start, judge_start
-from headgate.engine.recorder import Recorder
+from headgate.engine.recorder import Recorder, Then
+from headgate.engine.recurring import Recurring
 from headgate.engine.regater import Regater
+from headgate.engine.reporter import Reporter
+from headgate.engine.resource_room import ResourceRoom
 from headgate.engine.skew import SkewWatch
+from headgate.engine.teller import Teller
 from headgate.engine.throttle_log import ThrottleLog
 from headgate.errors import HeadgateError, StorageUnavailable
 from headgate.jobs.event import (
+    AttemptLingers,
     BackoffFailed,
     ClockSkewed,
     JobStarted,
     JobThrottled,
     LoopBlocked,
+    NodeCrashed,
     NodeDisowned,
     NodeLost,
     NodeStarted,
@@ -42,12 +52,15 @@ from headgate.jobs.event import (
 )
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, JobState
-from headgate.jobs.lifecycle import Ending, Returned, decide
-from headgate.jobs.outcome import Outcome, Refused
+from headgate.jobs.lifecycle import Ending, Finished, Returned, decide
+from headgate.jobs.outcome import Interrupted, Outcome, Refused
+from headgate.jobs.retention import DEFAULT_RETENTION, Retention
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import Semaphore
 from headgate.storage.fetched import Fetched
 from headgate.storage.protocol import Amendment, Claim, Room, Storage, Throttled
+from headgate.tasks.callbacks import Moment
+from headgate.tasks.context import JobLogCapture
 from headgate.tasks.registry import Registry
 
 SWEEP_EVERY = 30
@@ -60,14 +73,18 @@ class NodeSettings:
 
     `heartbeat` (5) renews the lease, which other nodes take for lost after `lease` (30). `grace` (30) is how long
     running jobs may go on after the node was asked to stop. Final jobs are kept for `retention` (7 days).
-    `queues` maps the queues to serve to their slots.
+    `queues` maps the queues to serve to their slots. Of what a job logs the first `log_lines` (1,000; 0: none) of
+    `log_level` (INFO) and above are kept. `version` is that of Headgate.
     """
 
     queues: Mapping[str, int]
     heartbeat: float = 5.0
     lease: float = 30.0
     grace: float = 30.0
-    retention: float = 7 * 86400.0
+    retention: Retention = DEFAULT_RETENTION
+    log_lines: int = 1000
+    log_level: int = logging.INFO
+    version: str = ""
 
 
 class Node:
@@ -83,6 +100,7 @@ class Node:
         bus: EventBus,
         random: Random,
         ids: IdSource,
+        teller: Teller,
         elsewhere: Mapping[str, Elsewhere] | None = None,
     ) -> None:
         self._storage = storage
@@ -95,10 +113,31 @@ class Node:
         self.id = self._new_id()
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._pool = ThreadPoolExecutor(sum(settings.queues.values()), thread_name_prefix="headgate-job")
+        self._teller = teller
+        self._children = Children()
+        self._resources = ResourceRoom(clock, bus)
+        self._reporter = Reporter(
+            self.id, storage, clock=clock, bus=bus, most_lines=settings.log_lines, lowest=settings.log_level
+        )
+        self._capture = JobLogCapture(self._reporter)
+        self._shop = Workshop(
+            clock,
+            self._pool,
+            self._children,
+            self._resources,
+            teller,
+            self._reporter,
+            self._may_start,
+            self._note_lingering,
+        )
+        self._lingering: set[Attempt] = set()
         self._running: dict[str, Attempt] = {}
+        # They have ended, and their threads have not: what they hold permits for goes on.
+        self._held_back: dict[Attempt, asyncio.Task[Outcome]] = {}
+        self._is_leaving = False
         self._busy = dict.fromkeys(settings.queues, 0)
         self._odd_for_gated = dict.fromkeys(settings.queues, True)
-        self._recorder = Recorder(self.id, storage, registry, clock=clock, bus=bus, random=random)
+        self._recorder = Recorder(self.id, storage, registry, self._reporter, clock=clock, bus=bus, random=random)
         self._elsewhere = elsewhere or {}
         self._fetcher = Fetcher(storage, self._elsewhere, clock=clock, bus=bus, ids=ids)
         self._rules = {
@@ -106,7 +145,8 @@ class Node:
             **{name: Fetched(limit.limit.rule) for name, limit in self._elsewhere.items()},
         }
         self._regater = Regater(storage, registry, clock=clock, bus=bus)
-        self._housekeeper = Housekeeper(storage, clock=clock, bus=bus, retention=settings.retention)
+        self._housekeeper = Housekeeper(storage, clock=clock, bus=bus, teller=teller, retention=settings.retention)
+        self._recurring = Recurring(storage, registry, clock=clock, bus=bus, teller=teller, ids=ids, random=random)
         self._look = asyncio.Event()
         self._beating = asyncio.Lock()
         self._is_sweep = False
@@ -121,11 +161,12 @@ class Node:
         self._leases = LeaseWatch(round(settings.lease * SECOND), round(settings.heartbeat * SECOND))
         self._throttles = ThrottleLog()
         self._skew = SkewWatch()
-        self._unheard: set[str] = set()
+        self._unheard: set[tuple[str, int]] = set()
         self._looks_for_unheard = 0
         self._beaten_at = 0
         self._claiming_since: int | None = None
         self._unknown_tasks: set[str] = set()
+        self._handed_back = 0
 
     def _new_id(self) -> str:
         return f"node-{self._ids.next(self._clock.now())[-12:]}"
@@ -146,8 +187,10 @@ class Node:
         """Work until stopped. A crash of any part ends the whole node loudly."""
         self._loop = asyncio.get_running_loop()
         unwatch = self._storage.watch(self._wake)
+        if self._settings.log_lines:
+            self._capture.start()
         try:
-            await self._storage.join(self.id, self._name)
+            await self._join()
             self._publish_started()
             self._compare_clocks()
             async with asyncio.TaskGroup() as services:
@@ -157,9 +200,11 @@ class Node:
                     services.create_task(self._watch_nodes(), name="headgate-watch"),
                     services.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
                     services.create_task(self._regater.run(), name="headgate-regater"),
+                    services.create_task(self._recurring.run(), name="headgate-recurring"),
                 ]
                 fetcher = services.create_task(self._fetcher.run(), name="headgate-fetcher")
                 recorder = services.create_task(self._recorder.run(), name="headgate-recorder")
+                reporter = services.create_task(self._reporter.run(), name="headgate-reporter")
                 await self._stopping.wait()
                 self._bus.publish(NodeStopping(at=self._clock.now(), node=self.id, running=len(self._running)))
                 await self._let_finish()
@@ -170,12 +215,23 @@ class Node:
                 fetcher.cancel()
                 await self._recorder.flush(1.0 if self._aborting.is_set() else 10.0)
                 recorder.cancel()
+                reporter.cancel()
+        except Exception as error:
+            # Told at once: in a program that does other things as well, nobody may be waiting for this to end.
+            self._bus.publish(NodeCrashed(at=self._clock.now(), node=self.id, error=described(_first_of(error))))
+            raise
         finally:
             unwatch()
+            self._capture.stop()
             if self._timer is not None:
                 self._timer.cancel()
             for attempt in list(self._running.values()):
                 attempt.cancel(Cause.SHUTDOWN)
+            # Whatever of an attempt is left now, it is not to outlive its node.
+            self._children.kill_all()
+            await self._resources.close(1.0 if self._aborting.is_set() else 5.0)
+            if self._children.are_there:
+                await asyncio.get_running_loop().run_in_executor(None, self._children.close)
             self._pool.shutdown(wait=False, cancel_futures=True)
         try:
             recovered = await self._storage.leave(self.id)
@@ -183,7 +239,8 @@ class Node:
             # Whoever sees this node's lease run out takes its jobs back.
             self._trouble("leaving", error)
         else:
-            self._bus.publish(NodeStopped(at=self._clock.now(), node=self.id, returned=len(recovered.returned)))
+            returned = self._handed_back + len(recovered.returned)
+            self._bus.publish(NodeStopped(at=self._clock.now(), node=self.id, returned=returned))
 
     async def _let_finish(self) -> None:
         """Running jobs go on for the grace; those that are left are cancelled and get a moment to clean up."""
@@ -199,6 +256,12 @@ class Node:
         if self._running:
             self._idle.clear()
             await wait_for_event(self._clock, self._idle, 1.0 if self._aborting.is_set() else 5.0)
+        # Threads that still run are not waited for any longer, whatever permits they hold.
+        self._is_leaving = True
+        while self._held_back:
+            attempt, done = self._held_back.popitem()
+            self._forget(attempt)
+            self._conclude(attempt, done)
 
     # ------------------------------------------------------------------------------------------- claiming
 
@@ -215,7 +278,7 @@ class Node:
             if not rooms:
                 continue
             asked_at = self._claiming_since = self._clock.monotonic()
-            claim = Claim(self.id, rooms, self._rules, frozenset(self._registry.tasks))
+            claim = Claim(self.id, rooms, self._rules, self._registry.names)
             try:
                 claimed = await self._storage.claim(claim)
             except StorageUnavailable as error:
@@ -243,7 +306,7 @@ class Node:
             self._arm(asked_at, claimed.next_in)
             if claimed.throttled:
                 self._publish_throttled(claimed.throttled)
-            publish_dropped(self._bus, self._clock, claimed.dropped)
+            publish_dropped(self._bus, self._teller, self._clock, claimed.dropped)
             for task in claimed.unknown:
                 if task not in self._unknown_tasks:
                     self._unknown_tasks.add(task)
@@ -281,10 +344,10 @@ class Node:
     # -------------------------------------------------------------------------------------------- running
 
     def _start(self, job: ClaimedJob) -> None:
-        task = self._registry.tasks.get(job.task)
+        task = self._registry.find(job.task)
         assert task is not None, f"the storage gave out {job.task!r}, which was not asked for"
         charge = AttemptCharge(job, self._report_amendment, self._elsewhere) if job.draws else None
-        attempt = Attempt(job, task, charge, self._clock, self._pool, self._may_start)
+        attempt = Attempt(job, task, charge, self._shop)
         self._running[job.id] = attempt
         self._busy[job.queue] += 1
         if self._bus.wants(JobStarted):
@@ -309,6 +372,7 @@ class Node:
         """A job that was claimed and does not start."""
         charge = AttemptCharge(job, self._amend, self._elsewhere)
         charge.refund()
+        self._handed_back += 1
         self._recorder.end(job, Returned(job.id, job.fence, "interrupted", spent=False, charge=charge.final))
 
     def _may_start(self, attempt: Attempt) -> bool:
@@ -325,26 +389,67 @@ class Node:
                 return False
 
     def _attempt_ended(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> None:
-        job = attempt.job
-        self._running.pop(job.id, None)
         thread = attempt.thread
-        if thread is not None and not thread.done():
-            thread.add_done_callback(lambda ended: self._free_after_thread(job.queue, ended))
-        else:
-            self._free(job.queue)
+        goes_on = thread is not None and not thread.done()
+        if thread is not None and goes_on:
+            thread.add_done_callback(lambda ended: self._free_after_thread(attempt, ended))
+            if self._holds_permits(attempt.job) and attempt.cause is not Cause.DISOWNED and not self._is_leaving:
+                # The ending frees its permits, and what a permit guards is still at work.
+                self._held_back[attempt] = done
+                return
+        self._forget(attempt)
+        if not goes_on:
+            self._free(attempt)
+        self._conclude(attempt, done)
+
+    def _forget(self, attempt: Attempt) -> None:
+        # Of a node that was declared dead, another attempt of the same job may run here by now.
+        if self._running.get(attempt.job.id) is attempt:
+            del self._running[attempt.job.id]
+
+    def _conclude(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> None:
+        """Record how it ended."""
+        job = attempt.job
         if attempt.cause is not Cause.DISOWNED:
-            # An attempt that was cancelled before its first step has no outcome of its own.
-            outcome = attempt.outcome_when_cancelled() if done.cancelled() else done.result()
+            outcome = self._outcome(attempt, done)
             charge = attempt.charge
             if charge is not None and (isinstance(outcome, Refused) or not attempt.has_begun):
                 charge.refund()
             ending = self._decide(job, outcome, attempt.retry)
+            self._handed_back += isinstance(outcome, Interrupted)
             if isinstance(outcome, Refused) and isinstance(ending, Returned) and not self._draws_on_rates(job):
                 # No bucket can be closed that would hold it back, so it is delayed itself.
                 ending = replace(ending, run_at=self._storage.now() + outcome.retry_after)
             if charge is not None and charge.final is not None:
                 ending = replace(ending, charge=charge.final)
-            self._recorder.end(job, ending)
+            self._recorder.end(job, ending, self._to_tell(attempt, ending) if attempt.task.callbacks.exist else None)
+
+    def _outcome(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> Outcome:
+        if done.cancelled():
+            # Before its first step, so it has no outcome of its own.
+            return attempt.outcome_when_cancelled()
+        error = done.exception()
+        return done.result() if error is None else attempt.outcome_of_escaped(error)
+
+    def _to_tell(self, attempt: Attempt, ending: Ending) -> Then | None:
+        """What the callbacks of the task are told when this ending is stored."""
+        task, error = attempt.task, attempt.error
+        # Its traceback leads back to the attempt: a cycle that only the garbage collector would find.
+        attempt.error = None
+        tell = partial(self._teller.tell, task, handler=attempt.handler)
+        match ending:
+            case Finished(state=JobState.SUCCEEDED) if task.callbacks.wants(Moment.COMPLETED):
+                return partial(tell, Moment.COMPLETED, attempt.context, attempt.result)
+            case Finished(state=JobState.FAILED) if task.callbacks.wants(Moment.ERROR):
+                return partial(tell, Moment.ERROR, attempt.context, error)
+            case Returned(spent=True, run_at=int(run_at)) if task.callbacks.wants(Moment.RETRY):
+                delay = max(0, run_at - self._storage.now()) / SECOND
+                return partial(tell, Moment.RETRY, attempt.context, error, attempt.job.attempt, delay)
+        return None
+
+    def _holds_permits(self, job: ClaimedJob) -> bool:
+        rules = self._registry.rules
+        return any(isinstance(rules.get(draw.limit), Semaphore) for draw in job.draws)
 
     def _draws_on_rates(self, job: ClaimedJob) -> bool:
         rules = self._registry.rules
@@ -359,17 +464,42 @@ class Node:
             plain = RetryPolicy(retries=retry.retries)
             return decide(job, outcome, plain, self._storage.now(), self._random)
 
-    def _free(self, queue: str) -> None:
-        self._busy[queue] -= 1
+    def _free(self, attempt: Attempt) -> None:
+        if attempt.linger is not None:
+            attempt.leave()
+            self._lingering.discard(attempt)
+        self._busy[attempt.job.queue] -= 1
         self._wake()
         if not self._running:
             self._idle.set()
 
-    def _free_after_thread(self, queue: str, ended: asyncio.Future[Any]) -> None:
+    def _note_lingering(self, attempt: Attempt) -> None:
+        """It was told to end, and does not."""
+        self._lingering.add(attempt)
+        job, cause = attempt.job, attempt.cause
+        self._bus.publish(
+            AttemptLingers(
+                at=self._clock.now(),
+                job_id=job.id,
+                task=job.task,
+                queue=job.queue,
+                attempt=job.attempt,
+                place=attempt.task.place.value,
+                cause="" if cause is None else cause.value,
+                seconds=LINGERS_AFTER,
+            )
+        )
+
+    def _free_after_thread(self, attempt: Attempt, ended: asyncio.Future[Any]) -> None:
         if not ended.cancelled():
             # Its attempt has ended before; what it raised now is nobody's any more.
             ended.exception()
-        self._free(queue)
+        done = self._held_back.pop(attempt, None)
+        if done is not None:
+            self._forget(attempt)
+        self._free(attempt)
+        if done is not None:
+            self._conclude(attempt, done)
 
     # ---------------------------------------------------------------------------------- leases, recovery
 
@@ -395,12 +525,14 @@ class Node:
             return
         # Jobs that the storage has this node own, but of which it never heard: the reply of their claim was lost.
         # Only what was so twice counts, and not while a claim may be on its way that began before the first time.
-        unheard = beat.owned.keys() - self._running.keys() - self._recorder.pending
+        # The same claim: one that was handed back meanwhile may have been made anew, and be on its way.
+        heard = self._running.keys() | self._recorder.pending
+        unheard = {(id, fence) for id, fence in beat.owned.items() if id not in heard}
         is_on_its_way = self._claiming_since is not None and self._claiming_since <= self._beaten_at
         lost = set() if is_on_its_way else unheard & self._unheard
         self._unheard, self._beaten_at = unheard, self._clock.monotonic()
-        for id in sorted(lost):
-            await self._take_up(id, beat.owned[id])
+        for id, fence in sorted(lost):
+            await self._take_up(id, fence)
 
     async def _take_up(self, job_id: str, fence: int) -> None:
         """Start a job whose claim was made and never answered; it goes back if there is no room for it any more."""
@@ -415,7 +547,7 @@ class Node:
             # It was promised every slot that is free.
             free = 0
         elsewhere = any(draw.limit in self._elsewhere for draw in job.draws)
-        if free > 0 and job.task in self._registry.tasks and not elsewhere and not self._stopping.is_set():
+        if free > 0 and job.task in self._registry.names and not elsewhere and not self._stopping.is_set():
             self._start(job)
         else:
             self._hand_back(job)
@@ -431,11 +563,19 @@ class Node:
         attempts = list(self._running.values())
         for attempt in attempts:
             attempt.cancel(Cause.DISOWNED)
+        for attempt in self._held_back:
+            self._forget(attempt)
+        self._held_back.clear()
         self._recorder.drop()
         self._bus.publish(NodeDisowned(at=self._clock.now(), node=self.id, cancelled=len(attempts)))
-        self.id = self._recorder.node = self._new_id()
-        await self._storage.join(self.id, self._name)
+        self._reporter.drop()
+        self.id = self._recorder.node = self._reporter.node = self._new_id()
+        await self._join()
         self._wake()
+
+    async def _join(self) -> None:
+        settings = self._settings
+        await self._storage.join(self.id, self._name, queues=settings.queues, version=settings.version)
 
     async def _watch_nodes(self) -> None:
         """Every second: recover dead nodes, hear of cancellations, notice stepped clocks and a blocked event loop."""
@@ -462,9 +602,11 @@ class Node:
                 # The timer of the next delayed job was set by the store's old wall time.
                 ahead += stepped
                 self._wake()
+                self._recurring.look()
             turns += 1
             if turns % SWEEP_EVERY == 0:
                 self._sweep()
+                self._recurring.look()
             late = (self._clock.monotonic() - expected) / SECOND
             if late > 1.0:
                 self._bus.publish(LoopBlocked(at=self._clock.now(), seconds=late))
@@ -474,6 +616,7 @@ class Node:
         for dead in self._leases.dead(nodes, self.id, self._clock.monotonic()):
             recovered = await self._storage.recover(dead.id, dead.beat)
             if recovered is not None:
+                self._teller.tell_unrun(recovered.poisonous)
                 self._bus.publish(
                     NodeLost(
                         at=self._clock.now(),
@@ -505,10 +648,23 @@ class Node:
     # ------------------------------------------------------------------------------------------ statistics
 
     def statistics(self) -> dict[str, Any]:
-        """Slots in use by queue, endings that wait to be recorded, and jobs that only the sweep found."""
+        """Slots in use by queue, endings that wait to be recorded, and jobs that only the sweep found.
+
+        `lingering` are the jobs whose attempts were told to end and still take a slot; `processes` run process tasks.
+        """
         return {
             "node": self.id,
             "busy": dict(self._busy),
             "unrecorded": len(self._recorder.pending),
             "swept": self._swept,
+            "lingering": sorted(attempt.job.id for attempt in self._lingering),
+            "processes": self._children.statistics(),
+            "resources": self._resources.statistics(),
         }
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """The error itself, without the groups that it came in."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

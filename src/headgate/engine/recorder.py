@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
-from headgate.clock import Clock, sleep, wait_for_event
+from msgspec.structs import replace
+
+from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.engine.bus import EventBus
+from headgate.engine.described import described, said
+from headgate.engine.reporter import Reporter
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned, StorageTroubled
 from headgate.jobs.job import ClaimedJob, JobState
@@ -15,28 +19,48 @@ from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.storage.protocol import Amendment, Storage
 from headgate.tasks.registry import Registry
 
+AGAIN_AFTER = 0.1
+"""Seconds until an ending is written again whose job somebody else held; meanwhile all others are written."""
+
+UNSTORED = "how this attempt ended could not be stored"
+"""What is said of a job that is failed for that."""
+
+Then = Callable[[], None]
+_Ended = tuple[ClaimedJob, Ending, Then | None]
+
 
 class Recorder:
     """Keeps endings and amended charges of one node until they are stored, and tells of them afterwards."""
 
     def __init__(
-        self, node: str, storage: Storage, registry: Registry, *, clock: Clock, bus: EventBus, random: Random
+        self,
+        node: str,
+        storage: Storage,
+        registry: Registry,
+        reporter: Reporter,
+        *,
+        clock: Clock,
+        bus: EventBus,
+        random: Random,
     ) -> None:
         self.node = node
         self._storage = storage
         self._registry = registry
+        self._reporter = reporter
         self._clock = clock
         self._bus = bus
         self._random = random
-        self._endings: list[tuple[ClaimedJob, Ending]] = []
-        self._on_their_way: list[tuple[ClaimedJob, Ending]] = []
+        self._endings: list[_Ended] = []
+        self._on_their_way: list[_Ended] = []
+        self._held: list[_Ended] = []
+        self._held_until = 0
         self._amendments: list[Amendment] = []
         self._has_news = asyncio.Event()
         self._is_empty = asyncio.Event()
 
-    def end(self, job: ClaimedJob, ending: Ending) -> None:
-        """An attempt has ended."""
-        self._endings.append((job, ending))
+    def end(self, job: ClaimedJob, ending: Ending, then: Then | None = None) -> None:
+        """An attempt has ended; `then` is called when that is stored, and never if it is refused."""
+        self._endings.append((job, ending, then))
         self._has_news.set()
 
     def amend(self, amendment: Amendment) -> None:
@@ -47,11 +71,12 @@ class Recorder:
     @property
     def pending(self) -> set[str]:
         """The jobs whose endings are not stored yet."""
-        return {job.id for job, _ in self._endings + self._on_their_way}
+        return {job.id for job, _, _ in self._endings + self._on_their_way + self._held}
 
     def drop(self) -> None:
         """Forget what has not been sent: the jobs are another node's now."""
         self._endings.clear()
+        self._held.clear()
 
     async def flush(self, seconds: float) -> None:
         """Wait until all is stored, at most so long."""
@@ -61,17 +86,23 @@ class Recorder:
 
     async def run(self) -> None:
         while True:
-            await self._has_news.wait()
-            self._has_news.clear()
+            await self._wait()
             self._on_their_way, self._endings = self._endings, []
             amendments, self._amendments = self._amendments, []
             try:
                 if amendments:
-                    await self._storage.amend(amendments, self._registry.rules)
+                    await self._amend(amendments)
                     amendments = []
+                if self._on_their_way and self._reporter.is_told_anything:
+                    # What they said goes first: whoever sees that a job is final sees all its lines.
+                    held = await self._reporter.flush({job.id for job, _, _ in self._on_their_way})
+                    self._hold([each for each in self._on_their_way if each[0].id in held])
                 if self._on_their_way:
-                    endings = [ending for _, ending in self._on_their_way]
-                    self._tell(await self._storage.finish(self.node, endings))
+                    written = await self._finish([ending for _, ending, _ in self._on_their_way])
+                    self._hold([each for each, word in zip(self._on_their_way, written, strict=True) if word is None])
+                    self._tell([word for word in written if word is not None])
+                    if self._reporter.is_told_anything:
+                        self._reporter.forget(job.id for job, _, _ in self._on_their_way)
             except StorageUnavailable as error:
                 self._endings = self._on_their_way + self._endings
                 self._on_their_way = []
@@ -85,13 +116,78 @@ class Recorder:
                 self._has_news.set()
                 continue
             self._on_their_way = []
-            if not self._has_news.is_set():
+            if not self._has_news.is_set() and not self._held:
                 self._is_empty.set()
 
+    async def _wait(self) -> None:
+        """Return when there is something to write."""
+        if self._held:
+            left = max(0, self._held_until - self._clock.monotonic())
+            await wait_for_event(self._clock, self._has_news, left / SECOND)
+            if self._clock.monotonic() >= self._held_until:
+                self._endings, self._held = self._held + self._endings, []
+        else:
+            await self._has_news.wait()
+        self._has_news.clear()
+
+    def _hold(self, held: Sequence[_Ended]) -> None:
+        """Somebody else holds the jobs of these: they are written again a little later."""
+        if held:
+            if not self._held:
+                self._held_until = self._clock.monotonic() + round(AGAIN_AFTER * SECOND)
+            self._held += held
+            jobs = {job.id for job, _, _ in held}
+            self._on_their_way = [each for each in self._on_their_way if each[0].id not in jobs]
+
+    async def _amend(self, amendments: list[Amendment]) -> None:
+        """Write them; what the store cannot hold is dropped alone. Of a list that was not written all that is left."""
+        try:
+            await self._storage.amend(amendments, self._registry.rules)
+            return
+        except StorageUnavailable:
+            raise
+        except Exception as error:
+            if len(amendments) == 1:
+                self._drop(amendments[0], error)
+                return
+        # One of them spoils it for all.
+        while amendments:
+            await self._amend(amendments[:1])
+            del amendments[0]
+
+    def _drop(self, amendment: Amendment, error: Exception) -> None:
+        doing = f"amending what a start cost limit {amendment.draw.limit!r}: {amendment.actual} is not charged"
+        self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=said(error)))
+
+    async def _finish(self, endings: Sequence[Ending]) -> Sequence[bool | None]:
+        """Write them; a job whose ending the store cannot hold is failed alone. Raises what even that comes to."""
+        try:
+            return await self._storage.finish(self.node, endings)
+        except StorageUnavailable:
+            raise
+        except Exception:
+            return [await self._finish_one(place, ending) for place, ending in enumerate(endings)]
+
+    async def _finish_one(self, place: int, ending: Ending) -> bool | None:
+        try:
+            return (await self._storage.finish(self.node, [ending]))[0]
+        except StorageUnavailable:
+            raise
+        except Exception as error:
+            why = described(error)
+        plain = Finished(
+            ending.id, ending.fence, JobState.FAILED, error=replace(why, message=f"{UNSTORED}: {why.message}")
+        )
+        was_written = (await self._storage.finish(self.node, [plain]))[0]
+        self._on_their_way[place] = (self._on_their_way[place][0], plain, None)
+        return was_written
+
     def _tell(self, written: Sequence[bool]) -> None:
-        for (job, ending), was_written in zip(self._on_their_way, written, strict=True):
+        for (job, ending, then), was_written in zip(self._on_their_way, written, strict=True):
             if was_written:
                 self._tell_ending(job, ending)
+                if then is not None:
+                    then()
             else:
                 self._bus.publish(EndingRefused(at=self._clock.now(), job_id=job.id, task=job.task))
 

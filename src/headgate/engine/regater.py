@@ -9,7 +9,9 @@ from headgate.engine.bus import EventBus
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import BacklogLeft, BacklogMoved, StorageTroubled
 from headgate.jobs.gating import GatedJob, Regated
+from headgate.jobs.terms import GateTerms
 from headgate.storage.protocol import Storage
+from headgate.tasks.batch_gate import as_in_batch
 from headgate.tasks.registry import Registry
 
 PAGE = 100
@@ -33,7 +35,8 @@ class Regater:
 
     async def run(self) -> None:
         while True:
-            gates = {task.name: self._registry.signature(task) for task in self._registry.tasks.values()}
+            # By the names that jobs are stored under: those under an alias have other limits until they are moved.
+            gates = {name: self._registry.signature(task) for name, task in self._registry.named()}
             try:
                 newest = await self._note(gates)
                 changed = frozenset(task for task, to_do in newest.items() if to_do)
@@ -68,13 +71,17 @@ class Regater:
     def _regated(self, page: Sequence[GatedJob]) -> Iterator[Regated]:
         """Those jobs of a page that ask for something else now; a job that cannot be read is left as it is."""
         for job in page:
-            task = self._registry.tasks[job.task]
+            task = self._registry.find(job.task)
+            assert task is not None, f"jobs of {job.task!r} were not asked for"
             try:
                 arguments = task.payload.arguments(job.payload)
-                draws, costs, terms = self._registry.gate(task, job.queue).ask(arguments, job.headers or {}, _not_told)
+                asked = self._registry.gate(task, job.queue).ask(arguments, job.headers or {}, _not_told)
+                draws, costs, terms = as_in_batch(asked, job.draws, job.terms)
             except Exception as error:  # with whatever the task's own `cost` or `owner` raises for an old payload
                 self._tell_once(job, error)
                 continue
+            if job.terms is not None and job.terms.skips:
+                terms = (terms or GateTerms()).skipping()
             if (draws, costs, terms) != (job.draws, job.costs, job.terms):
                 yield Regated(job.id, job.draws, draws, costs, terms)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -11,6 +12,12 @@ from typing import Protocol
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import HeadgateError
 from headgate.jobs.job import ClaimedJob
+from headgate.jobs.report import kept_level
+from headgate.tasks.job_log import JobLog, Reports, worded
+from headgate.tasks.log_hook import listen, unlisten
+
+MOST_SETTLED = 1_000_000_000
+"""The most that one start can be said to have cost."""
 
 
 class Settles(Protocol):
@@ -25,14 +32,21 @@ class JobContext:
     `id` is the same over all attempts, so it serves as an idempotency key towards the outside.
     """
 
-    __slots__ = ("_cancelled", "_charge", "_job", "_limits")
+    __slots__ = ("_cancelled", "_charge", "_job", "_limits", "_reports")
 
-    def __init__(self, job: ClaimedJob, limits: Sequence[str] = (), charge: Settles | None = None) -> None:
+    def __init__(
+        self,
+        job: ClaimedJob,
+        limits: Sequence[str] = (),
+        charge: Settles | None = None,
+        reports: Reports | None = None,
+    ) -> None:
         # Nothing here leads back to the attempt: the asyncio task knows this context, and a cycle of the two would be
         # left to the garbage collector, job by job.
         self._job = job
         self._limits = limits
         self._charge = charge
+        self._reports = reports
         self._cancelled: threading.Event | None = None
 
     @property
@@ -57,6 +71,16 @@ class JobContext:
         return self._job.headers or {}
 
     @property
+    def batch(self) -> str | None:
+        """The id of the batch that it belongs to."""
+        return None if self._job.origin is None else self._job.origin.batch
+
+    @property
+    def follows(self) -> str | None:
+        """The id of the job or batch that it came after; `await app.job(id).result()` is what that job returned."""
+        return None if self._job.origin is None else self._job.origin.follows
+
+    @property
     def enqueued_at(self) -> datetime:
         return to_datetime(self._job.enqueued_at)
 
@@ -69,16 +93,34 @@ class JobContext:
         """Say what this start cost, when that was only estimated: the difference is charged or refunded.
 
         `current_job().settle("openai", 812)`. Without effect on a retry that was not charged for the limit. Raises
-        HeadgateError for a limit that the task does not have, ValueError for less than 0.
+        HeadgateError for a limit that the task does not have, ValueError for less than 0 or more than 1,000,000,000.
         """
-        if isinstance(actual, bool) or not isinstance(actual, int) or actual < 0:
-            raise ValueError(f"a settled cost of {actual!r} must be a whole number of at least 0")
+        if isinstance(actual, bool) or not isinstance(actual, int) or not 0 <= actual <= MOST_SETTLED:
+            raise ValueError(f"a settled cost of {actual!r:.80} must be a whole number from 0 to {MOST_SETTLED:,}")
         if limit not in self._limits:
             raise HeadgateError(
                 f"task {self.task!r} has no limit {limit!r} to settle; it has: {', '.join(self._limits) or 'none'}"
             )
         if self._charge is not None:
             self._charge.settle(limit, actual)
+
+    def progress(self, fraction: float, message: str | None = None) -> None:
+        """Say how far the job is, from 0 to 1, with a word about it of up to 500 characters (what is longer is cut).
+
+        It is seen in `job.status().progress` within about a second, and told as `JobProgressed`; what is said more
+        often is thinned out to the latest. It returns at once, and may be called from any thread. Raises ValueError.
+        """
+        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
+            raise ValueError(f"progress of {fraction!r} must be a number from 0 to 1")
+        if message is not None and not isinstance(message, str):
+            raise ValueError(f"the word about progress must be text, not {message!r:.80}")
+        if self._reports is not None:
+            self._reports.progress(self._job, float(fraction), message)
+
+    @property
+    def log(self) -> JobLog:
+        """A logger whose lines are kept with the job, and go to the logger `headgate.job` as well."""
+        return JobLog(self._job, self._reports)
 
     @property
     def cancelled(self) -> bool:
@@ -111,3 +153,29 @@ def tell_cancelled(context: JobContext) -> None:
     """Let a handler in a thread see that it should end."""
     if context._cancelled is not None:
         context._cancelled.set()
+
+
+class JobLogCapture:
+    """Keeps what handlers log through ordinary logging: it finds the job that the code runs in.
+
+    Only of jobs that report to `reports`, so that each of several nodes in a process has its own.
+    """
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+
+    def start(self) -> None:
+        listen(self._hear)
+
+    def stop(self) -> None:
+        unlisten(self._hear)
+
+    def _hear(self, record: logging.LogRecord) -> None:
+        context = _current.get(None)
+        if context is None or context._reports is not self._reports:
+            return
+        lowest = self._reports.lowest
+        # Whoever makes records by hand or by a factory of their own may put anything into them.
+        level, name = kept_level(record.levelno), str(record.name)
+        if lowest is not None and level >= lowest and name.partition(".")[0] != "headgate":
+            self._reports.log(context._job, level, name, worded(record)[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headgate.clock import microseconds
@@ -25,23 +25,25 @@ Headers = Mapping[str, str]
 class BoundLimit:
     """A limit with its full name, bound to the arguments of a task."""
 
-    def __init__(self, limit: Limit, name: str, parameters: Sequence[str], where: str) -> None:
+    def __init__(
+        self, limit: Limit, name: str, parameters: Sequence[str], where: str, fields: Container[str] = ()
+    ) -> None:
         self.limit = limit
         self.name = name
         self._where = f"limit {name!r} of {where}"
-        self._key = compile_key(limit.key, parameters, self._where)
+        self._key = compile_key(limit.key, parameters, self._where, fields)
         self._one_for_all = limit.key is None
         if self._one_for_all and isinstance(limit.rule, SharedCounter):
             raise DeclarationError(f"{self._where} shares a ceiling among keys, so it needs a key=")
         fixed = isinstance(limit.cost, int)
-        self._cost = None if fixed else compile_key(limit.cost, parameters, f"the cost of {self._where}")
+        self._cost = None if fixed else compile_key(limit.cost, parameters, f"the cost of {self._where}", fields)
         self.fixed_cost = limit.cost if isinstance(limit.cost, int) else 0
         self.holding: Holding | None = None
         self._owner = None
         if isinstance(limit, Concurrency):
             self.holding = Holding(limit.hold)
             if limit.owner is not None:
-                self._owner = compile_key(limit.owner, parameters, f"the owner of {self._where}")
+                self._owner = compile_key(limit.owner, parameters, f"the owner of {self._where}", fields)
         self.patience = _patience(limit)
 
     @property
@@ -118,9 +120,9 @@ class Gate:
         self._has_owners = any(limit.has_owners for limit in self.limits)
         self._terms: dict[tuple[BoundLimit, ...], GateTerms | None] = {}
 
-    def joined_by(self, limit: BoundLimit) -> Gate:
-        """The same with one more limit."""
-        return Gate((*self.limits, limit))
+    def joined_by(self, limits: Sequence[BoundLimit]) -> Gate:
+        """The same with more limits."""
+        return Gate((*self.limits, *limits)) if limits else self
 
     @property
     def signature(self) -> str:
@@ -192,9 +194,16 @@ def _patience(limit: Limit) -> int | None:
 
 
 def bind_limits(
-    limits: Sequence[Limit | str], shared: Mapping[str, Limit], task: str, parameters: Sequence[str]
+    limits: Sequence[Limit | str],
+    shared: Mapping[str, Limit],
+    task: str,
+    parameters: Sequence[str],
+    fields: Container[str] = (),
 ) -> Gate:
-    """The gate of a task. An unnamed limit is named after its task and rule; a string is the name of a shared one."""
+    """The gate of a task. An unnamed limit is named after its task and rule; a string is the name of a shared one.
+
+    `fields` are those of the only argument, which templates may name alone: `{tenant_id}` for `{order.tenant_id}`.
+    """
     where = f"task {task!r}"
     bound: list[BoundLimit] = []
     for limit in limits:
@@ -203,14 +212,14 @@ def bind_limits(
                 raise DeclarationError(
                     f"{where} uses limit {limit!r}, which is not declared; declare it first: app.limit({limit!r}, …)"
                 )
-            bound.append(BoundLimit(shared[limit], limit, parameters, where))
+            bound.append(BoundLimit(shared[limit], limit, parameters, where, fields))
         elif not isinstance(limit, Limit):
             raise DeclarationError(
                 f"{limit!r} in limits= of {where} is not a limit; use RateLimit(…), StrictRate(…), Mutex(…) or a name"
             )
         else:
             name = limit.name or _own_name(task, limit, [b.name for b in bound])
-            bound.append(BoundLimit(limit, name, parameters, where))
+            bound.append(BoundLimit(limit, name, parameters, where, fields))
     # A job may need several resources, and all mutexes share one name.
     names = [b.name for b in bound if not isinstance(b.limit, Mutex)]
     twice = {name for name in names if names.count(name) > 1}

@@ -9,7 +9,16 @@ from typing import Any, Generic, Protocol, TypeVar
 from headgate.clock import to_datetime
 from headgate.jobs.job import JobError, JobRecord, JobState
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """How far a handler said it was, from 0 to 1, with its word about it, and when."""
+
+    fraction: float
+    message: str | None
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +30,8 @@ class JobStatus:
     waiting job with limits, `place` is how many starts of its lane it is away (1 is next; None beyond 100,000),
     `predicted_start` when its limits will let it start if nothing changes (None where that depends on others), and
     `lane_waiting` how many jobs wait in the same lane, this one included. A waiting job whose `run_at` is ahead is
-    `is_scheduled`.
+    `is_scheduled`. `progress` is what its handler said last. One that `is_blocked` waits until the job or batch that
+    it `follows` (an id) is final; it is in no lane before that.
     """
 
     id: str
@@ -41,10 +51,14 @@ class JobStatus:
     error: JobError | None
     place: int | None = None
     predicted_start: datetime | None = None
+    progress: JobProgress | None = None
+    is_blocked: bool = False
+    follows: str | None = None
 
 
 def status_of(record: JobRecord, now: int) -> JobStatus:
     """A stored job as its status, at wall time `now` (microseconds)."""
+    said = record.progress
     return JobStatus(
         id=record.id,
         task=record.task,
@@ -61,6 +75,9 @@ def status_of(record: JobRecord, now: int) -> JobStatus:
         waits_for=None if record.waits_for is None else (record.waits_for.limit, record.waits_for.key),
         lane_waiting=record.lane_waiting,
         error=record.error,
+        progress=None if said is None else JobProgress(said.fraction, said.message, to_datetime(said.at)),
+        is_blocked=record.is_blocked,
+        follows=None if record.origin is None else record.origin.follows,
     )
 
 
@@ -91,7 +108,7 @@ class Jobs(Protocol):
     async def cancel_job(self, job_id: str) -> bool: ...
 
 
-class Job(Generic[R]):
+class Job(Generic[R_co]):
     """A job that has been stored: its id, and the ways to follow and cancel it.
 
     `promise` is what its limits promised when it was enqueued with `using(promise=True)`, else None.
@@ -108,12 +125,13 @@ class Job(Generic[R]):
         """The job as it is now. Raises JobNotFound once it has been pruned."""
         return await self._jobs.job_status(self.id)
 
-    async def result(self, timeout: float | None = None) -> R:
+    async def result(self, timeout: float | None = None) -> R_co:
         """What the handler returned, when it has.
 
-        Waits up to `timeout` seconds (default: without end). Raises JobFailed, JobCancelled, TimeoutError, JobNotFound.
+        Waits up to `timeout` seconds (default: without end). Raises JobFailed, JobCancelled, TimeoutError, JobNotFound;
+        PayloadError for a result that another release has stored and that does not fit the annotation of today.
         """
-        result: R = await self._jobs.job_result(self.id, timeout)
+        result: R_co = await self._jobs.job_result(self.id, timeout)
         return result
 
     async def cancel(self) -> bool:

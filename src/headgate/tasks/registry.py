@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from headgate.errors import DeclarationError, UnknownQueue
-from headgate.limits.concurrency import Concurrency
+from headgate.jobs.retry import RetryPolicy
+from headgate.limits.concurrency import MUTEX, Mutex
 from headgate.limits.limit import AnyRule, Limit
 from headgate.tasks.gate import BoundLimit, Gate
+from headgate.tasks.place import Place
+from headgate.tasks.queue_limits import RESERVED, QueueLimits
+from headgate.tasks.resource import Resource
+from headgate.tasks.schedule import DeclaredSchedule
 from headgate.tasks.task import Task
 
 DEFAULT_QUEUE = "default"
 
-RESERVED = "queue:"
-"""What the names of the limits begin with that the global concurrency of queues makes: `queue:emails`."""
+_ANY_MUTEX: Limit = Mutex("any")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
+
+
+WhenFull = Literal["wait", "raise", "fallback"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +34,18 @@ class Queue:
     """A named set of jobs with its own concurrency per node; None chooses it by the kind of its tasks.
 
     `global_concurrency` is how many of its jobs run at once over all nodes; None: as many as the nodes have slots.
+    `max_backlog` is how many may wait; None: any number. All its jobs draw on `limits`. `retry` and `timeout` (seconds)
+    are for those of its tasks that have none; None: the app's.
     """
 
     name: str
     concurrency: int | None = None
     global_concurrency: int | None = None
+    max_backlog: int | None = None
+    when_full: WhenFull = "wait"
+    limits: tuple[Limit | str, ...] = ()
+    retry: RetryPolicy | None = None
+    timeout: float | None = None
 
 
 class Registry:
@@ -38,23 +53,71 @@ class Registry:
 
     def __init__(self) -> None:
         self.tasks: dict[str, Task[Any, Any]] = {}
+        self.schedules: dict[str, DeclaredSchedule] = {}
+        self.names: frozenset[str] = frozenset()
+        """What jobs of these tasks may be stored under: their names and aliases."""
+        self._by_name: dict[str, Task[Any, Any]] = {}
         self.queues: dict[str, Queue] = {DEFAULT_QUEUE: Queue(DEFAULT_QUEUE)}
         self.shared: dict[str, Limit] = {}
         self.limits: dict[str, Limit] = {}
-        self.rules: dict[str, AnyRule] = {}
+        # Mutexes are named by their resources, and a batch may hold one that no task declares.
+        self.rules: dict[str, AnyRule] = {MUTEX: _ANY_MUTEX.rule}
         """The rule of every limit, by its full name."""
-        self._queue_limits: dict[str, BoundLimit] = {}
-        self._gates: dict[tuple[str, str], Gate] = {}
+        self.resources: dict[Any, Resource] = {}
+        """The resources by the type that handlers ask for."""
+        self._queue_limits: dict[str, QueueLimits] = {}
+        self._gates: dict[tuple[str, str, str | None], Gate] = {}
 
     def add_task(self, task: Task[Any, Any]) -> None:
         require_name(task.name, "task")
-        if task.name in self.tasks:
-            raise DeclarationError(f"task {task.name!r} is declared twice; give one of them another name=")
+        self._require_new_names(task)
         self.require_queue(task.queue, f"task {task.name!r}")
         for bound in task.gate.limits:
             _require_unreserved(bound.limit.name, f"task {task.name!r}")
             self._add_limit(bound, task.name)
+        # What its queue limits must be something that its arguments tell.
+        self.gate(task, task.queue)
         self.tasks[task.name] = task
+        self._by_name.update(dict.fromkeys((task.name, *task.aliases), task))
+        self.names = frozenset(self._by_name)
+
+    def _require_new_names(self, task: Task[Any, Any]) -> None:
+        if task.name in self.tasks:
+            raise DeclarationError(f"task {task.name!r} is declared twice; give one of them another name=")
+        if task.name in self._by_name:
+            raise DeclarationError(
+                f"task {task.name!r} has the name that is an alias of task {self._by_name[task.name].name!r}; "
+                "jobs of that name can run with one of them only"
+            )
+        for alias in task.aliases:
+            require_name(alias, f"task {task.name!r}: alias")
+            owner = task if alias == task.name else self._by_name.get(alias)
+            if owner is not None:
+                raise DeclarationError(
+                    f"task {task.name!r} has the alias {alias!r}, which already leads to task {owner.name!r}"
+                )
+        if len(set(task.aliases)) < len(task.aliases):
+            raise DeclarationError(f"task {task.name!r} names an alias twice: {', '.join(task.aliases)}")
+
+    def find(self, name: str) -> Task[Any, Any] | None:
+        """The task that runs jobs stored under this name, its own or an alias."""
+        return self._by_name.get(name)
+
+    def named(self) -> Iterable[tuple[str, Task[Any, Any]]]:
+        """Each name and alias, with its task."""
+        return self._by_name.items()
+
+    def add_schedule(self, schedule: DeclaredSchedule) -> None:
+        name = schedule.spec.name
+        if name in self.schedules:
+            raise DeclarationError(
+                f"schedule {name!r} is declared twice; give one of them a name of its own: @app.schedule(…, name=…)"
+            )
+        self.schedules[name] = schedule
+
+    def older_names(self, schedule: DeclaredSchedule) -> tuple[str, ...]:
+        """The names that it may be stored under by a release before: those that no other schedule has here."""
+        return tuple(alias for alias in schedule.aliases or () if alias not in self.schedules)
 
     def add_queue(self, queue: Queue) -> None:
         require_name(queue.name, "queue")
@@ -65,36 +128,60 @@ class Registry:
                 f"queue {queue.name!r}: global_concurrency={queue.global_concurrency} must be at least 1; "
                 f"to let nothing start, pause it: `headgate queues pause {queue.name}`"
             )
+        _require_backlog(queue)
         self._bind_queue(queue)
         self.queues[queue.name] = queue
 
     def _bind_queue(self, queue: Queue) -> None:
-        """Let its jobs draw on the limit that its global concurrency is; on none if it has none any more."""
-        name = RESERVED + queue.name
-        if self._queue_limits.pop(queue.name, None) is not None:
+        """Let its jobs draw on its limits, and on none that it has no more."""
+        where = f"queue {queue.name!r}"
+        limits = QueueLimits(queue.name, queue.global_concurrency, queue.limits, self.shared)
+        before = self._queue_limits.get(queue.name)
+        for name in {} if before is None else before.own:
             del self.limits[name], self.rules[name]
-        self._gates.clear()
-        if queue.global_concurrency is not None:
-            where = f"queue {queue.name!r}"
-            bound = BoundLimit(Concurrency(queue.global_concurrency), name, (), where)
+        for name, limit in limits.own.items():
             if name in self.limits:
                 raise DeclarationError(f"{where} needs the limit name {name!r}, which a task has; rename that task")
-            self._queue_limits[queue.name] = bound
-            self.limits[name], self.rules[name] = bound.limit, bound.limit.rule
+            self.limits[name], self.rules[name] = limit, limit.rule
+        for name, limit, is_own in limits.named:
+            if not is_own:
+                _require_unreserved(name, where)
+                self._require_same(name, limit, where)
+                self.limits[name], self.rules[name] = limit, limit.rule
+        self._queue_limits[queue.name] = limits
+        self._gates.clear()
+        for task in self.tasks.values():
+            if task.queue == queue.name:
+                self.gate(task, queue.name)
 
-    def gate(self, task: Task[Any, Any], queue: str) -> Gate:
-        """What limits the jobs of a task in a queue: the task's own limits, then the queue's."""
-        limit = self._queue_limits.get(queue)
-        if limit is None:
-            return task.gate
-        gate = self._gates.get((task.name, queue))
+    def gate(self, task: Task[Any, Any], queue: str, instead_of: str | None = None) -> Gate:
+        """What limits the jobs of a task in a queue: the task's own limits, then the queue's.
+
+        A job that goes there `instead_of` another queue keeps that one's limits, but for how many run there at once.
+        """
+        key = (task.name, queue, instead_of)
+        gate = self._gates.get(key)
         if gate is None:
-            gate = self._gates[task.name, queue] = task.gate.joined_by(limit)
+            gate = task.gate
+            for name in (queue,) if instead_of is None else (instead_of, queue):
+                limits = self._queue_limits.get(name)
+                if limits is not None:
+                    gate = gate.joined_by(
+                        limits.bound(
+                            task.payload.parameters,
+                            gate.names,
+                            fields=task.payload.fields,
+                            with_concurrency=name == queue,
+                        )
+                    )
+            self._gates[key] = gate
         return gate
 
     def signature(self, task: Task[Any, Any]) -> str:
         """A text that changes when the draws, costs or terms of its jobs may come out otherwise, in whatever queue."""
-        return "+".join((task.gate.signature, *sorted(limit.name for limit in self._queue_limits.values())))
+        return "+".join(
+            (task.gate.signature, *sorted(said for limits in self._queue_limits.values() if (said := limits.signature)))
+        )
 
     def add_shared(self, name: str, limit: Limit) -> None:
         _require_unreserved(name, "app.limit")
@@ -115,15 +202,21 @@ class Registry:
             )
 
     def concurrency(self, queue: str, default: int | None) -> int:
-        """Slots per node: as declared, else 100, or max(4, 2 × cores) if all tasks of the queue are plain functions."""
+        """Slots per node: as declared, else 100, or max(4, 2 × cores) if all tasks of the queue are plain functions.
+
+        A queue with a process task has as many as there are cores: each of its jobs may take a process.
+        """
         declared = self.queues[queue].concurrency or default
         if declared is not None:
             return declared
-        kinds = {task.is_async for task in self.tasks.values() if task.queue == queue}
-        return max(4, 2 * (os.cpu_count() or 1)) if kinds == {False} else 100
+        places = {task.place for task in self.tasks.values() if task.queue == queue}
+        cores = os.cpu_count() or 1
+        if Place.PROCESS in places:
+            return cores
+        return max(4, 2 * cores) if places == {Place.THREAD} else 100
 
     def _add_limit(self, bound: BoundLimit, task: str) -> None:
-        if any(bound.name == limit.name for limit in self._queue_limits.values()):
+        if any(bound.name in limits.own for limits in self._queue_limits.values()):
             raise DeclarationError(f"task {task!r} would name a limit {bound.name!r}, as a queue does; rename the task")
         self._require_same(bound.name, bound.limit, f"task {task!r}")
         self.limits[bound.name] = bound.limit
@@ -138,11 +231,24 @@ class Registry:
             )
 
 
+def _require_backlog(queue: Queue) -> None:
+    where = f"queue {queue.name!r}"
+    bound, when_full = queue.max_backlog, queue.when_full
+    if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 1):
+        raise DeclarationError(f"{where}: max_backlog={bound!r} must be a whole number from 1")
+    if when_full not in get_args(WhenFull):
+        raise DeclarationError(f'{where}: when_full={when_full!r} must be "wait", "raise" or "fallback"')
+    if bound is None and when_full != "wait":
+        raise DeclarationError(f"{where}: when_full={when_full!r} says nothing without a max_backlog")
+    if when_full == "fallback" and queue.name == DEFAULT_QUEUE:
+        raise DeclarationError(f"{where} is where the others fall back to; it can wait or raise when it is full")
+
+
 def _require_unreserved(name: str | None, where: str) -> None:
     if name is not None and name.startswith(RESERVED):
         raise DeclarationError(
-            f"{where} names a limit {name!r}; names that begin with {RESERVED!r} are those of queues with a "
-            "global_concurrency"
+            f"{where} names a limit {name!r}; names that begin with {RESERVED!r} are those of queues with "
+            "limits of their own, as by global_concurrency"
         )
 
 

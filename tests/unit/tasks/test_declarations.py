@@ -228,7 +228,7 @@ def drawn(limit: Limit, **using: Any) -> tuple[Draw, ...]:
     async def call(tenant: str | None, order: Order | None = None) -> None: ...
 
     task = call.using(**using)
-    (job,) = app._new_jobs(task, task._options, [task.call("acme")])
+    (job,) = app._intake._new_jobs(task, task._options, [task.call("acme")])
     assert isinstance(job, NewJob)
     return job.draws
 

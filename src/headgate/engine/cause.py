@@ -1,0 +1,30 @@
+"""Causes: stored errors as the exceptions that callers would catch."""
+
+from __future__ import annotations
+
+from headgate.clock import to_datetime
+from headgate.errors import JobExpired, LeaderNotSucceeded, LimitRejected
+from headgate.jobs.job import JobError
+from headgate.storage.endings import EXPIRED_ERROR, REJECTED
+from headgate.storage.following import LEADER_NOT_SUCCEEDED
+
+
+def cause_of(error: JobError) -> Exception | None:
+    """What a job ended with that never ran; None for the errors of attempts."""
+    if error == EXPIRED_ERROR:
+        return JobExpired(error.message)
+    if error.type == LEADER_NOT_SUCCEEDED:
+        return LeaderNotSucceeded(error.message)
+    if error.type != REJECTED or error.data is None:
+        return None
+    opens_at = error.data.get("opens_at")
+    return LimitRejected(
+        error.message,
+        limit=_text(error.data.get("limit")),
+        key=_text(error.data.get("key")),
+        opens_at=to_datetime(opens_at) if isinstance(opens_at, int) else None,
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,237 @@
+"""The child's side of process tasks: a small program that runs one function after the other for its node.
+
+It ends when its node closes the connection, also in the middle of a function: no node, no child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from multiprocessing import spawn
+from typing import IO, Any, cast
+
+from headgate.engine.child_forks import keep_from_forks
+from headgate.engine.child_wire import (
+    Answer,
+    Kind,
+    Logged,
+    Misfit,
+    Progressed,
+    Raised,
+    Ready,
+    Refusal,
+    Request,
+    Result,
+    Said,
+    Setting,
+    Settled,
+    Snooze,
+    Unfit,
+    Unstorable,
+    Word,
+    decode_request,
+    decode_setting,
+    encode,
+)
+from headgate.engine.described import described
+from headgate.errors import PayloadError
+from headgate.jobs.job import ClaimedJob, JobError, truncated_error
+from headgate.jobs.report import kept_level, kept_line, kept_name, kept_word
+from headgate.tasks import signals
+from headgate.tasks.child_mark import IN_CHILD
+from headgate.tasks.context import JobContext, JobLogCapture, enter
+from headgate.tasks.payload import PayloadType
+from headgate.tasks.process_body import find_function
+from headgate.tasks.task import Task
+
+GOODBYE = 5.0
+"""Seconds that an idle child has to end on its own after its node has gone."""
+
+
+def main(descriptor: int) -> None:
+    """Serve the node at the other end of the socket until it is gone."""
+    with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as file:
+        child = _Child(cast(IO[bytes], file))
+        keep_from_forks(descriptor, child.become_fork)
+        child.serve()
+        if child.is_fork:
+            # The function was left by a fork of it, too. It has nobody to answer, and nothing here is its own.
+            os._exit(0)
+
+
+class _Child:
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._writing = threading.RLock()
+        self._is_sending = False
+        self._unsent: deque[bytes] = deque()
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._is_busy = True
+        self.is_fork = False
+        self.lowest: int | None = None
+
+    def serve(self) -> None:
+        setting = decode_setting(self._file.readline())
+        self._functions = _Functions(setting)
+        threading.Thread(target=self._listen, name="headgate-node", daemon=True).start()
+        IN_CHILD.set(True)
+        JobLogCapture(self).start()
+        sys.argv = setting.arguments
+        try:
+            self._functions.load(setting.module)
+        except BaseException as error:
+            self._say(Unfit(described(error)))
+            return
+        self._is_busy = False
+        self._say(Ready())
+        while (line := self._requests.get()) is not None:
+            request = decode_request(line)
+            answer = self._answer(request)
+            # First, as the next request may be there as soon as this one is answered.
+            self._is_busy = False
+            self._say(answer, request.job)
+
+    def become_fork(self) -> None:
+        """This process is a fork that a function has made: it says nothing, and nobody will ask it anything."""
+        self.is_fork = True
+        self._requests = queue.SimpleQueue()
+        self._requests.put(None)
+
+    def _listen(self) -> None:
+        """Take requests, in a thread: that the node is gone has to be noticed while a function runs, too."""
+        while (line := self._file.readline()).endswith(b"\n"):
+            self._is_busy = True
+            self._requests.put(line)
+        if not self._is_busy:
+            self._requests.put(None)
+            threading.Event().wait(GOODBYE)
+        # The group, which is this child's own: what its functions started ends with it.
+        os.killpg(0, signal.SIGKILL)
+
+    def _say(self, word: Word, about: ClaimedJob | None = None) -> None:
+        if self.is_fork:
+            return
+        said = Said(word) if about is None else Said(word, about.id, about.fence)
+        self._unsent.append(encode(said) + b"\n")
+        with self._writing:
+            # The garbage collector may run what logs in the middle of this; whoever sends already sends that as well.
+            if self._is_sending:
+                return
+            self._is_sending = True
+            try:
+                while self._unsent:
+                    self._file.write(self._unsent.popleft())
+                    self._file.flush()
+            finally:
+                self._is_sending = False
+
+    def settle(self, job: ClaimedJob, limit: str, actual: int) -> None:
+        """The cost of the running job's start."""
+        self._say(Settled(limit, actual), job)
+
+    def progress(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
+        """What the running job says of itself, as its context sees it."""
+        self._say(Progressed(fraction, kept_word(message)), job)
+
+    def log(self, job: ClaimedJob, level: int, logger: str, message: str) -> None:
+        """A line of the running job; the node counts them."""
+        self._say(Logged(kept_level(level), kept_name(logger), kept_line(message)), job)
+
+    def _answer(self, request: Request) -> Answer:
+        self.lowest = request.log_level
+        try:
+            function, payload = self._functions.find(request)
+            try:
+                arguments, named = payload.decode(request.job.payload)
+            except PayloadError as error:
+                return Misfit(truncated_error(error))
+            enter(JobContext(request.job, request.limits, _Charge(self, request.job), self))
+            result = function(*arguments, **named)
+            try:
+                return Result(payload.encode_result(result))
+            except PayloadError as error:
+                return Unstorable(truncated_error(error))
+        except signals.Snooze as snooze:
+            return Snooze(snooze.delay)
+        except signals.RateLimited as refusal:
+            return Refusal(refusal.retry_after)
+        except BaseException as error:
+            return Raised(_as_in_parent(described(error)), _kind(error))
+        finally:
+            # A child may be killed at any time later, and what it printed must not be lost with it.
+            for stream in (sys.stdout, sys.stderr):
+                # The function may have left it closed, or None.
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+
+
+class _Charge:
+    """The charge of one attempt, as its context sees it."""
+
+    def __init__(self, child: _Child, job: ClaimedJob) -> None:
+        self._child = child
+        self._job = job
+
+    def settle(self, limit: str, actual: int) -> None:
+        self._child.settle(self._job, limit, actual)
+
+
+class _Functions:
+    """The functions that this process has been asked for, with the types of their arguments."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._has_main = False
+        self._known: dict[tuple[str, str], tuple[Any, PayloadType]] = {}
+
+    def load(self, module: str) -> None:
+        """Import a module; the node's own program under the name by which its `__main__` parts stay asleep."""
+        if module == "__main__" and not self._has_main:
+            setting = self._setting
+            named = {"init_main_from_name": setting.main_name} if setting.main_name is not None else {}
+            placed = {"init_main_from_path": setting.main_path} if setting.main_path is not None else {}
+            spawn.prepare(named or placed)
+            self._has_main = True
+        elif module != "__main__":
+            importlib.import_module(module)
+
+    def find(self, request: Request) -> tuple[Any, PayloadType]:
+        key = request.module, request.function
+        if key not in self._known:
+            self.load(request.module)
+            found = find_function(*key)
+            if isinstance(found, Task):
+                self._known[key] = found.function, found.payload
+            else:
+                self._known[key] = found, PayloadType(found, f"task {request.job.task!r}", request.max_payload)
+        return self._known[key]
+
+
+def _kind(error: BaseException, depth: int = 5) -> Kind:
+    kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    # Filters ask each member of a group; one that is too large or too deep is told in part.
+    members = error.exceptions[:100] if isinstance(error, BaseExceptionGroup) and depth > 0 else ()
+    return Kind(
+        tuple(f"{_module(kind)}:{kind.__qualname__}" for kind in kinds),
+        truncated_error(error).message,
+        tuple(_kind(member, depth - 1) for member in members),
+    )
+
+
+def _module(kind: type) -> str:
+    return "__main__" if kind.__module__ == "__mp_main__" else kind.__module__
+
+
+def _as_in_parent(error: JobError) -> JobError:
+    """The program's own module has another name here."""
+    prefix = "__mp_main__."
+    if not error.type.startswith(prefix):
+        return error
+    return JobError("__main__." + error.type.removeprefix(prefix), error.message, error.traceback, error.data)

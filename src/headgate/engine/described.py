@@ -1,0 +1,23 @@
+"""Errors as text that a row can hold, whatever the error is."""
+
+from __future__ import annotations
+
+import traceback
+
+from headgate.jobs.job import JobError, truncated_error
+
+
+def said(error: BaseException) -> str:
+    """The error in one line; never raises."""
+    text = truncated_error(error)
+    return f"{text.type}: {text.message}"
+
+
+def described(error: BaseException) -> JobError:
+    """The error with the last of its traceback; never raises."""
+    try:
+        trace = "".join(traceback.format_exception(error, limit=-20))
+    except BaseException as unprintable:
+        # An exception may raise anything from its own __str__; the job still fails with what can be told.
+        trace = f"<no traceback: {type(unprintable).__name__} while formatting it>"
+    return truncated_error(error, trace)

@@ -1,0 +1,221 @@
+"""The intake: turns calls into jobs and stores them, alone, in a transaction of the caller's, or tied together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+
+from headgate.clock import Clock
+from headgate.engine.backlog import Backlogs
+from headgate.engine.bus import EventBus
+from headgate.engine.hopeless import reject_hopeless
+from headgate.engine.parts import Part, queue_counts
+from headgate.engine.teller import Teller
+from headgate.errors import DeclarationError
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.event import JobEnqueued, JobReplaced, LimitSkipped
+from headgate.jobs.identity import IdSource
+from headgate.jobs.job import NewJob, Origin
+from headgate.jobs.scheduled import ScheduledCall
+from headgate.storage.enlisting import Enlists
+from headgate.storage.protocol import Storage
+from headgate.tasks.batch_gate import BatchGate
+from headgate.tasks.flow import TiedCall
+from headgate.tasks.gate import UNGATED, Gate, Gated
+from headgate.tasks.registry import Registry
+from headgate.tasks.schedule import ScheduleSpec
+from headgate.tasks.task import Call, EnqueueOptions, Task
+
+
+class Intake:
+    """What enqueueing does in one process. Raises what `Task.enqueue` says that it raises."""
+
+    def __init__(
+        self, storage: Storage, registry: Registry, *, clock: Clock, bus: EventBus, ids: IdSource, teller: Teller
+    ) -> None:
+        self._storage = storage
+        self._registry = registry
+        self._clock = clock
+        self._bus = bus
+        self._ids = ids
+        self._teller = teller
+        self._backlogs = Backlogs(storage, clock, registry.queues.__getitem__)
+        self._skipped: set[tuple[str, str]] = set()
+
+    def close(self) -> None:
+        """The app is not open any more; whoever waits for room in a queue is told so."""
+        self._backlogs.close()
+
+    async def take(self, task: Task[Any, Any], parts: Sequence[Part]) -> list[str]:
+        """Store the calls as jobs in one commit; the ids of the jobs that stand for them."""
+        counts = queue_counts(task, parts)
+        queues = {wanted: await self._backlogs.admit(wanted, count) for wanted, count in counts.items()}
+        is_patient = any(self._gate(task, queue, wanted).patience for wanted, queue in queues.items())
+        jobs = self._jobs_of(task, parts, queues)
+        if is_patient:
+            jobs = await reject_hopeless(self._storage, self._registry.rules, jobs)
+        others = await self._storage.add(jobs)
+        if is_patient and task.callbacks.exist:
+            self._teller.tell_unrun([job.id for job in jobs if job.rejection is not None])
+        self._tell(jobs, others)
+        return standing_ids(jobs, others)
+
+    async def take_tied(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
+        """Store the calls of a chain or a batch, and the batches with their sizes, in one commit."""
+        counts = Counter(call.queue for call in calls)
+        queues = {queue: await self._backlogs.admit(queue, count) for queue, count in counts.items()}
+        gates: dict[str, BatchGate] = {}
+        jobs = [self._tied_job(call, queues[call.queue], gates) for call in calls]
+        if any(job.give_up_at is not None for job in jobs):
+            jobs = await reject_hopeless(self._storage, self._registry.rules, jobs)
+        now = self._storage.now()
+        await self._storage.add(jobs, [NewBatch(id, total, now) for id, total in batches])
+        rejected = [job for job in jobs if job.rejection is not None]
+        self._teller.tell_unrun([job.id for job in rejected if self._registry.tasks[job.task].callbacks.exist])
+        self._tell(jobs, {})
+
+    async def jobs_to_enlist(self, task: Task[Any, Any], parts: Sequence[Part]) -> list[NewJob]:
+        """Jobs for a transaction of the caller's. Whether their limits reject them is judged when they are there."""
+        counts = queue_counts(task, parts)
+        # Waiting for room with a transaction open would keep others waiting, and on SQLite those who make room.
+        queues = {wanted: await self._backlogs.admit(wanted, count, may_wait=False) for wanted, count in counts.items()}
+        return self._jobs_of(task, parts, queues)
+
+    def must_promise(self, task: Task[Any, Any], parts: Sequence[Part]) -> list[bool]:
+        """Of each call, whether it is to be told what the limits of its job promise."""
+        asked: list[bool] = []
+        for part in parts:
+            is_asked = part.options.promise and self._registry.gate(task, part.options.queue or task.queue).limits
+            asked += [bool(is_asked)] * len(part.calls)
+        return asked
+
+    @property
+    def enlists(self) -> Enlists:
+        """The storage, where it can add jobs in a transaction of the caller's. Raises DeclarationError."""
+        if isinstance(self._storage, Enlists):
+            return self._storage
+        raise DeclarationError(
+            f"connection= needs an app whose jobs are in a database, and this one keeps them in "
+            f"{type(self._storage).__name__}; use sqlite:///path or postgresql://…"
+        )
+
+    def scheduled_call(
+        self, task: Task[Any, Any], options: EnqueueOptions, spec: ScheduleSpec, call: Call[Any]
+    ) -> ScheduledCall:
+        """What a schedule enqueues again and again. Raises DeclarationError for what is said of one job only."""
+        if options.delay is not None or options.at is not None or options.expires_at is not None:
+            raise DeclarationError(
+                f"schedule {spec.name!r}: delay, at and expires_at are of one job; the trigger says when, and first= "
+                "and until= where it begins and ends"
+            )
+        if options.unique_key is not None or options.connection is not None:
+            raise DeclarationError(
+                f"schedule {spec.name!r}: unique_key and connection are of one job; overlap= says what becomes of an "
+                "occurrence while the one before is not over"
+            )
+        payload, arguments = task.payload.encode(call.args, call.kwargs)
+        queue = options.queue or task.queue
+        headers = None if not options.headers else dict(options.headers)
+        # A key or a cost that cannot be is told here, and not by a node at six in the morning.
+        self._registry.gate(task, queue).ask(arguments, headers or {}, partial(self._skip, task.name))
+        return ScheduledCall(
+            task=task.name,
+            queue=queue,
+            payload=payload,
+            priority=task.priority if options.priority is None else options.priority,
+            headers=headers,
+            options=options.options,
+            audit=task.audit if options.audit is None else options.audit,
+        )
+
+    def _tied_job(self, tied: TiedCall, queue: str, gates: dict[str, BatchGate]) -> NewJob:
+        task, batch = tied.task, tied.origin.batch
+        (job,) = self._new_jobs(task, task.options, (tied.call,), queue)
+        if tied.limits and batch is not None:
+            gate = gates.get(batch) or BatchGate(batch, tied.limits, self._registry.limits)
+            gates[batch] = gate
+            asked = Gated(job.draws, job.costs, job.terms)
+            arguments = task.payload.arguments(job.payload)
+            draws, costs, terms = gate.joined(asked, job.task, task.payload.parameters, arguments, job.headers or {})
+            variant = "" if terms is None else terms.variant()
+            job = replace(job, draws=draws, costs=costs, terms=terms, variant=variant)
+        is_tied = tied.origin != Origin()
+        return replace(job, id=tied.id, origin=tied.origin if is_tied else None)
+
+    def _jobs_of(self, task: Task[Any, Any], parts: Sequence[Part], queues: Mapping[str, str]) -> list[NewJob]:
+        jobs: list[NewJob] = []
+        for part in parts:
+            jobs += self._new_jobs(task, part.options, part.calls, queues[part.options.queue or task.queue])
+        return jobs
+
+    def _new_jobs(
+        self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]], queue: str | None = None
+    ) -> list[NewJob]:
+        now = self._storage.now()
+        asked_for = options.at if options.delay is None else now + options.delay
+        delayed = asked_for is not None and asked_for > now
+        run_at = asked_for if delayed and asked_for is not None else now
+        headers = None if not options.headers else dict(options.headers)
+        priority = task.priority if options.priority is None else options.priority
+        audit = task.audit if options.audit is None else options.audit
+        wanted = options.queue or task.queue
+        queue = queue or wanted
+        gate = self._gate(task, queue, wanted)
+        encode, on_skip = task.payload.encode, partial(self._skip, task.name)
+        new_id = self._ids.next
+        jobs: list[NewJob] = []
+        for call in calls:
+            payload, arguments = encode(call.args, call.kwargs)
+            draws, costs, terms = gate.ask(arguments, headers or {}, on_skip) if gate.limits else UNGATED
+            jobs.append(
+                NewJob(
+                    id=new_id(now),
+                    task=task.name,
+                    queue=queue,
+                    payload=payload,
+                    priority=priority,
+                    delayed=delayed,
+                    run_at=run_at,
+                    enqueued_at=now,
+                    expires_at=options.expires_at,
+                    draws=draws,
+                    costs=costs,
+                    headers=headers,
+                    options=options.options,
+                    terms=terms,
+                    variant="" if terms is None else terms.variant(),
+                    give_up_at=None if terms is None or not terms.patience else run_at + terms.patience,
+                    audit=audit,
+                    unique_key=options.unique_key,
+                    on_conflict=options.on_conflict,
+                )
+            )
+        return jobs
+
+    def _gate(self, task: Task[Any, Any], queue: str, wanted: str) -> Gate:
+        return self._registry.gate(task, queue, None if queue == wanted else wanted)
+
+    def _skip(self, task: str, limit: str, reason: str) -> None:
+        # Once for each task and limit: a thousand jobs without a key are one mistake.
+        if (task, limit) not in self._skipped:
+            self._skipped.add((task, limit))
+            self._bus.publish(LimitSkipped(at=self._clock.now(), task=task, limit=limit, reason=reason))
+
+    def _tell(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> None:
+        if not self._bus.wants(JobEnqueued) and not self._bus.wants(JobReplaced):
+            return
+        at = self._clock.now()
+        for job in jobs:
+            id = others.get(job.id, job.id)
+            kind = JobEnqueued if id == job.id else JobReplaced
+            if kind is JobEnqueued or job.on_conflict == "replace":
+                self._bus.publish(kind(at=at, job_id=id, task=job.task, queue=job.queue, run_at=job.run_at))
+
+
+def standing_ids(jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[str]:
+    """The ids of the jobs that stand for these: their own, but where another was there already."""
+    return [others.get(job.id, job.id) for job in jobs]

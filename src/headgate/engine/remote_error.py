@@ -1,0 +1,52 @@
+"""Remote errors: exceptions of a child process, made again here so that filters by class and callbacks know them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+from headgate.engine.child_wire import Kind
+
+
+def remade(kind: Kind) -> BaseException:
+    """An exception that is an instance of every class of `kind` that this process has, and says the same.
+
+    Its class is a subclass made for it: its constructor may want what did not travel, so it is not called, and of its
+    own only its text and, of a group, its members are there. Classes that this process has not imported cannot be asked
+    for here either.
+    """
+    classes = [found for found in map(_class_here, kind.names) if found is not None]
+    # A base of one that is there already adds nothing.
+    bases = [each for i, each in enumerate(classes) if not any(issubclass(nearer, each) for nearer in classes[:i])]
+    module, _, name = (kind.names[0] if kind.names else "builtins:Exception").partition(":")
+    own = {"__str__": lambda _: kind.message, "__module__": module}
+    # Several bases may not fit together.
+    for attempt in (tuple(bases), tuple(bases[:1]), (Exception,)):
+        if attempt:
+            with contextlib.suppress(TypeError):
+                return _instance(type(name.rpartition(".")[2], attempt, own), kind)
+    return Exception(kind.message)
+
+
+def _instance(made: type, kind: Kind) -> BaseException:
+    """One that no code of its own class has made; raises TypeError for what cannot be made so."""
+    built_in: Any = made
+    while built_in.__module__ != "builtins":
+        # The base that says how it lies in memory, which need not be the first.
+        built_in = built_in.__base__
+    if issubclass(built_in, BaseExceptionGroup):
+        members = [remade(member) for member in kind.members] or [Exception(kind.message)]
+        group: BaseException = built_in.__new__(made, kind.message, members)
+        return group
+    error: BaseException = built_in.__new__(made)
+    error.args = (kind.message,)
+    return error
+
+
+def _class_here(kind: str) -> type[BaseException] | None:
+    module, _, name = kind.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None

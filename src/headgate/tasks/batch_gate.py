@@ -1,0 +1,86 @@
+"""The limits of a batch: its jobs draw on them together, under one permit that the batch holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from headgate.errors import DeclarationError
+from headgate.jobs.job import Draw
+from headgate.jobs.terms import GateTerms, Holding
+from headgate.limits.concurrency import Concurrency
+from headgate.limits.limit import Limit
+from headgate.tasks.flow import BatchLimit
+from headgate.tasks.gate import Arguments, BoundLimit, Gated, Headers
+
+
+class BatchGate:
+    """What one batch holds: a key for each of its limits, which all its jobs have to agree on."""
+
+    def __init__(self, batch: str, limits: Sequence[BatchLimit], known: Mapping[str, Limit]) -> None:
+        self._batch = batch
+        self._limits = [_named(limit, known) for limit in limits]
+        self._draws: tuple[Draw, ...] | None = None
+
+    def joined(
+        self, gated: Gated, task: str, parameters: Sequence[str], arguments: Arguments, headers: Headers
+    ) -> Gated:
+        """What a call of that task asks, with what its batch holds for it.
+
+        Raises DeclarationError for another key than that of the calls before.
+        """
+        bound = [BoundLimit(limit, name, parameters, f"a batch with task {task!r}") for name, limit in self._limits]
+        draws = tuple(Draw(limit.name, limit.key(arguments, headers, _refuse) or "") for limit in bound)
+        if self._draws is None:
+            self._draws = draws
+        if draws != self._draws:
+            before, now = next(pair for pair in zip(self._draws, draws, strict=True) if pair[0] != pair[1])
+            raise DeclarationError(
+                f"the calls of a batch hold {before.limit!r} together, but one has the key {before.key!r} and another "
+                f"{now.key!r}; make a batch of each"
+            )
+        return held_together(gated, draws, self._batch)
+
+
+def held_together(gated: Gated, draws: Sequence[Draw], batch: str) -> Gated:
+    """What a call asks whose batch holds these draws for it."""
+    own = gated.terms or GateTerms()
+    holding = Holding("batch", batch)
+    holds = dict(zip(gated.draws, own.holds or [None] * len(gated.draws), strict=True))
+    costs = dict(zip(gated.draws, gated.costs or [1] * len(gated.draws), strict=True))
+    for draw in draws:
+        # One that the call draws on by itself as well is held once: by the batch.
+        holds[draw], costs[draw] = holding, costs.get(draw, 1)
+    return Gated(
+        tuple(holds),
+        None if gated.costs is None else tuple(costs.values()),
+        replace(own, holds=tuple(holds.values())),
+    )
+
+
+def as_in_batch(gated: Gated, before: Sequence[Draw], terms: GateTerms | None) -> Gated:
+    """What a stored call asks now, with what its batch has been holding for it."""
+    held = 0 if terms is None else terms.of_batch
+    if terms is None or not held:
+        return gated
+    draws = [draw for index, draw in enumerate(before) if held >> index & 1]
+    owners = {holding.owner for holding in terms.holds if holding is not None and holding.until == "batch"}
+    (batch,) = owners
+    return held_together(gated, draws, batch or "")
+
+
+def _named(limit: BatchLimit, known: Mapping[str, Limit]) -> tuple[str, Concurrency]:
+    name = limit if isinstance(limit, str) else limit.name
+    assert name is not None
+    declared = known.get(name)
+    found = declared if isinstance(limit, str) else limit
+    if found is None:
+        raise DeclarationError(f"a batch holds limit {name!r}, which is not declared; declare it with app.limit(…)")
+    if not isinstance(found, Concurrency):
+        raise DeclarationError(f"a batch cannot hold limit {name!r}, {found.rule.describe()}: rates count starts")
+    return name, found
+
+
+def _refuse(limit: str, reason: str) -> None:
+    raise DeclarationError(f"a batch holds limit {limit!r}, and one of its calls has no key: {reason}")

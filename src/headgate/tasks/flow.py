@@ -1,0 +1,294 @@
+"""Chains and batches: calls that are enqueued together, and run after each other or side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+from headgate.errors import DeclarationError
+from headgate.jobs.job import Origin
+from headgate.limits.concurrency import Concurrency
+from headgate.limits.limit import Limit
+from headgate.tasks.handle import Job, Jobs
+from headgate.tasks.sync_task import Portal
+from headgate.tasks.task import Call, Task
+from headgate.tasks.ties import Batch, Batches, Chain, SyncBatch, SyncChain
+
+On = Literal["success", "any"]
+
+BatchLimit = str | Concurrency
+"""A mutex, or the name of a concurrency limit, that the jobs of a batch hold together."""
+
+
+class ChainPlan:
+    """Steps that follow each other; made by `chain(…)`."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = tuple(steps)
+
+    async def enqueue(self) -> Chain:
+        """Store all jobs in one commit; each is blocked until the step before it has succeeded.
+
+        When one fails or is cancelled, those after it are cancelled. Raises as `Task.enqueue`, and DeclarationError for
+        calls of several apps.
+        """
+        app, layout = _laid_out(self)
+        last = layout.lay(self, Leader())
+        await app.enqueue_flow(layout.calls, layout.batches)
+        jobs = [Job[Any](call.id, app) for call in layout.calls]
+        return Chain(jobs, _handle(last, app))
+
+    @property
+    def sync(self) -> SyncChainPlan:
+        """The same for code that cannot await."""
+        return SyncChainPlan(self)
+
+
+class BatchPlan:
+    """Calls that run side by side, and what comes when all of them are final; made by `batch(…)`."""
+
+    def __init__(self, steps: Sequence[Step], limits: Sequence[BatchLimit]) -> None:
+        self.steps = tuple(steps)
+        self.limits = tuple(limits)
+        self.next: Step | None = None
+        self.on: On = "success"
+
+    def then(self, step: Step, on: On = "success") -> BatchPlan:
+        """The same with a step that runs once all jobs are final: if all succeeded, or after "any" outcome."""
+        if self.next is not None:
+            raise DeclarationError("this batch has a then() already; for several steps in a row, use chain()")
+        if on not in ("success", "any"):
+            raise DeclarationError(f"on={on!r} of a batch's then() must be 'success' or 'any'")
+        plan = BatchPlan(self.steps, self.limits)
+        plan.next, plan.on = _step(step, "then()"), on
+        return plan
+
+    async def enqueue(self) -> Batch:
+        """Store all jobs in one commit, with what comes after them. Raises as `Task.enqueue`, and DeclarationError."""
+        app, layout = _laid_out(self)
+        batch = layout.lay_batch(self, Leader())
+        await app.enqueue_flow(layout.calls, layout.batches)
+        then = None if batch.then is None else _handle(batch.then, app)
+        return Batch(batch.id, [Job(id, app) for id in batch.jobs], app, then)
+
+    @property
+    def sync(self) -> SyncBatchPlan:
+        """The same for code that cannot await."""
+        return SyncBatchPlan(self)
+
+
+class SyncChainPlan:
+    """A chain, enqueued from code that cannot await."""
+
+    def __init__(self, plan: ChainPlan) -> None:
+        self._plan = plan
+
+    def enqueue(self) -> SyncChain:
+        """As `ChainPlan.enqueue`."""
+        portal = _app_of(self._plan).portal
+        return SyncChain(portal.run(self._plan.enqueue()), portal)
+
+
+class SyncBatchPlan:
+    """A batch, enqueued from code that cannot await."""
+
+    def __init__(self, plan: BatchPlan) -> None:
+        self._plan = plan
+
+    def enqueue(self) -> SyncBatch:
+        """As `BatchPlan.enqueue`."""
+        portal = _app_of(self._plan).portal
+        return SyncBatch(portal.run(self._plan.enqueue()), portal)
+
+
+Step = Call[Any] | ChainPlan | BatchPlan
+
+
+def chain(*steps: Step) -> ChainPlan:
+    """Steps that run one after the other, each when the one before it has succeeded.
+
+    `chain(fetch.call(1), batch([parse.call(1), parse.call(2)]), report.call())`. A step is a call, a batch, or another
+    chain. Nothing is stored until `enqueue()`.
+    """
+    if not steps:
+        raise DeclarationError("a chain needs at least one step: chain(task.call(…), …)")
+    return ChainPlan([_step(step, "chain()") for step in steps])
+
+
+def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = ()) -> BatchPlan:
+    """Calls that run side by side, waited for together; a chain among them counts with all its jobs.
+
+    `batch([send.call(id) for id in ids]).then(report.call())`. With `limits`, mutexes or names of concurrency limits,
+    all its jobs run under one permit of each, which the batch holds from its first start until it is final. Nothing is
+    stored until `enqueue()`.
+    """
+    for limit in limits:
+        if isinstance(limit, Limit) and not isinstance(limit, Concurrency):
+            raise DeclarationError(
+                f"a batch cannot hold {limit!r}: rates count starts; give it a Mutex(…), or a concurrency's name"
+            )
+        if not isinstance(limit, (str, Concurrency)):
+            raise DeclarationError(f"{limit!r} in limits= of a batch is neither a mutex nor a name")
+        if isinstance(limit, Concurrency) and limit.name is None:
+            raise DeclarationError(
+                f"{limit!r} of a batch has no name; declare it with app.limit(name, …) and give limits=[name]"
+            )
+    made = [_step(step, "batch()") for step in steps]
+    if any(_has_batch(step) for step in made):
+        raise DeclarationError("a batch in a batch: a job belongs to one batch; put the calls into the outer one")
+    return BatchPlan(made, limits)
+
+
+class TiedCall(NamedTuple):
+    """A call as it is to be stored: its id, what it belongs to, and what its batch holds for it."""
+
+    id: str
+    call: Call[Any]
+    origin: Origin
+    limits: tuple[BatchLimit, ...]
+
+    @property
+    def task(self) -> Task[Any, Any]:
+        assert self.call.task is not None
+        return self.call.task
+
+    @property
+    def queue(self) -> str:
+        return self.task.options.queue or self.task.queue
+
+
+class FlowApp(Jobs, Batches, Protocol):
+    """What a chain or a batch asks of its app."""
+
+    @property
+    def portal(self) -> Portal: ...
+
+    def new_id(self) -> str: ...
+
+    async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """What a step follows: nothing, a job or a batch, and which outcome of it."""
+
+    id: str | None = None
+    on: On = "success"
+
+
+@dataclass(frozen=True, slots=True)
+class LaidJob:
+    """A call that has its place."""
+
+    id: str
+
+    @property
+    def leader(self) -> Leader:
+        """What the next step follows."""
+        return Leader(self.id)
+
+
+@dataclass(frozen=True, slots=True)
+class LaidBatch:
+    """A batch that has its place. What follows an empty one follows what that would have followed."""
+
+    id: str
+    jobs: Sequence[str]
+    leader: Leader
+    then: LaidJob | LaidBatch | None = None
+
+
+class Layout:
+    """Gives each call its id, and what it follows; leaders stand before those that follow them."""
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+        self.calls: list[TiedCall] = []
+        self.batches: list[tuple[str, int]] = []
+
+    def lay(
+        self, step: Step, leader: Leader, batch: BatchPlan | None = None, id: str | None = None
+    ) -> LaidJob | LaidBatch:
+        """Place a step after a leader, inside a batch of that id; its last part, which the next step follows."""
+        if isinstance(step, BatchPlan):
+            laid = self.lay_batch(step, leader)
+            return laid if laid.then is None else laid.then
+        if isinstance(step, ChainPlan):
+            for each in step.steps:
+                last = self.lay(each, leader, batch, id)
+                leader = last.leader
+            return last
+        job = self._new_id()
+        origin = Origin(follows=leader.id, on=leader.on, batch=id)
+        self.calls.append(TiedCall(job, step, origin, () if batch is None else batch.limits))
+        return LaidJob(job)
+
+    def lay_batch(self, plan: BatchPlan, leader: Leader) -> LaidBatch:
+        """Place a batch after a leader, and after it what is to come then."""
+        id = self._new_id()
+        first = len(self.calls)
+        for step in plan.steps:
+            self.lay(step, leader, plan, id)
+        jobs = [call.id for call in self.calls[first:]]
+        self.batches.append((id, len(jobs)))
+        after = Leader(id) if jobs or leader.id is None else leader
+        then = None
+        if plan.next is not None:
+            then = self.lay(plan.next, Leader(after.id, plan.on) if after.id == id else after)
+        return LaidBatch(id, jobs, after, then)
+
+
+def _handle(laid: LaidJob | LaidBatch, app: FlowApp) -> Job[Any] | Batch:
+    if isinstance(laid, LaidJob):
+        return Job(laid.id, app)
+    return Batch(laid.id, [Job(id, app) for id in laid.jobs], app)
+
+
+def _laid_out(step: Step) -> tuple[FlowApp, Layout]:
+    app = _app_of(step)
+    return app, Layout(app.new_id)
+
+
+def _app_of(step: Step) -> FlowApp:
+    """The app of all its calls. Raises DeclarationError if there are several, or none."""
+    apps = {id(call.task.app): call.task.app for call in _calls(step) if call.task is not None}
+    if not apps:
+        raise DeclarationError("there is no call in this batch, so no app to enqueue it in")
+    if len(apps) > 1:
+        raise DeclarationError("the calls of a chain or a batch belong to several apps; one commit is in one store")
+    (app,) = apps.values()
+    return app  # type: ignore[return-value]  # an app is all of it
+
+
+def _calls(step: Step) -> Iterable[Call[Any]]:
+    if isinstance(step, Call):
+        yield step
+        return
+    for each in step.steps:
+        yield from _calls(each)
+    if isinstance(step, BatchPlan) and step.next is not None:
+        yield from _calls(step.next)
+
+
+def _has_batch(step: Step) -> bool:
+    return isinstance(step, BatchPlan) or (isinstance(step, ChainPlan) and any(map(_has_batch, step.steps)))
+
+
+def _step(step: Step, where: str) -> Step:
+    if isinstance(step, (ChainPlan, BatchPlan)):
+        return step
+    if isinstance(step, Call) and step.task is not None:
+        options = step.task.options
+        if options.unique_key is not None:
+            raise DeclarationError(
+                f"{where}: a call of task {step.task.name!r} has a unique_key: another job may stand for it, and "
+                "nothing could follow that; leave the key out"
+            )
+        if options.connection is not None:
+            raise DeclarationError(
+                f"{where}: a call of task {step.task.name!r} has a connection; only single tasks are enqueued in a "
+                "transaction of yours"
+            )
+        return step
+    raise DeclarationError(f"{where} takes calls, chains and batches, not {step!r:.80}; write task.call(…)")

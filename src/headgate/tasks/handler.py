@@ -1,0 +1,219 @@
+"""Handlers: tasks written as classes, with a typed payload and callbacks as methods."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar, Unpack, get_args, get_origin, overload
+
+from headgate.clock import Duration
+from headgate.errors import DeclarationError
+from headgate.jobs.audit import AuditWord
+from headgate.jobs.retry import RetryPolicy
+from headgate.tasks.context import JobContext
+
+if TYPE_CHECKING:
+    from headgate.tasks.handle import Job
+    from headgate.tasks.sync_task import SyncTask
+    from headgate.tasks.task import Call, OnConflict, Task
+
+T = TypeVar("T")
+R = TypeVar("R")
+PayloadT = TypeVar("PayloadT")
+Taken = TypeVar("Taken", contravariant=True)
+Given = TypeVar("Given", covariant=True)
+
+
+class Runs(Protocol[Taken, Given]):
+    """A class with a `run` that takes a payload, for type checkers."""
+
+    def run(self, payload: Taken, /) -> Given: ...
+
+
+class _TaskOf:
+    """`Ship.task`: typed by the `run` of the class that it is asked of, which stays a class for type checkers."""
+
+    @overload
+    def __get__(self, handler: None, kind: type[Runs[T, Awaitable[R]]], /) -> Task[[T], R]: ...
+    @overload
+    def __get__(self, handler: None, kind: type[Runs[T, R]], /) -> Task[[T], R]: ...
+    def __get__(self, handler: object, kind: type[Any], /) -> Any:
+        return _task_of(kind)
+
+
+class _SyncOf:
+    """`Ship.sync`: the same for code that cannot await."""
+
+    @overload
+    def __get__(self, handler: None, kind: type[Runs[T, Awaitable[R]]], /) -> SyncTask[[T], R]: ...
+    @overload
+    def __get__(self, handler: None, kind: type[Runs[T, R]], /) -> SyncTask[[T], R]: ...
+    def __get__(self, handler: object, kind: type[Any], /) -> Any:
+        return _task_of(kind).sync
+
+
+class Using(TypedDict, total=False):
+    """What `Task.using` takes."""
+
+    queue: str | None
+    delay: Duration | None
+    at: datetime | None
+    priority: int | None
+    expires_at: datetime | None
+    headers: Mapping[str, str] | None
+    retry: RetryPolicy | None
+    timeout: Duration | None
+    promise: bool | None
+    audit: AuditWord | None
+    unique_key: str | None
+    on_conflict: OnConflict | None
+    connection: Any
+
+
+def _task_of(kind: type[Any]) -> Any:
+    # Its own: a subclass is not declared because its base is.
+    task = vars(kind).get(_DECLARED)
+    if task is None:
+        raise DeclarationError(f"{kind.__qualname__} is not declared: put @app.handler on it")
+    return task
+
+
+_DECLARED = "_headgate_task"
+
+
+class Handler(Generic[PayloadT]):
+    """A task as a class: `@app.handler class Sync(Handler[SyncPayload])` with `async def run(self, payload)`.
+
+    `await Sync.enqueue(payload)` enqueues, and so do the other verbs of tasks; `Sync.task` is the task, with all that
+    functions have. Each attempt gets a new instance, made without arguments; what `run` takes beside the payload are
+    resources. The methods `on_…` are told of each job, as `@task.on_started` … are for functions: plain or `async def`,
+    and only those that are overridden. What one of them raises is logged and changes nothing.
+    """
+
+    task = _TaskOf()
+    sync = _SyncOf()
+
+    @overload
+    @classmethod
+    async def enqueue(cls: type[Runs[T, Awaitable[R]]], payload: T, /) -> Job[R]: ...
+    @overload
+    @classmethod
+    async def enqueue(cls: type[Runs[T, R]], payload: T, /) -> Job[R]: ...
+    @classmethod
+    async def enqueue(cls, payload: Any, /) -> Any:
+        """As `Task.enqueue`, for one payload."""
+        return await _task_of(cls).enqueue(payload)
+
+    @overload
+    @classmethod
+    async def enqueue_many(
+        cls: type[Runs[T, Awaitable[R]]], calls: Iterable[tuple[T] | Call[R]], /
+    ) -> list[Job[R]]: ...
+    @overload
+    @classmethod
+    async def enqueue_many(cls: type[Runs[T, R]], calls: Iterable[tuple[T] | Call[R]], /) -> list[Job[R]]: ...
+    @classmethod
+    async def enqueue_many(cls, calls: Any, /) -> Any:
+        """As `Task.enqueue_many`: `(payload,)` for each job, or `Sync.call(payload)`."""
+        return await _task_of(cls).enqueue_many(calls)
+
+    @overload
+    @classmethod
+    def call(cls: type[Runs[T, Awaitable[R]]], payload: T, /) -> Call[R]: ...
+    @overload
+    @classmethod
+    def call(cls: type[Runs[T, R]], payload: T, /) -> Call[R]: ...
+    @classmethod
+    def call(cls, payload: Any, /) -> Any:
+        """As `Task.call`, for one payload."""
+        return _task_of(cls).call(payload)
+
+    @overload
+    @classmethod
+    def using(cls: type[Runs[T, Awaitable[R]]], **options: Unpack[Using]) -> Task[[T], R]: ...
+    @overload
+    @classmethod
+    def using(cls: type[Runs[T, R]], **options: Unpack[Using]) -> Task[[T], R]: ...
+    @classmethod
+    def using(cls, **options: Unpack[Using]) -> Any:
+        """As `Task.using`."""
+        return _task_of(cls).using(**options)
+
+    def on_started(self, job: JobContext) -> Awaitable[None] | None:
+        """An attempt begins."""
+
+    def on_completed(self, job: JobContext, result: Any) -> Awaitable[None] | None:
+        """The job has succeeded, and that is stored."""
+
+    def on_error(self, job: JobContext, error: BaseException) -> Awaitable[None] | None:
+        """The job has failed for good, and that is stored: told once, after all retries."""
+
+    def on_retry(self, job: JobContext, error: BaseException, attempt: int, delay: float) -> Awaitable[None] | None:
+        """This attempt failed, and the job is stored to run again in `delay` seconds."""
+
+
+def mark_declared(handler: type[Any], task: Task[Any, Any]) -> None:
+    """Let the class know its task. Raises DeclarationError if it has one already."""
+    if _DECLARED in vars(handler):
+        raise DeclarationError(f"handler {handler.__qualname__!r} is declared already, as {vars(handler)[_DECLARED]!r}")
+    setattr(handler, _DECLARED, task)
+
+
+def handler_function(handler: type[Any], where: str) -> Callable[..., Any]:
+    """Its `run` as a function: of a new instance for each call, annotated with the payload of `Handler[…]`."""
+    if not isinstance(handler, type):
+        raise DeclarationError(f"@app.handler needs a class, not {handler!r}; functions are tasks: @app.task")
+    if Handler not in handler.__mro__:
+        raise DeclarationError(f"{where} must be a subclass of Handler: class {handler.__name__}(Handler[…])")
+    run = getattr(handler, "run", None)
+    if not inspect.isfunction(run):
+        raise DeclarationError(f"{where} has no method `run`; write `async def run(self, payload: …)`")
+    if inspect.isabstract(handler):
+        raise DeclarationError(f"{where} is abstract: {', '.join(sorted(handler.__abstractmethods__))} is missing")
+    try:
+        inspect.signature(handler).bind()
+    except TypeError as error:
+        raise DeclarationError(
+            f"{where}: a new instance is made for each attempt, without arguments: {error}"
+        ) from None
+    parameters = list(inspect.signature(run).parameters.values())[1:]
+    if not parameters:
+        raise DeclarationError(f"{where}: its `run` takes no payload; write `async def run(self, payload: …)`")
+
+    if inspect.iscoroutinefunction(run):
+
+        @functools.wraps(run)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await handler().run(*args, **kwargs)
+    else:
+
+        @functools.wraps(run)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return handler().run(*args, **kwargs)
+
+    call.__signature__ = inspect.signature(run).replace(parameters=parameters)  # type: ignore[attr-defined]
+    declared = _payload_type(handler)
+    if declared is not None:
+        # It is the type itself, so it also stands in for an annotation that only its own scope could resolve.
+        call.__annotations__ = {**run.__annotations__, parameters[0].name: _agreed(run, parameters[0], declared, where)}
+    call.__doc__ = run.__doc__ or handler.__doc__
+    return call
+
+
+def _payload_type(handler: type[Any]) -> Any:
+    """What a class says it takes by `Handler[…]`; None if it says nothing."""
+    for kind in handler.__mro__:
+        for base in getattr(kind, "__orig_bases__", ()):
+            if get_origin(base) is Handler and not isinstance(get_args(base)[0], TypeVar):
+                return get_args(base)[0]
+    return None
+
+
+def _agreed(run: Callable[..., Any], payload: inspect.Parameter, declared: Any, where: str) -> Any:
+    said = payload.annotation
+    # One that is still text was resolved by nobody yet, and needs not be.
+    if said is not payload.empty and not isinstance(said, str) and said != declared:
+        raise DeclarationError(f"{where} is a Handler[{declared!r}], but its `run` takes {said!r}; make them the same")
+    return declared

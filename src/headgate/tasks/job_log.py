@@ -1,0 +1,97 @@
+"""What a handler logs, kept with its job: through `current_job().log`, or through ordinary logging."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from headgate.jobs.job import ClaimedJob
+
+LOGGER = "headgate.job"
+"""The logger that the lines of `current_job().log` go to as well."""
+
+
+class Reports(Protocol):
+    """Takes what running jobs say of themselves, from any thread. Whoever runs handlers elsewhere passes on to it."""
+
+    @property
+    def lowest(self) -> int | None:
+        """The lowest level of lines that are kept; None: none are."""
+        ...
+
+    def progress(self, job: ClaimedJob, fraction: float, message: str | None) -> None: ...
+
+    def log(self, job: ClaimedJob, level: int, logger: str, message: str) -> None: ...
+
+
+class JobLog(logging.LoggerAdapter[logging.Logger]):
+    """A logger of one job: its lines of INFO and above are kept with the job, whatever ordinary logging lets through.
+
+    All of them also go to the logger `headgate.job`, with `job_id`, `task` and `attempt` as `extra`. A line that cannot
+    be formatted is kept as it is.
+    """
+
+    def __init__(self, job: ClaimedJob, reports: Reports | None) -> None:
+        super().__init__(logging.getLogger(LOGGER), {})
+        self._job = job
+        self._reports = reports
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802  # as logging calls it
+        """Whether a line of that level is kept or logged."""
+        return self._is_kept(level) or self.logger.isEnabledFor(level)
+
+    def _is_kept(self, level: int) -> bool:
+        lowest = None if self._reports is None else self._reports.lowest
+        return lowest is not None and level >= lowest
+
+    def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
+        """As `logging.Logger.log`."""
+        if not self.isEnabledFor(level):
+            return
+        error = options.pop("exc_info", None)
+        if isinstance(error, BaseException):
+            error = (type(error), error, error.__traceback__)
+        elif error and not isinstance(error, tuple):
+            error = sys.exc_info()
+        extra: Mapping[str, object] = options.pop("extra", None) or {}
+        job = self._job
+        record = logging.LogRecord(LOGGER, level, "", 0, msg, args, error or None)
+        text, is_sound = worded(record)
+        if self._is_kept(level) and self._reports is not None:
+            self._reports.log(job, level, LOGGER, text)
+        self.logger.log(
+            level,
+            msg if is_sound else "%s",
+            *(args if is_sound else (text,)),
+            exc_info=error if is_sound else None,
+            extra={**extra, "job_id": job.id, "task": job.task, "attempt": job.attempt},
+            stacklevel=options.pop("stacklevel", 1) + 1,
+            **options,
+        )
+
+
+def worded(record: logging.LogRecord) -> tuple[str, bool]:
+    """The text of a record with its traceback, and whether it could be formatted; it never raises."""
+    try:
+        # A record of somebody's own class may hold anything.
+        text, is_sound = str(record.getMessage()), True
+    except Exception as error:
+        text, is_sound = (
+            f"{_shown(record.msg)} {_shown(record.args)} ({type(error).__name__} while formatting it)",
+            False,
+        )
+    if record.exc_info is not None:
+        try:
+            text += "\n" + logging.Formatter().formatException(record.exc_info)
+        except Exception as error:
+            text += f"\n<no traceback: {type(error).__name__} while formatting it>"
+    return text, is_sound
+
+
+def _shown(value: object) -> str:
+    try:
+        return value if isinstance(value, str) else repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"

@@ -1,0 +1,43 @@
+"""Process bodies: functions that run in a child process, which has to find them again by import."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from headgate.errors import DeclarationError
+
+
+def require_importable(function: Callable[..., Any], where: str) -> None:
+    """Raise DeclarationError unless a new process can find it by its module and name."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise DeclarationError(
+            f"{where}: process=True is for a plain def that computes; an async def waits, so leave it out"
+        )
+    if not inspect.isfunction(function):
+        raise DeclarationError(f"{where}: process=True needs a plain function, not {function!r}")
+    name = function.__qualname__
+    if not all(part.isidentifier() for part in name.split(".")):
+        # `<locals>` or `<lambda>`
+        raise DeclarationError(
+            f"{where}: a child process has to find {name!r} by import, and it cannot be found in a function or lambda; "
+            "define it at the top of its module"
+        )
+    module = sys.modules.get(function.__module__)
+    if function.__module__ == "__main__" and (
+        getattr(module, "__spec__", None) is None and getattr(module, "__file__", None) is None
+    ):
+        raise DeclarationError(
+            f"{where}: a child process has to find {name!r} by import, and what was typed in has no file; put it in one"
+        )
+
+
+def find_function(module: str, name: str) -> Any:
+    """What stands under that name, a task or a function. Raises ImportError or AttributeError if there is nothing."""
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,98 @@
+"""The limits of queues: what all jobs of a queue draw on, whatever their task."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
+
+from headgate.errors import DeclarationError
+from headgate.limits.concurrency import Concurrency, Mutex
+from headgate.limits.key import described_callable
+from headgate.limits.limit import Limit
+from headgate.tasks.gate import BoundLimit
+
+RESERVED = "queue:"
+"""What the names of the limits begin with that queues make: `queue:emails`, `queue:emails:strict`."""
+
+
+class QueueLimit(NamedTuple):
+    """A limit of a queue under its full name; `is_own` if nobody else can declare one of that name."""
+
+    name: str
+    limit: Limit
+    is_own: bool
+
+    @property
+    def signature(self) -> tuple[str, str, str]:
+        """What changes when the draws of jobs may come out otherwise."""
+        return self.name, described_callable(self.limit.key), described_callable(self.limit.cost)
+
+
+class QueueLimits:
+    """What one queue declares."""
+
+    def __init__(
+        self, queue: str, global_concurrency: int | None, limits: Sequence[Limit | str], shared: Mapping[str, Limit]
+    ) -> None:
+        self._where = f"queue {queue!r}"
+        self.concurrency = (
+            None
+            if global_concurrency is None
+            else BoundLimit(Concurrency(global_concurrency), RESERVED + queue, (), self._where)
+        )
+        self.named: list[QueueLimit] = []
+        for limit in limits:
+            self.named.append(self._named(queue, limit, shared))
+        names = [limit.name for limit in self.named if not isinstance(limit.limit, Mutex)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DeclarationError(f"{self._where} uses limit {', '.join(twice)} twice; once is enough")
+
+    def _named(self, queue: str, limit: Limit | str, shared: Mapping[str, Limit]) -> QueueLimit:
+        if isinstance(limit, str):
+            if limit not in shared:
+                raise DeclarationError(
+                    f"{self._where} uses limit {limit!r}, which is not declared; declare it first: "
+                    f"app.limit({limit!r}, …)"
+                )
+            return QueueLimit(limit, shared[limit], is_own=False)
+        if not isinstance(limit, Limit):
+            raise DeclarationError(
+                f"{limit!r} in limits= of {self._where} is not a limit; use RateLimit(…), StrictRate(…) or a name"
+            )
+        if limit.name is not None:
+            return QueueLimit(limit.name, limit, is_own=False)
+        # By kind and order, not by numbers: a changed rate keeps its buckets.
+        kind, taken = limit.rule.kind, {known.name for known in self.named}
+        names = [f"{RESERVED}{queue}:{kind}", *(f"{RESERVED}{queue}:{kind}{number}" for number in range(2, 100))]
+        return QueueLimit(next(name for name in names if name not in taken), limit, is_own=True)
+
+    def bound(
+        self,
+        parameters: Sequence[str],
+        taken: Sequence[str],
+        *,
+        fields: Container[str] = (),
+        with_concurrency: bool = True,
+    ) -> list[BoundLimit]:
+        """Its limits, bound to the arguments of a task that draws on the `taken` ones itself."""
+        bound = [
+            BoundLimit(limit.limit, limit.name, parameters, self._where, fields)
+            for limit in self.named
+            if limit.name not in taken or isinstance(limit.limit, Mutex)
+        ]
+        return [*bound, self.concurrency] if self.concurrency is not None and with_concurrency else bound
+
+    @property
+    def own(self) -> dict[str, Limit]:
+        """The limits that only it declares, by name."""
+        own = {limit.name: limit.limit for limit in self.named if limit.is_own}
+        if self.concurrency is not None:
+            own[self.concurrency.name] = self.concurrency.limit
+        return own
+
+    @property
+    def signature(self) -> str:
+        """A text that changes when the draws of its jobs may come out otherwise."""
+        parts = [repr(limit.signature) for limit in self.named]
+        return "+".join(parts if self.concurrency is None else [*parts, self.concurrency.name])

@@ -1,0 +1,143 @@
+"""Resources: what handlers are given beside their payload, such as a database session; opened and closed for them."""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, get_args, get_origin, get_type_hints
+
+from headgate.errors import DeclarationError
+
+INJECTED: Any = object()
+"""A default for the parameters that resources fill: `session: Session = INJECTED`.
+
+It changes nothing at run time. With it, type checkers do not ask for the argument where the task is enqueued.
+"""
+
+Opened = AbstractAsyncContextManager[Any] | AbstractContextManager[Any]
+
+_YIELDS = {
+    collections.abc.AsyncIterator,
+    collections.abc.AsyncGenerator,
+    collections.abc.AsyncIterable,
+    collections.abc.Iterator,
+    collections.abc.Generator,
+    collections.abc.Iterable,
+}
+
+
+class Scope(StrEnum):
+    """How long a resource stays open."""
+
+    NODE = "node"
+    ATTEMPT = "attempt"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resource:
+    """Something that handlers may ask for by its type, `kind`; `needs` are the resources that it takes itself."""
+
+    name: str
+    kind: Any
+    scope: Scope
+    needs: Mapping[str, Resource]
+    open: Callable[..., Opened]
+
+
+def declare_resource(function: Callable[..., Any], scope: str, known: Mapping[Any, Resource]) -> Resource:
+    """The resource that a generator function makes. Raises DeclarationError for what can never be given to anyone."""
+    name = str(getattr(function, "__name__", function))
+    where = f"resource {name!r}"
+    if scope not in tuple(Scope):
+        raise DeclarationError(f'{where}: scope={scope!r} must be "node" or "attempt"')
+    hints = _hints(function, where)
+    kind = _yielded(function, hints.get("return"), where)
+    if kind in known:
+        raise DeclarationError(
+            f"{where} yields {_named(kind)}, as resource {known[kind].name!r} does; handlers ask by type, so tell them "
+            'apart: Annotated[…, "replica"], a NewType or a subclass'
+        )
+    needs = _needs(function, hints, known)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name not in needs:
+            raise DeclarationError(
+                f"{where} takes {parameter.name!r}, which is no resource; a resource takes only resources, by type, "
+                "that were declared before it"
+            )
+    for need in needs.values():
+        if scope == Scope.NODE and need.scope is Scope.ATTEMPT:
+            raise DeclarationError(
+                f"{where} is opened once for the node and cannot take {need.name!r}, which is another one for each "
+                'attempt; give it scope="attempt"'
+            )
+    is_async = inspect.isasyncgenfunction(function)
+    make = contextlib.asynccontextmanager(function) if is_async else contextlib.contextmanager(function)
+    return Resource(name, kind, Scope(scope), needs, make)
+
+
+def needs_of(function: Callable[..., Any], known: Mapping[Any, Resource], where: str) -> dict[str, Resource]:
+    """The parameters of a task that resources fill, by name."""
+    if not known:
+        return {}
+    needs = _needs(function, _hints(function, where), known)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in needs and parameter.kind is parameter.POSITIONAL_ONLY:
+            raise DeclarationError(f"{where}: resource {parameter.name!r} is passed by name, so put it after the `/`")
+    return needs
+
+
+def _needs(
+    function: Callable[..., Any], hints: Mapping[str, Any], known: Mapping[Any, Resource]
+) -> dict[str, Resource]:
+    found: dict[str, Resource] = {}
+    for name in inspect.signature(function).parameters:
+        with contextlib.suppress(TypeError):  # an annotation that cannot be hashed is no resource's
+            resource = known.get(hints.get(name))
+            if resource is not None:
+                found[name] = resource
+    return found
+
+
+def _yielded(function: Callable[..., Any], returned: Any, where: str) -> Any:
+    if hasattr(function, "__wrapped__") and not inspect.isgeneratorfunction(function):
+        raise DeclarationError(f"{where} is a context manager already; put @app.resource on the generator itself")
+    if not inspect.isasyncgenfunction(function) and not inspect.isgeneratorfunction(function):
+        raise DeclarationError(
+            f"{where} must be a generator that yields once what handlers get: "
+            f"async def {getattr(function, '__name__', 'f')}() -> AsyncIterator[Session]: …"
+        )
+    arguments = get_args(returned)
+    if get_origin(returned) not in _YIELDS or not arguments:
+        raise DeclarationError(
+            f"{where} does not say what it yields, and handlers ask for it by type; annotate it as -> AsyncIterator[…]"
+        )
+    kind = arguments[0]
+    try:
+        hash(kind)
+    except TypeError:
+        raise DeclarationError(
+            f"{where} yields {_named(kind)}, which cannot be looked up: it is not hashable"
+        ) from None
+    if kind in (Any, object, type(None)):
+        raise DeclarationError(
+            f"{where} yields {_named(kind)}, which says nothing; name the type that handlers ask for"
+        )
+    return kind
+
+
+def _hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise DeclarationError(
+            f"an annotation of {where} cannot be resolved: {error}; import the name at the top of its module"
+        ) from None
+
+
+def _named(kind: Any) -> str:
+    return kind.__qualname__ if isinstance(kind, type) else str(kind)

@@ -1,0 +1,206 @@
+"""Schedules as they are declared, and the handles of those that are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, get_args
+
+from headgate.clock import from_datetime
+from headgate.errors import DeclarationError
+from headgate.jobs.scheduled import ScheduledCall
+from headgate.schedules.schedule import Misfire, Overlap, Skipped
+from headgate.schedules.trigger import Trigger
+from headgate.tasks.handle import Job
+
+if TYPE_CHECKING:
+    from headgate.tasks.task import Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+First = Literal["now", "after"] | datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSpec:
+    """What was declared of a schedule but for its job, checked; instants are wall microseconds."""
+
+    name: str
+    trigger: Trigger
+    first: Literal["now", "after", "at"]
+    first_at: int | None
+    until: int | None
+    max_runs: int | None
+    misfire: Misfire
+    overlap: Overlap
+
+
+def schedule_spec(
+    name: str,
+    trigger: Trigger,
+    *,
+    first: First,
+    until: datetime | None,
+    max_runs: int | None,
+    misfire: Misfire,
+    overlap: Overlap | None,
+) -> ScheduleSpec:
+    """A schedule as it was declared. Raises DeclarationError for what can never work."""
+    where = f"schedule {name!r}"
+    if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
+        raise DeclarationError(f"schedule name {name!r:.80} must be 1 to 200 printable characters")
+    if not isinstance(trigger, Trigger) or isinstance(trigger, type):
+        raise DeclarationError(
+            f'{where}: {trigger!r:.80} is no trigger; pass Cron("0 6 * * *"), Every(minutes=5), Calendar(…), or an '
+            "object with next_after, latest_at_or_before and describe"
+        )
+    if first not in ("now", "after") and not isinstance(first, datetime):
+        raise DeclarationError(f'{where}: first={first!r} must be "now", "after" or an aware datetime')
+    for option, instant in (("first", first), ("until", until)):
+        if isinstance(instant, datetime) and instant.tzinfo is None:
+            raise DeclarationError(f"{where}: {option}={instant!r} has no time zone; pass an aware datetime")
+    if max_runs is not None and (isinstance(max_runs, bool) or not isinstance(max_runs, int) or max_runs < 1):
+        raise DeclarationError(f"{where}: max_runs={max_runs!r} must be a whole number from 1")
+    if misfire not in get_args(Misfire):
+        raise DeclarationError(f'{where}: misfire={misfire!r} must be "run_once", "skip" or "run_all"')
+    if overlap is not None and overlap not in get_args(Overlap):
+        raise DeclarationError(f'{where}: overlap={overlap!r} must be "skip", "queue" or "allow"')
+    if misfire == "run_all" and overlap == "skip":
+        raise DeclarationError(
+            f'{where}: misfire="run_all" with overlap="skip" would skip all but one; use overlap="queue" or "allow"'
+        )
+    return ScheduleSpec(
+        name,
+        trigger,
+        "at" if isinstance(first, datetime) else first,
+        from_datetime(first) if isinstance(first, datetime) else None,
+        None if until is None else from_datetime(until),
+        max_runs,
+        misfire,
+        overlap or ("queue" if misfire == "run_all" else "skip"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredSchedule:
+    """A schedule of the code: stored when a node starts.
+
+    `aliases` are those of its task if it has the name of the task, so that it is renamed with it; None if it was named.
+    """
+
+    spec: ScheduleSpec
+    call: ScheduledCall
+    aliases: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleStatus:
+    """A schedule as it is now; instants are aware UTC datetimes.
+
+    `state` is active, paused or finished. `runs` of its jobs have really run, `open` wait or run. `next_run` is None
+    when there is none to come. At `last_occurrence` it was due last, whether that ran or was skipped. At `skipped_at`
+    something was skipped last, because of its `misfire`, `overlap` or `max_runs`. `trouble` says what is wrong with it
+    as this app sees it: nobody fires it (`is_overdue`), or it is of code that this app does not declare.
+    """
+
+    name: str
+    task: str
+    trigger: str
+    state: Literal["active", "paused", "finished"]
+    next_run: datetime | None
+    last_occurrence: datetime | None
+    last_job: str | None
+    runs: int
+    open: int
+    max_runs: int | None
+    until: datetime | None
+    misfire: Misfire
+    overlap: Overlap
+    started_at: datetime
+    skipped: Skipped | None = None
+    skipped_at: datetime | None = None
+    is_overdue: bool = False
+    trouble: str | None = None
+
+
+class Schedules(Protocol):
+    """What a handle asks of the app."""
+
+    async def schedule_status(self, name: str) -> ScheduleStatus: ...
+
+    async def schedule_next_runs(self, name: str, count: int) -> Sequence[datetime]: ...
+
+    async def pause_schedule(self, name: str) -> bool: ...
+
+    async def resume_schedule(self, name: str) -> bool: ...
+
+    async def trigger_schedule(self, name: str) -> Job[Any]: ...
+
+    async def remove_schedule(self, name: str) -> bool: ...
+
+
+class Schedule(Generic[R_co]):
+    """A schedule that has been stored: its name, and the ways to follow and steer it."""
+
+    __slots__ = ("_schedules", "name")
+
+    def __init__(self, name: str, schedules: Schedules) -> None:
+        self.name = name
+        self._schedules = schedules
+
+    async def status(self) -> ScheduleStatus:
+        """The schedule as it is now. Raises ScheduleNotFound once it has been removed."""
+        return await self._schedules.schedule_status(self.name)
+
+    async def next_runs(self, count: int = 5) -> Sequence[datetime]:
+        """When it is due next, if nothing changes; fewer if it ends before. Raises ScheduleNotFound."""
+        return await self._schedules.schedule_next_runs(self.name, count)
+
+    async def pause(self) -> bool:
+        """Enqueue nothing until it is resumed; False if it was paused already. Raises ScheduleNotFound."""
+        return await self._schedules.pause_schedule(self.name)
+
+    async def resume(self) -> bool:
+        """End a pause, whose occurrences are not made up for; False if there was none. Raises ScheduleNotFound."""
+        return await self._schedules.resume_schedule(self.name)
+
+    async def trigger(self) -> Job[R_co]:
+        """Enqueue its job now, also while it is paused; its rhythm stays, and the run counts as one of its runs.
+
+        Raises ScheduleNotFound.
+        """
+        return await self._schedules.trigger_schedule(self.name)
+
+    async def remove(self) -> bool:
+        """Forget the schedule; jobs that it has enqueued stay. False if it was not there any more."""
+        return await self._schedules.remove_schedule(self.name)
+
+    def __repr__(self) -> str:
+        return f"Schedule({self.name!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schedule) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class TaskSchedule(Generic[P, R]):
+    """A schedule that is complete but for the arguments of its job; made by `task.schedule(…)`."""
+
+    __slots__ = ("_spec", "_task")
+
+    def __init__(self, task: Task[P, R], spec: ScheduleSpec) -> None:
+        self._task = task
+        self._spec = spec
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Schedule[R]:
+        """Store the schedule, for jobs with these arguments, and return when it is durable.
+
+        One of the same name is brought up to date and keeps its count, its rhythm and its pause; one that was removed
+        or has come to its end begins anew. Raises as `task.enqueue` does.
+        """
+        return await self._task.put_schedule(self._spec, args, kwargs)

@@ -1,0 +1,43 @@
+"""The portal into the app's event loop, and stored jobs as code follows them that cannot await."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Generic, Protocol, TypeVar
+
+from headgate.tasks.handle import Job, JobStatus
+
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+
+
+class Portal(Protocol):
+    """Runs a coroutine on the app's event loop and blocks this thread until it is done."""
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
+
+
+class SyncJob(Generic[R_co]):
+    """A stored job, followed from code that cannot await."""
+
+    __slots__ = ("_job", "_portal", "id")
+
+    def __init__(self, job: Job[R_co], portal: Portal) -> None:
+        self.id = job.id
+        self._job = job
+        self._portal = portal
+
+    def status(self) -> JobStatus:
+        """As `Job.status`."""
+        return self._portal.run(self._job.status())
+
+    def result(self, timeout: float | None = None) -> R_co:
+        """As `Job.result`; blocks this thread."""
+        return self._portal.run(self._job.result(timeout))
+
+    def cancel(self) -> bool:
+        """As `Job.cancel`."""
+        return self._portal.run(self._job.cancel())
+
+    def __repr__(self) -> str:
+        return f"SyncJob({self.id!r})"

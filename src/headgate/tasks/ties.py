@@ -1,0 +1,170 @@
+"""Handles of what was enqueued together: chains and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from headgate.clock import to_datetime
+from headgate.jobs.batch import BatchRecord
+from headgate.jobs.job import JobState
+from headgate.tasks.handle import Job
+from headgate.tasks.sync_task import Portal, SyncJob
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStatus:
+    """A batch as it is now. Instants are aware UTC datetimes.
+
+    `pending` of its `total` jobs are not final. `state` is None as long as there is one; then it is succeeded if all
+    have succeeded, failed if one has failed, else cancelled. A retried job makes the batch pending again.
+    """
+
+    id: str
+    state: JobState | None
+    total: int
+    pending: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    enqueued_at: datetime
+    finished_at: datetime | None
+
+
+def batch_status(record: BatchRecord) -> BatchStatus:
+    """A stored batch as its status."""
+    return BatchStatus(
+        id=record.id,
+        state=record.ended_as,
+        total=record.total,
+        pending=record.pending,
+        succeeded=record.succeeded,
+        failed=record.failed,
+        cancelled=record.cancelled,
+        enqueued_at=to_datetime(record.enqueued_at),
+        finished_at=None if record.finished_at is None else to_datetime(record.finished_at),
+    )
+
+
+class Batches(Protocol):
+    """What a batch's handle asks of the app."""
+
+    async def batch_status(self, batch_id: str) -> BatchStatus: ...
+
+    async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus: ...
+
+
+class Batch:
+    """A batch that has been stored: its id, its jobs, and the ways to follow and cancel it.
+
+    `then` is the handle of what comes after it, if it was enqueued with that. The handle of an id that was kept
+    (`app.batch(id)`) knows no jobs.
+    """
+
+    __slots__ = ("_app", "id", "jobs", "then")
+
+    def __init__(self, id: str, jobs: Sequence[Job[Any]], app: Batches, then: Job[Any] | Batch | None = None) -> None:
+        self.id = id
+        self.jobs = tuple(jobs)
+        self.then = then
+        self._app = app
+
+    async def status(self) -> BatchStatus:
+        """How many of its jobs are in each state. Raises JobNotFound once all have been pruned."""
+        return await self._app.batch_status(self.id)
+
+    async def wait(self, timeout: float | None = None) -> BatchStatus:
+        """The status, when all jobs are final. Raises TimeoutError, JobNotFound."""
+        return await self._app.wait_for_batch(self.id, timeout)
+
+    async def result(self, timeout: float | None = None) -> list[Any]:
+        """The results of its jobs, in order, when all are final. Raises as `Job.result` for the first without one."""
+        await self.wait(timeout)
+        return [await job.result() for job in self.jobs]
+
+    async def cancel(self) -> int:
+        """Cancel its jobs, and what comes after it; how many were not final."""
+        count = 0 if self.then is None else int(await self.then.cancel())
+        for job in reversed(self.jobs):
+            count += await job.cancel()
+        return count
+
+    def __repr__(self) -> str:
+        return f"Batch({self.id!r})"
+
+
+class Chain:
+    """A chain that has been stored: all its jobs in order, and the ways to follow and cancel it."""
+
+    __slots__ = ("jobs", "last")
+
+    def __init__(self, jobs: Sequence[Job[Any]], last: Job[Any] | Batch) -> None:
+        self.jobs = tuple(jobs)
+        self.last = last
+
+    async def result(self, timeout: float | None = None) -> Any:
+        """The result of its last step, when that has one; of a batch, those of its jobs.
+
+        Raises JobCancelled if a step before it did not succeed, and as `Job.result`.
+        """
+        return await self.last.result(timeout)
+
+    async def cancel(self) -> int:
+        """Cancel what is left of it; how many jobs were not final."""
+        count = 0
+        # From its end: what is released meanwhile has been cancelled by then.
+        for job in reversed(self.jobs):
+            count += await job.cancel()
+        return count
+
+    def __repr__(self) -> str:
+        return f"Chain({[job.id for job in self.jobs]!r})"
+
+
+class SyncBatch:
+    """A stored batch, followed from code that cannot await."""
+
+    __slots__ = ("_batch", "_portal", "id", "jobs")
+
+    def __init__(self, batch: Batch, portal: Portal) -> None:
+        self.id = batch.id
+        self.jobs = tuple(SyncJob(job, portal) for job in batch.jobs)
+        self._batch = batch
+        self._portal = portal
+
+    def status(self) -> BatchStatus:
+        """As `Batch.status`."""
+        return self._portal.run(self._batch.status())
+
+    def wait(self, timeout: float | None = None) -> BatchStatus:
+        """As `Batch.wait`; blocks this thread."""
+        return self._portal.run(self._batch.wait(timeout))
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """As `Batch.result`; blocks this thread."""
+        return self._portal.run(self._batch.result(timeout))
+
+    def cancel(self) -> int:
+        """As `Batch.cancel`."""
+        return self._portal.run(self._batch.cancel())
+
+
+class SyncChain:
+    """A stored chain, followed from code that cannot await."""
+
+    __slots__ = ("_chain", "_portal", "jobs")
+
+    def __init__(self, chain: Chain, portal: Portal) -> None:
+        self.jobs = tuple(SyncJob(job, portal) for job in chain.jobs)
+        self._chain = chain
+        self._portal = portal
+
+    def result(self, timeout: float | None = None) -> Any:
+        """As `Chain.result`; blocks this thread."""
+        return self._portal.run(self._chain.result(timeout))
+
+    def cancel(self) -> int:
+        """As `Chain.cancel`."""
+        return self._portal.run(self._chain.cancel())

@@ -1,0 +1,423 @@
+"""Process tasks: real child processes that compute, fail, are killed, and end with their node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, ProcessDied, RetryPolicy, StrictRate
+from headgate.jobs.report import too_many
+from tests.durability import process_bodies as bodies
+from tests.durability.processes import Children
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]
+
+ONCE = RetryPolicy(retries=0)
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not yet waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  # other processes have no event for it
+            await asyncio.sleep(0.005)
+
+
+async def both_pids(folder: Path) -> list[int]:
+    await until((folder / "pids").exists, 15)
+    return [int(pid) for pid in (folder / "pids").read_text().split()]
+
+
+def make_app(concurrency: int = 2) -> Headgate:
+    app = Headgate("memory://", retry=ONCE)
+    app.queue("computing", concurrency=concurrency)
+    return app
+
+
+async def test_arguments_and_results_keep_their_types_on_the_way_to_a_child_and_back() -> None:
+    app = make_app()
+    double = app.task(queue="computing", process=True)(bodies.double)
+    pid = app.task(queue="computing", process=True)(bodies.pid)
+    async with app:
+        made = await (await double.enqueue(bodies.Picture(4, timedelta(seconds=1)))).result(timeout=15)
+        assert made == bodies.Picture(8, timedelta(seconds=1))
+        assert await (await pid.enqueue()).result() != os.getpid()
+
+
+async def test_a_killed_child_fails_its_own_attempt_only_and_is_replaced(tmp_path: Path) -> None:
+    """The fault: one child of a process pool that is killed makes the whole pool unusable, and all its jobs fail."""
+    app = make_app()
+    die = app.task(queue="computing", process=True)(bodies.die)
+    compute = app.task(queue="computing", process=True)(bodies.compute)
+    pid = app.task(queue="computing", process=True)(bodies.pid)
+    async with app:
+        neighbour = await compute.enqueue(str(tmp_path), 0.5)
+        await both_pids(tmp_path)
+        dying = await die.enqueue()
+        with pytest.raises(JobFailed, match="killed by SIGKILL") as failed:
+            await dying.result(timeout=15)
+        assert failed.value.error_type == "headgate.errors.ProcessDied"
+        assert await neighbour.result(timeout=15) == "done"
+        assert await (await pid.enqueue()).result(timeout=15) > 0
+
+
+async def test_an_attempt_whose_child_died_is_retried_unless_the_policy_gives_up_on_that() -> None:
+    app = make_app()
+    again = app.task(name="again", queue="computing", process=True, retry=RetryPolicy(delays=[0]))(bodies.die)
+    never = app.task(
+        name="never", queue="computing", process=True, retry=RetryPolicy(retries=5, give_up_on=ProcessDied)
+    )(bodies.die)
+    async with app:
+        saved, lost = await again.enqueue(times=1), await never.enqueue()
+        assert await saved.result(timeout=15) == "attempt 2"
+        with pytest.raises(JobFailed):
+            await lost.result(timeout=15)
+        assert (await lost.status()).attempt == 1
+
+
+async def test_a_child_that_leaves_fails_its_attempt_and_says_with_which_code() -> None:
+    app = make_app()
+    leave = app.task(queue="computing", process=True)(bodies.leave)
+    async with app:
+        job = await leave.enqueue(7)
+        with pytest.raises(JobFailed, match="ended with exit code 7"):
+            await job.result(timeout=15)
+
+
+@pytest.mark.parametrize("how", ["timeout", "cancel"])
+async def test_an_attempt_that_has_to_end_is_killed_with_all_that_it_started(how: str, tmp_path: Path) -> None:
+    """The fault: what computes cannot be interrupted in a thread, and goes on after its time was up."""
+    app = make_app(concurrency=1)
+    compute = app.task(queue="computing", process=True)(bodies.compute)
+    pid = app.task(queue="computing", process=True)(bodies.pid)
+    async with app:
+        job: Job[str] = await compute.using(timeout=2 if how == "timeout" else None).enqueue(str(tmp_path), 600)
+        child, helper = await both_pids(tmp_path)
+        began = time.monotonic()
+        if how == "cancel":
+            assert await job.cancel()
+            with pytest.raises(JobCancelled):
+                await job.result(timeout=5)
+            assert time.monotonic() - began < 1
+        else:
+            with pytest.raises(JobFailed, match="longer than its timeout"):
+                await job.result(timeout=10)
+        await until(lambda: not is_there(child) and not is_there(helper), 2)
+        # Its slot is free for the next.
+        assert await (await pid.enqueue()).result(timeout=15) != child
+        node = app._node
+        assert node is not None
+        assert node.statistics()["busy"] == {"default": 0, "computing": 0}
+
+
+async def test_a_child_is_kept_for_the_next_job_and_replaced_when_it_died_meanwhile() -> None:
+    app = make_app(concurrency=1)
+    pid = app.task(queue="computing", process=True)(bodies.pid)
+    async with app:
+        first = await (await pid.enqueue()).result(timeout=15)
+        assert await (await pid.enqueue()).result(timeout=15) == first
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: not is_there(first))
+        second = await (await pid.enqueue()).result(timeout=15)
+        assert second != first
+        # Signals that end a group of processes, or come from a terminal, are for the worker to answer.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(second, number)
+        assert await (await pid.enqueue()).result(timeout=15) == second
+    assert not is_there(second), "the children of a node end with it"
+
+
+async def test_a_function_can_terminate_what_it_has_started() -> None:
+    """The fault: what a function started ignored SIGTERM, as its child does; a pool left while busy never ended."""
+    app = make_app()
+    terminate = app.task(queue="computing", process=True)(bodies.terminate_what_it_started)
+    async with app:
+        assert await (await terminate.enqueue()).result(timeout=20) == [-signal.SIGTERM] * 3
+
+
+async def test_the_death_of_a_child_is_noticed_while_a_fork_of_it_lives() -> None:
+    """The fault: the fork held the connection open, and the attempt ended when the fork did."""
+    app = make_app()
+    crash = app.task(queue="computing", process=True)(bodies.crash_beside_a_fork)
+    async with app:
+        with pytest.raises(JobFailed, match="killed by SIGSEGV"):
+            await (await crash.enqueue()).result(timeout=10)
+
+
+async def test_a_fork_that_returns_from_the_function_answers_nothing() -> None:
+    """The fault: both answered, and each later job of that child was stored with the answer to the one before it."""
+    app = make_app(concurrency=1)
+    fork = app.task(queue="computing", process=True)(bodies.fork_and_return_in_both)
+    pid = app.task(queue="computing", process=True)(bodies.pid)
+    async with app:
+        child = await (await pid.enqueue()).result(timeout=15)
+        job = await fork.enqueue()
+        assert await job.result(timeout=15) == "of the child, after 0"
+        assert (await job.status()).progress is None
+        assert [await (await pid.enqueue()).result(timeout=15) for _ in range(2)] == [child] * 2
+
+
+async def test_a_thread_that_outlives_its_function_says_nothing_of_the_next_job() -> None:
+    """The fault: a child told only what was said, not of which job, so that it was stored with whatever ran by then."""
+    app = make_app(concurrency=1)
+    calls = [StrictRate("10/m", name="calls")]
+    leaves = app.task(queue="computing", process=True, limits=calls)(bodies.speak_too_late)
+    lets = app.task(queue="computing", process=True, limits=calls)(bodies.let_it_speak)
+    async with app:
+        await (await leaves.enqueue()).result(timeout=15)
+        job = await lets.enqueue()
+        assert await job.result(timeout=15) == "let it speak"
+        assert [line.message for line in await app.admin.logs(job.id)] == ["of the second job"]
+        assert (await job.status()).progress is None
+        (bucket,) = await app.admin.limits.list()
+        assert bucket.used == 2
+
+
+async def test_a_function_that_closes_its_standard_streams_keeps_its_child() -> None:
+    """The fault: flushing what it had closed ended the child, after the work, and the job was done again."""
+    app = make_app(concurrency=1)
+    close = app.task(queue="computing", process=True)(bodies.close_what_it_prints_to)
+    pid = app.task(queue="computing", process=True)(bodies.pid)
+    async with app:
+        child = await (await close.enqueue()).result(timeout=15)
+        assert await (await pid.enqueue()).result(timeout=15) == child
+
+
+async def test_an_entry_of_the_search_path_that_is_no_text_harms_no_process_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fault: a Path there, which import passes over, made every process task fail before it began."""
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])
+    app = make_app()
+    pid = app.task(queue="computing", process=True)(bodies.pid)
+    async with app:
+        assert await (await pid.enqueue()).result(timeout=15) > 0
+
+
+async def test_a_timeout_that_is_shorter_than_the_start_of_a_child_costs_no_more_than_one_attempt() -> None:
+    """The fault: each attempt's child was killed while it was starting, so that no attempt could ever be in time."""
+    app = make_app(concurrency=1)
+    pid = app.task(queue="computing", process=True, timeout=0.05, retry=RetryPolicy(delays=[0] * 5))(bodies.pid)
+    async with app:
+        job = await pid.enqueue()
+        assert await job.result(timeout=15) > 0
+        assert (await job.status()).attempt == 2
+
+
+async def test_errors_of_a_child_are_filtered_by_class_and_stored_with_their_traceback() -> None:
+    app = make_app()
+    errors: list[BaseException] = []
+    policy = RetryPolicy(retries=5, delays=None, base=0, give_up_on=ValueError)
+    fail = app.task(queue="computing", process=True, retry=policy)(bodies.fail)
+
+    @fail.on_error
+    def told(job: object, error: BaseException) -> None:
+        errors.append(error)
+
+    async with app:
+        job = await fail.enqueue("broken")
+        with pytest.raises(JobFailed) as failed:
+            await job.result(timeout=15)
+        assert (await job.status()).attempt == 1, "a Broken is a ValueError"
+        assert failed.value.error_type == "tests.durability.process_bodies.Broken"
+        assert failed.value.message == "broken: the machine"
+        assert 'raise Broken(7, why="the machine")' in (failed.value.traceback or "")
+        await until(lambda: bool(errors))
+        assert isinstance(errors[0], bodies.Broken)
+        assert str(errors[0]) == "broken: the machine"
+        retried = await fail.enqueue("a key")
+        with pytest.raises(JobFailed):
+            await retried.result(timeout=15)
+        assert (await retried.status()).attempt == 6, "a KeyError is not"
+
+
+async def test_no_error_of_a_function_ends_its_child_or_grows_beyond_what_a_row_holds() -> None:
+    app = make_app(concurrency=1)
+    fail = app.task(queue="computing", process=True)(bodies.fail)
+    pid = app.task(queue="computing", process=True)(bodies.pid)
+    unstorable = app.task(queue="computing", process=True, retry=RetryPolicy(retries=5))(bodies.give_back_an_object)
+    async with app:
+        before = await (await pid.enqueue()).result(timeout=15)
+        for kind, name in (("exit", "SystemExit"), ("huge", "ValueError"), ("stop", "StopIteration")):
+            job = await fail.enqueue(kind)
+            with pytest.raises(JobFailed) as failed:
+                await job.result(timeout=15)
+            assert failed.value.error_type == name
+            assert len(failed.value.message) + len(failed.value.traceback or "") < 10_000
+        lost = await unstorable.enqueue()
+        with pytest.raises(JobFailed, match="cannot be stored as JSON"):
+            await lost.result(timeout=15)
+        assert (await lost.status()).attempt == 1, "its work is done, so it is not done again"
+        assert await (await pid.enqueue()).result(timeout=15) == before
+
+
+async def test_a_function_in_a_child_knows_its_job_and_settles_its_cost() -> None:
+    app = make_app()
+    task = app.task(queue="computing", process=True, limits=[StrictRate("10/m", name="calls")])(
+        bodies.tell_about_the_job
+    )
+    async with app:
+        job = await task.using(headers={"tenant": "acme"}).enqueue()
+        told = await job.result(timeout=15)
+        assert told.pop("waited_for") < 10
+        assert told.pop("enqueued_at").endswith("+00:00")
+        assert told == {
+            "id": job.id,
+            "task": "tell_about_the_job",
+            "queue": "computing",
+            "attempt": 1,
+            "headers": {"tenant": "acme"},
+            "cancelled": False,
+        }
+        (bucket,) = await app.admin.limits.list()
+        assert bucket.used == 3
+
+
+async def test_snooze_and_rate_limited_spend_no_attempt_in_a_child_either(tmp_path: Path) -> None:
+    app = make_app()
+    task = app.task(queue="computing", process=True, limits=[StrictRate("100/s")])(bodies.put_off)
+    async with app:
+        assert await (await task.enqueue(str(tmp_path))).result(timeout=15) == "attempt 1"
+        assert len(os.listdir(tmp_path)) == 3  # noqa: PTH208
+
+
+async def test_a_function_in_a_child_enqueues_where_others_can_see_it(database: Path) -> None:
+    """The fault: each process has a memory:// of its own, and a job enqueued there would be lost without a word."""
+    url = f"sqlite:///{database}"
+    app = Headgate(url, retry=ONCE, concurrency=2)
+    enqueue_another = app.task(process=True)(bodies.enqueue_another)
+    app.task(name="pid")(bodies.pid)
+    async with app:
+        other = await (await enqueue_another.enqueue(url)).result(timeout=15)
+        assert await app.job(other).result(timeout=15) == os.getpid()
+        with pytest.raises(JobFailed, match="in the memory of another process"):
+            await (await enqueue_another.enqueue("memory://")).result(timeout=15)
+
+
+async def test_what_an_older_release_stored_is_upgraded_before_a_child_gets_it() -> None:
+    app = make_app()
+
+    def rename(stored: dict[str, Any]) -> dict[str, Any]:
+        return {"times": stored["attempts"]}
+
+    task = app.task(queue="computing", process=True, upgrade=rename)(bodies.die)
+
+    def older(attempts: int) -> None: ...
+
+    older_app = Headgate(app._storage)
+    older_app.queue("computing")
+    stored = older_app.task(name="die", queue="computing")(older)
+    async with older_app.open():
+        job = await stored.enqueue(0)
+    async with app:
+        assert await app.job(job.id).result(timeout=15) == "attempt 1"
+        assert task.name == "die"
+
+
+async def test_what_a_child_prints_is_there_when_its_job_is(capfd: pytest.CaptureFixture[str]) -> None:
+    """A child may be killed at any time afterwards, and output that waits in its memory would be lost."""
+    app = make_app()
+    hello = app.task(queue="computing", process=True)(bodies.say_hello)
+    async with app:
+        await (await hello.enqueue()).result(timeout=15)
+        assert "hello from the child" in capfd.readouterr().out
+
+
+async def test_children_end_with_a_worker_that_was_killed(database: Path, tmp_path: Path, children: Children) -> None:
+    """The fault: nobody tells the children of a killed worker, and they compute on, beside the second run."""
+    worker = await children.start("process_worker.py", url=f"sqlite:///{database}")
+    app = Headgate(f"sqlite:///{database}")
+    app.queue("computing")
+    who = app.task(name="who", queue="computing")(bodies.pid)
+    async with app.open():
+        await _enqueue_spin(app)
+        _word, busy = await worker.hear("spinning")
+        idle = await (await who.enqueue()).result(timeout=15)
+        assert is_there(busy)
+        await worker.kill()
+        await until(lambda: not is_there(busy) and not is_there(idle), 10)
+
+
+async def test_a_worker_that_is_told_to_end_kills_its_children_and_hands_their_jobs_back_unspent(
+    database: Path, children: Children
+) -> None:
+    worker = await children.start("process_worker.py", url=f"sqlite:///{database}", grace=0.1)
+    app = Headgate(f"sqlite:///{database}")
+    async with app.open():
+        job = await _enqueue_spin(app)
+        _word, child = await worker.hear("spinning")
+        worker.signal(signal.SIGTERM)
+        assert await worker.end() == 0
+        assert not is_there(child)
+        status = await job.status()
+        assert status.state is JobState.WAITING
+        second = await children.start("process_worker.py", url=f"sqlite:///{database}", spin=0)
+        assert await job.result(timeout=15) == "word"
+        assert (await job.status()).attempt == 1
+        await second.kill()
+
+
+async def test_a_program_without_a_guard_fails_its_jobs_and_starts_no_workers_in_children(
+    database: Path, children: Children
+) -> None:
+    worker = await children.start("process_worker.py", url=f"sqlite:///{database}", unguarded=True)
+    app = Headgate(f"sqlite:///{database}")
+    async with app.open():
+        job = await _enqueue_spin(app)
+        with pytest.raises(JobFailed, match=r"could not import module '__main__'.* under `if __name__ =="):
+            await job.result(timeout=15)
+    await worker.kill()
+
+
+async def _enqueue_spin(app: Headgate) -> Job[str]:
+    if "computing" not in app._registry.queues:
+        app.queue("computing")
+
+    def spin(word: str) -> str:
+        raise NotImplementedError
+
+    task = app.task(name="spin", queue="computing")(spin)
+    return await task.enqueue("word")
+
+
+async def test_what_a_child_says_of_its_job_is_kept_also_when_it_is_killed() -> None:
+    app = Headgate("memory://", retry=ONCE, log_lines=5)
+    app.queue("computing", concurrency=1)
+    speaks = app.task(queue="computing", process=True)(bodies.speaks)
+    async with app:
+        job = await speaks.enqueue(10)
+        with pytest.raises(JobFailed, match="SIGKILL"):
+            await job.result(timeout=15)
+        first, *others, last = await app.admin.logs(job.id)
+        assert (first.logger, first.message) == ("shop", "from a child")
+        assert [line.message for line in others] == [f"line {number}" for number in range(4)]
+        assert last.message == too_many(5)
+        progress = (await job.status()).progress
+        assert progress is not None
+        assert (progress.fraction, progress.message) == (0.75, "nearly")
+
+
+async def test_a_child_whose_garbage_collector_logs_goes_on_and_tells_all() -> None:
+    app = make_app()
+    leaves_unclosed = app.task(queue="computing", process=True)(bodies.leaves_unclosed)
+    async with app:
+        job = await leaves_unclosed.enqueue(400)
+        assert await job.result(timeout=15) == 400
+        lines = [line.message for line in await app.admin.logs(job.id, count=1000)]
+        assert sorted(lines) == ["line"] * 400 + ["unclosed"] * 400

@@ -1,0 +1,68 @@
+"""The logging of a program stays its own while a node keeps what its jobs log."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headgate.tasks.log_hook import listen, unlisten
+
+PROGRAM = Path(__file__).with_name("bare_logging.py")
+
+FIRST = "kept ['in a job', 'own line']"
+LATER = "kept ['in a job', 'too low for a job', 'own line']"
+
+
+CONFIGURED = ["own set up", "own in a job", "own too low for a job", "own after"]
+
+
+@pytest.mark.parametrize(
+    ("then", "printed", "kept"),
+    [
+        ("not at all", ["in a job", "after"], [FIRST, FIRST]),
+        ("configured", CONFIGURED, [FIRST, LATER]),
+        ("forced", CONFIGURED, [FIRST, LATER]),
+    ],
+)
+def test_logging_works_while_a_node_runs_as_it_does_without(then: str, printed: list[str], kept: list[str]) -> None:
+    """A handler at the root once had logging take itself for configured: errors vanished, basicConfig() did nothing."""
+    done = subprocess.run(
+        [sys.executable, PROGRAM, then],
+        capture_output=True,
+        text=True,
+        timeout=15,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.stderr.splitlines() == ["before", "while it runs", "in a job", *printed]
+    assert done.stdout.splitlines() == [*kept, "restored True"]
+
+
+def test_who_stands_in_for_the_same_method_meanwhile_goes_on_to_do_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tools that watch for errors do, from anywhere in the life of a node."""
+    heard: list[str] = []
+    theirs: list[str] = []
+    hears: Callable[[logging.LogRecord], None] = lambda record: heard.append(record.getMessage())  # noqa: E731
+    log = logging.getLogger("shop")
+    listen(hears)
+    below = logging.Logger.callHandlers
+
+    def stands_in(logger: logging.Logger, record: logging.LogRecord) -> None:
+        theirs.append(record.getMessage())
+        below(logger, record)
+
+    monkeypatch.setattr(logging.Logger, "callHandlers", stands_in)
+    log.error("one")
+    unlisten(hears)
+    log.error("two")
+    listen(hears)
+    log.error("three")
+    monkeypatch.undo()
+    unlisten(hears)
+    log.error("four")
+    assert (heard, theirs) == (["one", "three"], ["one", "two", "three"])

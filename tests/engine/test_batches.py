@@ -1,0 +1,383 @@
+"""Whole lives of batches: side by side, waited for together, and under one permit where they hold one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headgate import (
+    Concurrency,
+    DeclarationError,
+    Headgate,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    JobState,
+    Mutex,
+    NotOpen,
+    RateLimit,
+    RetryPolicy,
+    Task,
+    batch,
+    chain,
+    current_job,
+)
+from headgate.clock import SECOND
+from headgate.storage.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+def test_a_batch_is_final_when_its_last_job_is() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def work(seconds: int) -> int:
+            await asyncio.sleep(seconds)
+            return seconds
+
+        @app.task
+        async def report() -> list[int]:
+            leader = current_job().follows
+            assert leader is not None
+            status = await app.batch(leader).status()
+            return [status.succeeded, status.pending]
+
+        async with app:
+            stored = await batch([work.call(3), work.call(1), work.call(2)]).then(report.call()).enqueue()
+            status = await stored.status()
+            assert (status.total, status.pending, status.state, status.finished_at) == (3, 3, None, None)
+            assert await stored.result(timeout=10) == [3, 1, 2]
+            status = await stored.wait()
+            assert (status.pending, status.succeeded, status.state) == (0, 3, JobState.SUCCEEDED)
+            assert stored.then is not None
+            assert await stored.then.result(timeout=10) == [3, 0]
+
+    run_virtual(main)
+
+
+def test_the_jobs_of_a_batch_know_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def work() -> str | None:
+            return current_job().batch
+
+        async with app:
+            stored = await batch([work.call(), work.call()]).enqueue()
+            assert await stored.result(timeout=10) == [stored.id] * 2
+            assert await (await work.enqueue()).result(timeout=10) is None
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(("on", "runs"), [("success", False), ("any", True)])
+def test_then_runs_after_a_failure_if_it_is_for_any_outcome(on: str, runs: bool) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        ran: list[bool] = []
+
+        @app.task(retry=RetryPolicy(retries=0))
+        async def work(fails: bool) -> None:
+            if fails:
+                raise ValueError
+
+        @app.task
+        async def report() -> None:
+            ran.append(True)
+
+        async with app:
+            plan = batch([work.call(True), work.call(False)]).then(report.call(), on=on)  # type: ignore[arg-type]
+            stored = await plan.enqueue()
+            assert (await stored.wait(timeout=10)).state is JobState.FAILED
+            with pytest.raises(JobFailed):
+                await stored.result()
+            assert stored.then is not None
+            if runs:
+                await stored.then.result(timeout=10)
+            else:
+                with pytest.raises(JobCancelled):
+                    await stored.then.result(timeout=10)
+            assert bool(ran) is runs
+
+    run_virtual(main)
+
+
+def test_batches_and_chains_follow_each_other() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        told: list[str] = []
+
+        @app.task
+        async def step(name: str) -> str:
+            told.append(name)
+            return name
+
+        async with app:
+            stored = await chain(
+                step.call("a"),
+                batch([chain(step.call("b1"), step.call("b2")), step.call("b3")]),
+                batch([]),
+                batch([step.call("c")]).then(step.call("d")),
+                batch([step.call("e1"), step.call("e2")]),
+            ).enqueue()
+            assert await stored.result(timeout=10) == ["e1", "e2"]
+            assert len(stored.jobs) == 8
+        assert told[0] == "a"
+        assert set(told[1:4]) == {"b1", "b2", "b3"}
+        assert told.index("b1") < told.index("b2")
+        assert told[4:6] == ["c", "d"]
+        assert set(told[6:]) == {"e1", "e2"}
+
+    run_virtual(main)
+
+
+def test_what_follows_an_empty_batch_runs_at_once() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def report() -> str:
+            return "nothing"
+
+        async with app:
+            stored = await batch([]).then(report.call()).enqueue()
+            assert (await stored.wait(timeout=1)).state is JobState.SUCCEEDED
+            assert stored.then is not None
+            assert await stored.then.result(timeout=10) == "nothing"
+
+    run_virtual(main)
+
+
+def test_a_batch_is_cancelled_with_what_follows_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        begun = asyncio.Event()
+
+        @app.task
+        async def work() -> None:
+            begun.set()
+            await asyncio.sleep(1000)
+
+        async with app:
+            stored = await batch([work.call(), work.using(delay=60).call()]).then(work.call(), on="any").enqueue()
+            await begun.wait()
+            assert await stored.cancel() == 3
+            assert (await stored.wait(timeout=10)).cancelled == 2
+            assert stored.then is not None
+            with pytest.raises(JobCancelled):
+                await stored.then.result(timeout=1)
+
+    run_virtual(main)
+
+
+def test_a_batch_that_is_not_final_in_time_goes_on() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            stored = await batch([work.call()]).enqueue()
+            with pytest.raises(TimeoutError, match="it goes on"):
+                await stored.wait(timeout=5)
+            with pytest.raises(JobNotFound):
+                await app.batch("nothing").wait(timeout=5)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("place", ["memory", "file"])
+def test_who_waits_for_a_batch_when_the_app_closes_is_told(place: str, tmp_path: Path) -> None:
+    """The fault: a store that was closed looked like one that was away, and whoever waited for a batch waited for
+    ever."""
+
+    async def main(clock: VirtualClock) -> None:
+        url = "memory://" if place == "memory" else f"sqlite:///{tmp_path}/jobs.db"
+        app = Headgate(url, clock=clock, synchronous="OFF")
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            stored = await batch([work.call()]).enqueue()
+            waiting = asyncio.create_task(stored.wait())
+            await asyncio.sleep(10)
+        closed = clock.monotonic()
+        with pytest.raises(NotOpen):
+            await asyncio.wait_for(waiting, 60)
+        assert clock.monotonic() - closed <= SECOND
+        async with app:
+            assert (await stored.wait()).succeeded == 1
+
+    run_virtual(main)
+
+
+def test_what_cannot_be_a_batch_is_told_where_it_is_made() -> None:
+    app = Headgate("memory://")
+
+    @app.task
+    async def work(tenant: str = "") -> None: ...
+
+    plan = batch([work.call()])
+    with pytest.raises(DeclarationError, match=r"has a then\(\) already"):
+        plan.then(work.call()).then(work.call())
+    with pytest.raises(DeclarationError, match="must be 'success' or 'any'"):
+        plan.then(work.call(), on="failure")  # type: ignore[arg-type]  # what somebody writes by mistake
+    with pytest.raises(DeclarationError, match="a batch in a batch"):
+        batch([plan])
+    with pytest.raises(DeclarationError, match="rates count starts"):
+        batch([work.call()], limits=[RateLimit("1/s")])  # type: ignore[list-item]  # what somebody writes by mistake
+    with pytest.raises(DeclarationError, match="has no name"):
+        batch([work.call()], limits=[Concurrency(2)])
+
+    async def main(clock: VirtualClock) -> None:
+        async with app.open():
+            with pytest.raises(DeclarationError, match="no call in this batch"):
+                await batch([]).enqueue()
+            with pytest.raises(DeclarationError, match="make a batch of each"):
+                await batch([work.call("a"), work.call("b")], limits=[Mutex("api:{tenant}")]).enqueue()
+            with pytest.raises(DeclarationError, match="is not declared"):
+                await batch([work.call("a")], limits=["api"]).enqueue()
+            assert await app.admin.jobs() == []
+
+    run_virtual(main)
+
+
+# ------------------------------------------------------------------------------------------- under one permit
+
+
+def test_batches_that_hold_a_mutex_run_one_after_the_other() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        running: list[str | None] = []
+        order: list[str | None] = []
+
+        @app.task(retry=RetryPolicy(retries=5, base=1))
+        async def work(number: int) -> None:
+            own = current_job().batch
+            running.append(own)
+            order.append(own)
+            assert set(running) == {own}
+            await asyncio.sleep(2)
+            running.remove(own)
+            if number == 1 and current_job().attempt < 3:
+                raise ValueError
+
+        async with app:
+            stored = [
+                await batch([work.call(number) for number in range(3)], limits=[Mutex("orders-api")]).enqueue()
+                for _ in range(3)
+            ]
+            for each in stored:
+                assert (await each.wait(timeout=1000)).succeeded == 3
+        assert list(dict.fromkeys(order)) == [each.id for each in stored]
+        assert order == [each.id for each in stored for _ in range(5)]
+        assert len(order) == 15
+
+    run_virtual(main)
+
+
+def test_a_job_on_the_mutex_of_a_batch_waits_until_that_is_final() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        told: list[str] = []
+
+        @app.task
+        async def member(name: str) -> None:
+            await asyncio.sleep(5)
+            told.append(name)
+
+        @app.task(limits=[Mutex("orders-api")])
+        async def single() -> None:
+            told.append("single")
+
+        async with app:
+            later = member.using(delay=20)
+            stored = await batch([member.call("a"), later.call("b")], limits=[Mutex("orders-api")]).enqueue()
+            await asyncio.sleep(1)
+            job = await single.enqueue()
+            status = await job.status()
+            assert status.waits_for == ("mutex", "orders-api")
+            await job.result(timeout=100)
+            assert (await stored.status()).succeeded == 2
+        assert told == ["a", "b", "single"]
+
+    run_virtual(main)
+
+
+def test_a_batch_holds_what_its_own_tasks_ask_for_once() -> None:
+    """The fault: a job that needs a mutex by itself, and once more through its batch, waits for itself."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[Mutex("orders-api"), RateLimit("100/s")])
+        async def work(number: int) -> int:
+            return number
+
+        async with app:
+            stored = await batch([work.call(1), work.call(2)], limits=[Mutex("orders-api")]).enqueue()
+            assert await stored.result(timeout=10) == [1, 2]
+
+    run_virtual(main)
+
+
+def test_a_batch_holds_one_place_of_a_named_concurrency() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.limit("machines", Concurrency(2, key="{zone}"))
+        running: dict[str | None, int] = {}
+        most = 0
+
+        @app.task
+        async def work(zone: str) -> None:
+            nonlocal most
+            own = current_job().batch
+            running[own] = running.get(own, 0) + 1
+            most = max(most, len(running))
+            await asyncio.sleep(3)
+            running[own] -= 1
+            if not running[own]:
+                del running[own]
+
+        async with app:
+            stored = [await batch([work.call("a")] * 4, limits=["machines"]).enqueue() for _ in range(4)]
+            for each in stored:
+                await each.wait(timeout=100)
+        assert most == 2
+
+    run_virtual(main)
+
+
+def test_a_deploy_leaves_a_batch_what_it_holds() -> None:
+    async def main(clock: VirtualClock) -> None:
+        storage = MemoryStorage(clock)
+
+        def release(*limits: RateLimit) -> tuple[Headgate, Task[[int], None]]:
+            app = Headgate(storage, clock=clock)
+
+            @app.task(name="work", limits=limits)
+            async def work(number: int) -> None:
+                await asyncio.sleep(1)
+
+            return app, work
+
+        before, old = release()
+        async with before:
+            await asyncio.sleep(1)
+        async with before.open():
+            stored = await batch([old.using(delay=30).call(n) for n in (1, 2)], limits=[Mutex("orders-api")]).enqueue()
+        after, _ = release(RateLimit("1/s", burst=1))
+        async with after:
+            await after.batch(stored.id).wait(timeout=300)
+            (job, _) = stored.jobs
+            details = await after.admin.job(job.id)
+            assert {draw.limit for draw in details.record.draws} == {"mutex", "work:rate"}
+            assert list(await storage.check()) == []
+
+    run_virtual(main)

@@ -1,0 +1,482 @@
+"""Callbacks: what a task tells of its jobs, when, and that nothing it does changes anything."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headgate import (
+    DeclarationError,
+    Headgate,
+    JobCancelled,
+    JobContext,
+    JobFailed,
+    LimitRejected,
+    RetryPolicy,
+    Snooze,
+    StrictRate,
+    current_job,
+)
+from headgate.clock import SECOND, to_datetime
+from headgate.engine import teller
+from headgate.errors import JobExpired, PayloadError, StorageUnavailable
+from headgate.jobs.event import CallbackFailed, Event
+from headgate.jobs.lifecycle import Ending
+from headgate.storage.memory import MemoryStorage
+from headgate.tasks.task import Task
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+def listen(task: Task[Any, Any]) -> list[tuple[Any, ...]]:
+    """What all callbacks of a task are told."""
+    told: list[tuple[Any, ...]] = []
+
+    @task.on_started
+    async def started(job: JobContext) -> None:
+        told.append(("started", job.attempt))
+
+    @task.on_completed
+    async def completed(job: JobContext, result: Any) -> None:
+        told.append(("completed", result))
+
+    @task.on_error
+    async def error(job: JobContext, error: BaseException) -> None:
+        told.append(("error", error))
+
+    @task.on_retry
+    async def retry(job: JobContext, error: BaseException, attempt: int, delay: float) -> None:
+        told.append(("retry", repr(error), attempt, delay))
+
+    return told
+
+
+def test_a_job_is_told_of_from_its_first_start_over_its_retries_to_its_end() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(retry=RetryPolicy(delays=[10, 20]))
+        async def work(fails: int) -> str:
+            if current_job().attempt <= fails:
+                raise ValueError(current_job().attempt)
+            return "done"
+
+        told = listen(work)
+        async with app:
+            await (await work.enqueue(2)).result()
+            await asyncio.sleep(1)
+            assert told == [
+                ("started", 1),
+                ("retry", "ValueError(1)", 1, 10.0),
+                ("started", 2),
+                ("retry", "ValueError(2)", 2, 20.0),
+                ("started", 3),
+                ("completed", "done"),
+            ]
+            told.clear()
+            with pytest.raises(JobFailed):
+                await (await work.enqueue(9)).result()
+            await asyncio.sleep(1)
+            assert [each[0] for each in told] == ["started", "retry", "started", "retry", "started", "error"]
+            error = told[-1][1]
+            assert isinstance(error, ValueError)
+            assert error.args == (3,)
+            assert error.__traceback__ is not None
+
+    run_virtual(main)
+
+
+class Slow(MemoryStorage):
+    """A memory store whose `finish` fails as long as it is told to."""
+
+    is_down = False
+
+    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool]:
+        if self.is_down:
+            raise StorageUnavailable("the disk is full")
+        return await super().finish(node, endings)
+
+
+def test_nobody_is_told_of_an_ending_before_it_is_stored() -> None:
+    """The fault: a callback sent the invoice, the record of it failed, and the job ran and sent it again."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = Slow(clock)
+        app = Headgate(store, clock=clock)
+
+        @app.task
+        async def work() -> int:
+            return 7
+
+        told = listen(work)
+        async with app:
+            store.is_down = True
+            job = await work.enqueue()
+            await asyncio.sleep(60)
+            assert told == [("started", 1)]
+            store.is_down = False
+            await job.result()
+            await asyncio.sleep(1)
+            assert told == [("started", 1), ("completed", 7)]
+
+    run_virtual(main)
+
+
+def test_an_ending_that_was_refused_is_not_told() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app = Headgate(store, clock=clock)
+        runs: list[int] = []
+
+        @app.task
+        async def work() -> int:
+            runs.append(1)
+            await asyncio.sleep(3 if len(runs) == 1 else 0)
+            return len(runs)
+
+        told = listen(work)
+        async with app:
+            job = await work.enqueue()
+            await asyncio.sleep(1)
+            node = app._node
+            assert node is not None
+            await store.recover(node.id, (await store.nodes())[0].beat)
+            assert await job.result() == 2
+            await asyncio.sleep(1)
+            assert [each for each in told if each[0] == "completed"] == [("completed", 2)]
+
+    run_virtual(main)
+
+
+def test_what_a_callback_raises_is_logged_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        failures: list[Event] = []
+        others: list[str] = []
+        app.subscribe(failures.append, CallbackFailed)
+
+        @app.task
+        async def work() -> str:
+            return "fine"
+
+        @work.on_started
+        def stops(job: JobContext) -> None:
+            raise StopIteration
+
+        @work.on_completed
+        async def exits(job: JobContext, result: str) -> None:
+            raise SystemExit(3)
+
+        @work.on_completed
+        async def cancels(job: JobContext, result: str) -> None:
+            raise asyncio.CancelledError
+
+        @work.on_completed
+        async def fails(job: JobContext, result: str) -> None:
+            raise ValueError("in a callback")
+
+        @work.on_completed
+        async def goes_on(job: JobContext, result: str) -> None:
+            others.append(result)
+
+        with caplog.at_level(logging.ERROR, "headgate"):
+            async with app:
+                job = await work.enqueue()
+                assert await job.result() == "fine"
+                await asyncio.sleep(1)
+                assert others == ["fine"]
+                assert await (await work.enqueue()).result() == "fine"
+        assert len(failures) == 8
+        assert f"on_completed of work failed on job {job.id}: ValueError: in a callback" in caplog.text
+
+    run_virtual(main)
+
+
+def test_slow_callbacks_hold_up_neither_the_record_of_a_job_nor_other_jobs() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, concurrency=1)
+
+        @app.task
+        async def work() -> int:
+            return clock.monotonic()
+
+        @work.on_completed
+        async def slow(job: JobContext, result: int) -> None:
+            await asyncio.sleep(30)
+
+        async with app:
+            jobs = await work.enqueue_many([()] * 5)
+            ran = [await job.result() for job in jobs]
+            assert ran[-1] - ran[0] < SECOND
+
+    run_virtual(main)
+
+
+def test_the_callbacks_of_one_job_are_called_in_order_even_when_the_first_is_slow() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        told: list[str] = []
+
+        @app.task
+        async def work() -> None: ...
+
+        @work.on_started
+        async def started(job: JobContext) -> None:
+            await asyncio.sleep(10)
+            told.append("started")
+
+        @work.on_completed
+        async def completed(job: JobContext, result: None) -> None:
+            told.append("completed")
+
+        async with app:
+            await (await work.enqueue()).result()
+            await asyncio.sleep(11)
+            assert told == ["started", "completed"]
+
+    run_virtual(main)
+
+
+def test_a_callback_that_never_ends_is_cancelled_and_told() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        failures: list[Event] = []
+        app.subscribe(failures.append, CallbackFailed)
+
+        @app.task
+        async def work() -> None: ...
+
+        @work.on_completed
+        async def hangs(job: JobContext, result: None) -> None:
+            await asyncio.Event().wait()
+
+        async with app:
+            await work.enqueue()
+            await asyncio.sleep(59)
+            assert not failures
+            await asyncio.sleep(2)
+            assert "more than 60 s" in str(failures[0])
+
+    run_virtual(main)
+
+
+def test_callbacks_that_are_under_way_get_a_moment_when_the_app_is_closed() -> None:
+    async def main(clock: VirtualClock) -> None:
+        told: list[str] = []
+
+        def make() -> tuple[Headgate, Task[[float], None]]:
+            app = Headgate("memory://", clock=clock)
+
+            @app.task
+            async def work(seconds: float) -> None: ...
+
+            @work.on_completed
+            async def completed(job: JobContext, result: None) -> None:
+                try:
+                    await asyncio.sleep(float(job.headers["seconds"]))
+                    told.append("ended")
+                except asyncio.CancelledError:
+                    told.append("cancelled")
+                    raise
+
+            return app, work
+
+        for seconds in ("3", "3000"):
+            app, work = make()
+            async with app:
+                await (await work.using(headers={"seconds": seconds}).enqueue(0)).result()
+                await asyncio.sleep(0.1)
+                began = clock.monotonic()
+            assert clock.monotonic() - began <= teller.PATIENCE * SECOND
+        assert told == ["ended", "cancelled"]
+
+    run_virtual(main)
+
+
+def test_a_plain_function_is_called_in_a_thread_and_knows_its_job() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        told: list[tuple[str, bool]] = []
+
+        @app.task
+        async def work() -> None: ...
+
+        @work.on_completed
+        def completed(job: JobContext, result: None) -> None:
+            try:
+                asyncio.get_running_loop()
+                on_the_loop = True
+            except RuntimeError:
+                on_the_loop = False
+            told.append((current_job().id, on_the_loop))
+
+        async with app:
+            job = await work.enqueue()
+            await job.result()
+            await asyncio.sleep(1)
+            assert told == [(job.id, False)]
+
+    run_virtual(main)
+
+
+def test_throttling_snoozing_and_cancelling_tell_of_no_error_and_no_retry() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        snoozed: list[bool] = []
+
+        @app.task(limits=[StrictRate("1/m")])
+        async def work(how: str) -> None:
+            if how == "snooze" and not snoozed:
+                snoozed.append(True)
+                raise Snooze(5)
+            if how == "cancel":
+                await asyncio.sleep(1000)
+
+        told = listen(work)
+        async with app:
+            await (await work.enqueue("plain")).result()
+            await (await work.enqueue("snooze")).result()
+            cancelled = await work.enqueue("cancel")
+            await asyncio.sleep(70)
+            await cancelled.cancel()
+            with pytest.raises(JobCancelled):
+                await cancelled.result()
+            await asyncio.sleep(1)
+            assert [each[0] for each in told] == ["started", "completed"] + ["started"] * 2 + ["completed", "started"]
+
+    run_virtual(main)
+
+
+def test_a_job_that_never_ran_tells_its_typed_error_where_it_was_dropped() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("1/h", name="hourly", on_limit="discard")])
+        async def discarded() -> None: ...
+
+        @app.task(limits=[StrictRate("1/h", name="patient", max_wait=60)])
+        async def impatient() -> None: ...
+
+        @app.task(limits=[StrictRate("1/h", name="expiring")])
+        async def expiring() -> None: ...
+
+        lists = [listen(task) for task in (discarded, impatient, expiring)]
+        async with app:
+            soon = to_datetime(clock.now() + 30 * SECOND)
+            for task in (discarded, impatient, expiring):
+                await (await task.enqueue()).result()
+                with pytest.raises(JobFailed):
+                    await (await task.using(expires_at=soon if task is expiring else None).enqueue()).result()
+            await asyncio.sleep(1)
+            kinds = [[type(each[1]) for each in told if each[0] == "error"] for told in lists]
+            assert kinds == [[LimitRejected], [LimitRejected], [JobExpired]]
+            assert lists[0][-1][1].limit == "hourly"
+
+    run_virtual(main)
+
+
+def test_a_payload_that_no_longer_fits_and_a_result_that_cannot_be_stored_are_told_as_errors() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        old, app = Headgate(store, clock=clock), Headgate(store, clock=clock)
+
+        @old.task(name="work")
+        async def work_of_old(number: str) -> None: ...
+
+        @app.task
+        async def work(number: int) -> None: ...
+
+        @app.task
+        async def unstorable() -> Any:
+            return object()
+
+        told, lost = listen(work), listen(unstorable)
+        async with old.open():
+            await work_of_old.enqueue("a word")
+        async with app:
+            await unstorable.enqueue()
+            await asyncio.sleep(200)
+            assert [each[0] for each in told] == ["retry"] * 4 + ["error"]
+            assert isinstance(told[-1][1], PayloadError)
+            assert [each[0] for each in lost] == ["started", "error"]
+            assert isinstance(lost[-1][1], PayloadError)
+
+    run_virtual(main)
+
+
+def test_a_poisonous_job_is_told_where_its_node_was_found_dead() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app = Headgate(store, clock=clock)
+
+        @app.task
+        async def bomb() -> None:
+            await asyncio.sleep(1000)
+
+        told = listen(bomb)
+        async with app.open():
+            job = await bomb.enqueue()
+            for _ in range(3):
+                node = app._make_node()
+                running = asyncio.ensure_future(node.run())
+                await asyncio.sleep(40)
+                # As good as dead: it beats no more and leaves nothing.
+                setattr(node, "_storage", Deaf(store))  # noqa: B010
+                running.cancel()
+                await asyncio.wait([running])
+            survivor = app._make_node()
+            running = asyncio.ensure_future(survivor.run())
+            with pytest.raises(JobFailed, match="death of their node"):
+                await job.result(timeout=300)
+            await asyncio.sleep(1)
+            assert isinstance(told[-1][1], JobFailed)
+            survivor.stop()
+            await running
+
+    run_virtual(main)
+
+
+class Deaf:
+    """A store that a dying node cannot reach any more."""
+
+    def __init__(self, store: MemoryStorage) -> None:
+        self._store = store
+
+    async def leave(self, node: str) -> None:
+        raise StorageUnavailable("gone")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_a_callback_that_takes_other_arguments_is_told_where_it_is_declared() -> None:
+    app = Headgate("memory://")
+
+    @app.task
+    async def work() -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"@on_completed of task 'work' gets \(job, result\)"):
+        work.on_completed(lambda job: None)  # type: ignore[misc,arg-type]
+    with pytest.raises(DeclarationError, match="needs a function"):
+        work.on_error("log it")  # type: ignore[arg-type]
+
+
+def test_callbacks_belong_to_the_task_however_it_was_enqueued() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def work() -> int:
+            return 1
+
+        later = work.using(delay=5)
+        told = listen(work)
+        async with app:
+            await (await later.enqueue()).result()
+            await asyncio.sleep(1)
+            assert told == [("started", 1), ("completed", 1)]
+
+    run_virtual(main)

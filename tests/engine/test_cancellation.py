@@ -1,0 +1,410 @@
+"""Whose cancellation it is: the user's, the clock's, the shutdown's, or the handler's own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headgate import Headgate, JobCancelled, JobFailed, JobState, RateLimited, RetryPolicy, Snooze, current_job
+from headgate.clock import SECOND, SystemClock
+from headgate.errors import PayloadError
+from headgate.jobs.event import AttemptLingers
+from headgate.storage.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+async def inner_timeout() -> None:
+    async with asyncio.timeout(1):
+        await asyncio.sleep(5)
+
+
+async def inner_wait_for() -> None:
+    await asyncio.wait_for(asyncio.sleep(5), 1)
+
+
+async def inner_cancel() -> None:
+    task = asyncio.ensure_future(asyncio.sleep(5))
+    asyncio.get_running_loop().call_later(1, task.cancel)
+    await task
+
+
+async def inner_group() -> None:
+    async def fails() -> None:
+        raise ConnectionError
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.sleep(5))
+        group.create_task(fails())
+
+
+async def cancels_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(5)
+
+
+@pytest.mark.parametrize("trouble", [inner_timeout, inner_wait_for, inner_cancel, inner_group, cancels_itself])
+def test_what_the_handlers_own_libraries_cancel_is_an_ordinary_failure(trouble: Callable[[], Any]) -> None:
+    """The fault: the timeout of an HTTP client was taken for a user's cancellation, and the job was never retried."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(retry=RetryPolicy(delays=[1]), timeout=100)
+        async def call() -> str:
+            if current_job().attempt == 1:
+                await trouble()
+            return "done"
+
+        async with app:
+            job = await call.enqueue()
+            assert await job.result() == "done"
+            (first,) = (await app.admin.job(job.id)).attempts
+            assert first.outcome == "failed"
+            assert first.error is not None
+            assert trouble.__name__ in (first.error.traceback or ""), "it is told where it came from"
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("raised", [StopIteration, asyncio.CancelledError, TimeoutError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["loop", "thread"])
+def test_nothing_that_a_handler_raises_ends_its_node_or_goes_unrecorded(
+    raised: type[BaseException], where: str
+) -> None:
+    """The fault: a StopIteration out of a thread cannot be carried by a future, and its job ran for ever."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))
+
+        async def on_the_loop() -> None:
+            raise raised
+
+        def in_a_thread() -> None:
+            raise raised
+
+        bad = app.task(on_the_loop) if where == "loop" else app.task(in_a_thread)
+
+        @app.task
+        async def fine() -> str:
+            return "still here"
+
+        async with app:
+            with pytest.raises(JobFailed):
+                await (await bad.enqueue()).result(timeout=10)
+            assert await (await fine.enqueue()).result() == "still here"
+
+    run_virtual(main)
+
+
+def test_an_error_that_refers_to_itself_or_cannot_be_printed_is_recorded() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))
+
+        class Unprintable(Exception):
+            def __str__(self) -> str:
+                raise SystemExit
+
+            __repr__ = __str__
+
+        @app.task
+        async def cyclic() -> None:
+            first, second = ValueError("first"), ValueError("second")
+            first.__cause__, second.__cause__ = second, first
+            first.args = (first,)
+            raise first
+
+        @app.task
+        async def unprintable() -> None:
+            raise ValueError("outer") from Unprintable()
+
+        @app.task
+        async def silent() -> None:
+            raise Unprintable
+
+        async with app:
+            for task in (cyclic, unprintable, silent):
+                with pytest.raises(JobFailed):
+                    await (await task.enqueue()).result(timeout=10)
+
+    run_virtual(main)
+
+
+def test_a_payload_error_of_the_handlers_own_is_retried_like_any_other() -> None:
+    """The fault: a handler that enqueued something wrong was taken for one whose result could not be stored."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(retry=RetryPolicy(delays=[1]))
+        async def work() -> str:
+            if current_job().attempt == 1:
+                raise PayloadError("of another job")
+            return "done"
+
+        async with app:
+            assert await (await work.enqueue()).result() == "done"
+
+    run_virtual(main)
+
+
+def test_a_handler_that_returns_although_its_user_cancelled_it_has_succeeded() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def finishes() -> str:
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                return "what there was until then"
+            return "all"
+
+        async with app:
+            job = await finishes.enqueue()
+            await asyncio.sleep(1)
+            assert await job.cancel() is True
+            assert await job.result() == "what there was until then"
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("answer", [Snooze(5), RateLimited(5), ValueError("while cleaning up"), TimeoutError()])
+def test_a_cancelled_job_stays_cancelled_whatever_its_handler_raises_then(answer: Exception) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        runs: list[int] = []
+
+        @app.task
+        async def work() -> None:
+            runs.append(1)
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                raise answer from None
+
+        async with app:
+            job = await work.enqueue()
+            await asyncio.sleep(1)
+            await job.cancel()
+            with pytest.raises(JobCancelled):
+                await job.result()
+            await asyncio.sleep(100)
+            assert runs == [1]
+
+    run_virtual(main)
+
+
+def test_a_timeout_is_a_timeout_whatever_a_library_makes_of_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(timeout=5, retry=RetryPolicy(retries=3, give_up_on=TimeoutError))
+        async def work() -> None:
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError as error:
+                raise ConnectionError("the client was closed") from error
+
+        async with app:
+            job = await work.enqueue()
+            with pytest.raises(JobFailed, match="its timeout of 5 s") as failed:
+                await job.result()
+            assert failed.value.error_type == "TimeoutError"
+            assert "the client was closed" in (failed.value.traceback or "")
+            assert (await job.status()).attempt == 1
+
+    run_virtual(main)
+
+
+def test_one_cancellation_is_told_once_so_that_cleaning_up_may_take_its_time() -> None:
+    """The fault: a cancelled job was cancelled anew each second, in the middle of giving back what it held."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app, elsewhere = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        cleaned: list[int] = []
+
+        @app.task
+        async def work() -> None:
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                await asyncio.sleep(4)
+                cleaned.append(clock.monotonic())
+
+        async with app, elsewhere.open():
+            job = await work.enqueue()
+            await asyncio.sleep(1)
+            await elsewhere.job(job.id).cancel()
+            await job.cancel()
+            with pytest.raises(JobCancelled):
+                await job.result()
+            assert len(cleaned) == 1
+
+    run_virtual(main)
+
+
+def test_an_attempt_that_swallows_its_cancellation_keeps_its_slot_and_its_lease_and_is_spoken_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, concurrency=1)
+        told: list[Any] = []
+        app.subscribe(told.append, AttemptLingers)
+
+        @app.task
+        async def stubborn() -> str:
+            until = clock.monotonic() + 100 * SECOND
+            while clock.monotonic() < until:
+                try:
+                    await asyncio.sleep(10)
+                except asyncio.CancelledError:
+                    continue
+            return "to the end"
+
+        @app.task
+        async def next_one() -> str:
+            return "ran"
+
+        async with app:
+            job, after = await stubborn.enqueue(), await next_one.enqueue()
+            await asyncio.sleep(1)
+            await job.cancel()
+            await asyncio.sleep(4)
+            assert not told
+            await asyncio.sleep(50)
+            (event,) = told
+            assert (event.job_id, event.place, event.cause) == (job.id, "loop", "user")
+            assert app._node is not None
+            assert app._node.statistics()["lingering"] == [job.id]
+            assert app._node.statistics()["busy"] == {"default": 1}
+            assert (await job.status()).state is JobState.RUNNING
+            assert (await after.status()).state is JobState.WAITING
+            assert await job.result() == "to the end"
+            assert await after.result() == "ran"
+            assert app._node.statistics()["lingering"] == []
+
+    with caplog.at_level(logging.WARNING, "headgate"):
+        run_virtual(main)
+    assert "still runs 5 s later, in a slot of queue default: its handler swallows CancelledError" in caplog.text
+
+
+def test_an_attempt_that_ends_in_time_is_not_spoken_of() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        told: list[Any] = []
+        app.subscribe(told.append, AttemptLingers)
+
+        @app.task
+        async def work() -> None:
+            await asyncio.sleep(1000)
+
+        async with app:
+            job = await work.enqueue()
+            await asyncio.sleep(1)
+            await job.cancel()
+            await asyncio.sleep(100)
+        assert not told
+
+    run_virtual(main)
+
+
+async def test_a_thread_that_goes_on_after_its_time_was_up_is_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In real time: virtual time stands still while a thread works.
+    monkeypatch.setattr("headgate.engine.executor.LINGERS_AFTER", 0.05)
+    app = Headgate("memory://", concurrency=1)
+    release, told = threading.Event(), asyncio.Event()
+    events: list[Any] = []
+
+    def on_lingering(event: Any) -> None:
+        events.append(event)
+        told.set()
+
+    app.subscribe(on_lingering, AttemptLingers)
+
+    @app.task(timeout=0.02, retry=RetryPolicy(retries=0))
+    def stubborn() -> None:
+        release.wait(5)
+
+    async with app:
+        job = await stubborn.enqueue()
+        with pytest.raises(JobFailed):
+            await job.result(timeout=5)
+        async with asyncio.timeout(5):
+            await told.wait()
+        assert (events[0].place, events[0].cause) == ("thread", "timeout")
+        assert app._node is not None
+        assert app._node.statistics()["lingering"] == [job.id]
+        release.set()
+
+
+def test_a_shutdown_gives_the_job_back_unspent_even_if_its_handler_fails_over_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+
+        def make() -> Headgate:
+            app = Headgate(store, clock=clock, grace=1)
+
+            @app.task(name="work", retry=RetryPolicy(retries=0))
+            async def work() -> str:
+                try:
+                    await asyncio.sleep(100 if not ended else 0)
+                except asyncio.CancelledError:
+                    ended.append(1)
+                    raise RuntimeError("interrupted in the middle") from None
+                return "done"
+
+            return app
+
+        ended: list[int] = []
+        first = make()
+        async with first:
+            job = await first.tasks["work"].enqueue()
+            await asyncio.sleep(1)
+        assert ended == [1]
+        second = make()
+        async with second:
+            handle = second.job(job.id)
+            assert await handle.result() == "done"
+            assert (await handle.status()).attempt == 1
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("asked", ["here", "elsewhere"])
+async def test_a_thread_sees_that_its_user_cancelled_it(asked: str) -> None:
+    # In real time: virtual time stands still while a thread works.
+    store = MemoryStorage(SystemClock())
+    app, other = Headgate(store), Headgate(store)
+    has_begun, has_seen, give_up = threading.Event(), threading.Event(), threading.Event()
+
+    @app.task
+    def work() -> None:
+        job = current_job()
+        assert not job.cancelled
+        has_begun.set()
+        while not job.cancelled and not give_up.wait(0.005):
+            pass
+        if job.cancelled:
+            has_seen.set()
+
+    async with app, other.open():
+        job = await work.enqueue()
+        assert await asyncio.to_thread(has_begun.wait, 5)
+        began = time.monotonic()
+        assert await (other if asked == "elsewhere" else app).job(job.id).cancel()
+        saw_it = await asyncio.to_thread(has_seen.wait, 5)
+        took = time.monotonic() - began
+        give_up.set()
+        assert saw_it
+        assert took < 2, "a node elsewhere hears of it within a second"
+        with pytest.raises(JobCancelled):
+            await job.result(timeout=5)

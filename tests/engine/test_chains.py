@@ -1,0 +1,373 @@
+"""Whole lives of chains: what follows a job is there when that ends, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from headgate import (
+    DeclarationError,
+    Headgate,
+    JobCancelled,
+    JobFailed,
+    JobState,
+    LeaderNotSucceeded,
+    RetryPolicy,
+    StrictRate,
+    batch,
+    chain,
+    current_job,
+)
+from headgate.admin import JobQuery
+from headgate.jobs.event import Event, JobEnqueued
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.faulty_storage import FaultyStorage
+
+
+def test_the_steps_of_a_chain_run_one_after_the_other() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        told: list[str] = []
+
+        @app.task
+        async def step(name: str) -> str:
+            told.append(f"{name} begins")
+            await asyncio.sleep(1)
+            told.append(f"{name} ends")
+            return name
+
+        async with app:
+            stored = await chain(step.call("a"), step.call("b"), step.call("c")).enqueue()
+            assert len(stored.jobs) == 3
+            assert (await stored.jobs[1].status()).is_blocked
+            assert (await stored.jobs[1].status()).follows == stored.jobs[0].id
+            assert await stored.result(timeout=60) == "c"
+        assert told == ["a begins", "a ends", "b begins", "b ends", "c begins", "c ends"]
+
+    run_virtual(main)
+
+
+def test_a_step_reads_the_result_of_the_one_before_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def one() -> int:
+            assert current_job().follows is None
+            return 1
+
+        @app.task
+        async def add(more: int) -> int:
+            leader = current_job().follows
+            assert leader is not None
+            before: int = await app.job(leader).result()
+            return before + more
+
+        async with app:
+            assert await (await chain(one.call(), add.call(10), add.call(100)).enqueue()).result(timeout=10) == 111
+
+    run_virtual(main)
+
+
+def test_a_step_waits_for_all_the_retries_of_the_one_before_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        tries: list[int] = []
+
+        @app.task(retry=RetryPolicy(retries=5, base=1, jitter=False))
+        async def shaky() -> None:
+            tries.append(current_job().attempt)
+            if len(tries) < 4:
+                raise ValueError
+
+        @app.task
+        async def after() -> int:
+            return len(tries)
+
+        async with app:
+            assert await (await chain(shaky.call(), after.call()).enqueue()).result(timeout=100) == 4
+
+    run_virtual(main)
+
+
+def test_a_failed_step_cancels_the_rest_which_says_why() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(retry=RetryPolicy(retries=0))
+        async def fail() -> None:
+            raise ValueError("no")
+
+        @app.task
+        async def after() -> None:
+            raise AssertionError
+
+        async with app:
+            stored = await chain(fail.call(), after.call(), after.call()).enqueue()
+            with pytest.raises(JobFailed):
+                await stored.jobs[0].result(timeout=10)
+            with pytest.raises(JobCancelled) as cancelled:
+                await stored.result(timeout=10)
+            assert isinstance(cancelled.value.__cause__, LeaderNotSucceeded)
+            assert stored.jobs[1].id in str(cancelled.value.__cause__)
+            explained = await app.admin.explain(stored.jobs[1].id)
+            assert f"it follows {stored.jobs[0].id}, which failed" in explained.reason
+
+    run_virtual(main)
+
+
+def test_a_retry_of_many_never_runs_a_step_whose_leader_has_failed() -> None:
+    """The fault: `retry_many(task="ship")` shipped what nobody had paid for, and so did what its error asked for."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        is_broken = True
+        done: list[str] = []
+
+        @app.task(retry=RetryPolicy(retries=0))
+        async def charge() -> None:
+            if is_broken:
+                raise ValueError("declined")
+            done.append("charge")
+
+        @app.task
+        async def ship() -> None:
+            done.append("ship")
+
+        @app.task
+        async def mail() -> None:
+            done.append("mail")
+
+        async with app:
+            stored = await chain(charge.call(), ship.call(), mail.call()).enqueue()
+            with pytest.raises(JobCancelled) as cancelled:
+                await stored.result(timeout=10)
+            assert f"because {stored.jobs[0].id} failed with ValueError; retry" in str(cancelled.value.__cause__)
+            result = await app.admin.retry_many(JobQuery(task="ship"))
+            assert (result.changed, list(result.refused.values())) == (0, [1])
+            is_broken = False
+            await app.admin.retry_many(JobQuery())
+            await stored.result(timeout=10)
+        assert done == ["charge", "ship", "mail"]
+
+    run_virtual(main)
+
+
+def test_a_retried_step_brings_the_rest_of_its_chain_back() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        is_broken = True
+
+        @app.task(retry=RetryPolicy(retries=0))
+        async def step() -> str:
+            if is_broken:
+                raise ValueError
+            return "done"
+
+        async with app:
+            stored = await chain(step.call(), step.call(), step.call()).enqueue()
+            with pytest.raises(JobCancelled):
+                await stored.result(timeout=10)
+            is_broken = False
+            await app.admin.retry(stored.jobs[0].id)
+            assert await stored.result(timeout=10) == "done"
+
+    run_virtual(main)
+
+
+def test_a_chain_is_explained_while_it_waits() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def step() -> None: ...
+
+        async with app.open():
+            stored = await chain(step.call(), step.call()).enqueue()
+            reason = (await app.admin.explain(stored.jobs[1].id)).reason
+            assert reason == f"it follows {stored.jobs[0].id} and is blocked until that is final"
+
+    run_virtual(main)
+
+
+def test_what_is_left_of_a_chain_is_cancelled() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        begun = asyncio.Event()
+
+        @app.task
+        async def quick() -> None: ...
+
+        @app.task
+        async def slow() -> None:
+            begun.set()
+            await asyncio.sleep(1000)
+
+        async with app:
+            stored = await chain(quick.call(), slow.call(), quick.call()).enqueue()
+            await begun.wait()
+            assert await stored.cancel() == 2
+            with pytest.raises(JobCancelled):
+                await stored.jobs[1].result(timeout=10)
+            states = [(await job.status()).state for job in stored.jobs]
+            assert states == [JobState.SUCCEEDED, JobState.CANCELLED, JobState.CANCELLED]
+
+    run_virtual(main)
+
+
+def test_calls_keep_the_options_they_were_made_with() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.queue("slow")
+        started: list[float] = []
+
+        @app.task
+        async def step() -> None:
+            started.append(clock.now() / 1_000_000)
+
+        async with app:
+            before = clock.now() / 1_000_000
+            later = step.using(delay=60, queue="slow", priority=3, headers={"tenant": "acme"})
+            stored = await chain(step.call(), later.call()).enqueue()
+            await stored.result(timeout=100)
+            status = await stored.jobs[1].status()
+            assert (status.queue, status.priority) == ("slow", 3)
+            assert started[1] - before == pytest.approx(60, abs=0.1)
+
+    run_virtual(main)
+
+
+def test_limits_hold_for_the_steps_of_many_chains() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        starts: list[int] = []
+
+        @app.task(limits=[StrictRate("2/s", margin=0)])
+        async def step() -> None:
+            starts.append(clock.now())
+
+        async with app:
+            stored = [await chain(*(step.call() for _ in range(5))).enqueue() for _ in range(4)]
+            for each in stored:
+                await each.result(timeout=60)
+        assert len(starts) == 20
+        assert all(later - earlier >= 1_000_000 for earlier, later in zip(starts, starts[2:], strict=False))
+
+    run_virtual(main)
+
+
+def test_a_chain_is_told_job_by_job_as_it_is_enqueued() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        told: list[Event] = []
+        app.subscribe(told.append, JobEnqueued)
+
+        @app.task
+        async def step() -> None: ...
+
+        async with app.open():
+            stored = await chain(step.call(), batch([step.call(), step.call()])).enqueue()
+            await asyncio.sleep(1)
+        assert [event.job_id for event in told if isinstance(event, JobEnqueued)] == [job.id for job in stored.jobs]
+
+    run_virtual(main)
+
+
+def test_what_cannot_be_a_chain_is_told_where_it_is_made() -> None:
+    one, other = Headgate("memory://"), Headgate("memory://")
+
+    @one.task
+    async def here() -> None: ...
+
+    @other.task
+    async def there() -> None: ...
+
+    with pytest.raises(DeclarationError, match="at least one step"):
+        chain()
+    with pytest.raises(DeclarationError, match=r"write task\.call"):
+        chain(here)  # type: ignore[arg-type]  # what somebody writes by mistake
+    with pytest.raises(DeclarationError, match="leave the key out"):
+        chain(here.using(unique_key="one").call())
+
+    async def main(clock: VirtualClock) -> None:
+        async with one.open(), other.open():
+            with pytest.raises(DeclarationError, match="several apps"):
+                await chain(here.call(), there.call()).enqueue()
+            assert await one.admin.jobs() == []
+
+    run_virtual(main)
+
+
+def test_a_chain_is_enqueued_and_followed_from_a_thread() -> None:
+    app = Headgate("memory://")
+
+    @app.task
+    async def step(name: str) -> str:
+        return name
+
+    async def main() -> None:
+        async with app:
+            results: list[object] = []
+
+            def work() -> None:
+                stored = chain(step.call("a"), step.call("b")).sync.enqueue()
+                results.append(stored.result(timeout=10))
+                members = batch([step.call("c"), step.call("d")]).sync.enqueue()
+                results.append(members.result(timeout=10))
+                results.append(members.status().succeeded)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            await asyncio.to_thread(thread.join)
+            assert results == ["b", ["c", "d"], 2]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_step_is_lost_whatever_happens_to_the_lines_of_the_nodes(seed: int, tmp_path: Path) -> None:
+    """Endings are repeated, refused and doubled; a chain goes on after each of them, exactly once a step."""
+
+    from headgate.storage.memory import MemoryStorage
+    from tests.engine.faulty_storage import Faults, History
+
+    async def main(clock: VirtualClock) -> None:
+        random = Random(seed)
+        shared = MemoryStorage(clock)
+        faults = Faults(before=0.1, after=0.1, delay=0.2)
+        history = History()
+        succeeded: list[str] = []
+
+        def node(number: int) -> Headgate:
+            storage = FaultyStorage(f"n{number}", shared, faults, random, history)
+            app = Headgate(storage, clock=clock, random=random)
+
+            @app.task(retry=RetryPolicy(retries=50, base=0.1), name="step")
+            async def step(name: str) -> None:
+                await asyncio.sleep(random.random())
+                if random.random() < 0.3:
+                    raise ValueError
+                succeeded.append(name)
+
+            return app
+
+        one, two = node(1), node(2)
+        enqueuer = Headgate(shared, clock=clock, random=random)
+
+        @enqueuer.task(name="step")
+        async def step(name: str) -> None: ...
+
+        async with enqueuer.open(), one, two:
+            chains = [await chain(*(step.call(f"{each}.{place}") for place in range(8))).enqueue() for each in range(5)]
+            for stored in chains:
+                await stored.result(timeout=3600)
+            assert list(await shared.check()) == []
+        for each in range(5):
+            steps = [name for name in dict.fromkeys(succeeded) if name.startswith(f"{each}.")]
+            assert steps == [f"{each}.{place}" for place in range(8)]
+
+    run_virtual(main)

@@ -1,0 +1,242 @@
+"""Queues that bound their backlog, and queues with limits of their own, on the engine in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import DeclarationError, Headgate, JobState, NotOpen, QueueFull, RateLimit, RetryPolicy, StrictRate
+from headgate.storage.memory import MemoryStorage
+from headgate.tasks.registry import WhenFull
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+def made(clock: VirtualClock, when_full: WhenFull, max_backlog: int = 3, **options: Any) -> Headgate:
+    app = Headgate(MemoryStorage(clock), clock=clock, retry=RetryPolicy(retries=2))
+    app.queue("mail", concurrency=1, max_backlog=max_backlog, when_full=when_full, **options)
+
+    @app.task(name="send", queue="mail")
+    async def send(number: int) -> int:
+        await asyncio.sleep(10)
+        return number
+
+    return app
+
+
+async def counts(app: Headgate) -> dict[str, int]:
+    return {each.queue: each.waiting for each in await app.admin.counts()}
+
+
+def test_a_full_queue_raises_and_stores_nothing() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = made(clock, "raise")
+        send = app.tasks["send"]
+        async with app.open():
+            await send.enqueue_many([(1,), (2,)])
+            with pytest.raises(QueueFull, match="2 jobs wait in queue 'mail'"):
+                await send.enqueue_many([(3,), (4,)])
+            await send.enqueue(3)
+            with pytest.raises(QueueFull):
+                await send.using(delay=60).enqueue(4)
+            assert await counts(app) == {"mail": 3}
+            # Into another queue it goes.
+            await send.using(queue="default").enqueue(4)
+
+    run_virtual(main)
+
+
+def test_a_caller_waits_for_room_in_the_order_in_which_callers_came() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = made(clock, "wait")
+        send = app.tasks["send"]
+        async with app:
+            stored: list[int] = []
+
+            async def enqueue(number: int) -> None:
+                await send.enqueue(number)
+                stored.append(number)
+
+            await asyncio.gather(*[enqueue(number) for number in range(3)])
+            waiting = [asyncio.create_task(enqueue(number)) for number in range(3, 9)]
+            await asyncio.sleep(5)
+            assert len(stored) <= 4
+            assert (await counts(app))["mail"] <= 3
+            await asyncio.gather(*waiting)
+            assert stored == list(range(9))
+            await asyncio.sleep(100)
+            assert [each.succeeded for each in await app.admin.counts()] == [9]
+
+    run_virtual(main)
+
+
+def test_who_gives_up_waiting_for_room_has_stored_nothing_and_keeps_nobody_else_waiting() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = made(clock, "wait", max_backlog=1)
+        send = app.tasks["send"]
+        async with app.open():
+            first = await send.enqueue(1)
+            second, third = (asyncio.create_task(send.enqueue(number)) for number in (2, 3))
+            await asyncio.sleep(3)
+            assert not second.done()
+            assert not third.done()
+            second.cancel()
+            await asyncio.gather(second, return_exceptions=True)
+            assert await counts(app) == {"mail": 1}
+            await first.cancel()
+            # Woken, not by the slow timer alone.
+            before = clock.monotonic()
+            assert (await (await third).status()).state is JobState.WAITING
+            assert clock.monotonic() - before < 100_000
+            assert await counts(app) == {"mail": 1}
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("place", ["memory", "file"])
+def test_who_waits_for_room_when_the_app_closes_is_told_and_has_stored_nothing(place: str, tmp_path: Path) -> None:
+    """The fault: a caller that waited for room in the moment of a shutdown waited for ever."""
+
+    async def main(clock: VirtualClock) -> None:
+        url = "memory://" if place == "memory" else f"sqlite:///{tmp_path}/jobs.db"
+        app = Headgate(url, clock=clock, synchronous="OFF")
+        app.queue("mail", max_backlog=1)
+
+        @app.task(queue="mail")
+        async def send(number: int) -> int:
+            return number
+
+        async with app.open():
+            first = await send.enqueue(1)
+            waiting = [asyncio.create_task(send.enqueue(number)) for number in (2, 3, 4)]
+            await asyncio.sleep(3.1)
+            closed = clock.monotonic()
+        errors = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
+        assert [type(error) for error in errors] == [NotOpen] * 3
+        assert clock.monotonic() == closed, "at once, and not with the next look"
+        async with app:
+            assert await first.result() == 1
+            assert (await app.admin.counts())[0].succeeded == 1
+            # There is room again, for whoever comes now.
+            assert await (await send.enqueue(5)).result() == 5
+
+    run_virtual(main)
+
+
+def test_what_can_never_fit_is_refused_at_once() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = made(clock, "wait")
+        async with app.open():
+            with pytest.raises(QueueFull):
+                await app.tasks["send"].enqueue_many([(number,) for number in range(4)])
+
+    run_virtual(main)
+
+
+def test_jobs_of_a_full_queue_fall_back_to_the_default_one_and_keep_their_limits() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = made(clock, "fallback", limits=[StrictRate("1/m", margin=0)], global_concurrency=1)
+        app.queue("default", global_concurrency=5)
+        send = app.tasks["send"]
+        async with app.open():
+            jobs = [await send.enqueue(number) for number in range(5)]
+            queues = Counter([(await job.status()).queue for job in jobs])
+            assert queues == {"mail": 3, "default": 2}
+            record = await app._storage.job(jobs[-1].id)
+            assert record is not None
+            assert [draw.limit for draw in record.draws] == ["queue:mail:strict", "queue:default"]
+        async with app:
+            await asyncio.sleep(59)
+            started = [job for job in jobs if (await job.status()).started_at is not None]
+            assert len(started) == 1
+
+    run_virtual(main)
+
+
+def test_a_retry_is_never_refused_for_a_full_queue() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(MemoryStorage(clock), clock=clock, retry=RetryPolicy(retries=2))
+        app.queue("mail", max_backlog=1, when_full="raise")
+        tries: list[int] = []
+
+        @app.task(queue="mail")
+        async def flaky(number: int) -> None:
+            tries.append(number)
+            if len(tries) == 1:
+                await app.tasks["flaky"].using(delay=60).enqueue(2)
+                raise ValueError
+
+        async with app:
+            job = await flaky.enqueue(1)
+            await job.result(timeout=30)
+        assert tries == [1, 1]
+
+    run_virtual(main)
+
+
+def test_all_tasks_of_a_queue_draw_on_its_limits_each_with_its_own_arguments() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(MemoryStorage(clock), clock=clock)
+        app.limit("api", RateLimit("100/s"))
+        app.queue("mail", limits=[StrictRate("2/m", key="{tenant}", margin=0), "api"])
+
+        @app.task(queue="mail", limits=["api"])
+        async def one(tenant: str) -> None: ...
+
+        @app.task(queue="mail")
+        async def two(size: int, tenant: str) -> None: ...
+
+        @app.task
+        async def three(size: int) -> None: ...
+
+        async with app:
+            jobs = [await one.enqueue("acme"), await two.enqueue(1, "acme"), await one.enqueue("acme")]
+            other = await two.enqueue(1, "globex")
+            await asyncio.sleep(30)
+            states = [(await job.status()).state for job in [*jobs, other]]
+            assert sorted(states[:3]) == ["succeeded", "succeeded", "waiting"]
+            assert states[3] == "succeeded"
+            late = await jobs[states.index(JobState.WAITING)].status()
+            assert late.waits_for == ("queue:mail:strict", "acme")
+            # What its task draws on already is not drawn on twice.
+            record = await app._storage.job(jobs[0].id)
+            assert record is not None
+            assert [draw.limit for draw in record.draws] == ["api", "queue:mail:strict"]
+            # A task of another queue has no such argument.
+            with pytest.raises(DeclarationError, match="tenant"):
+                await three.using(queue="mail").enqueue(1)
+
+    run_virtual(main)
+
+
+def test_mistakes_are_told_where_a_queue_is_declared() -> None:
+    app = Headgate("memory://")
+    for options, word in (
+        ({"max_backlog": 0}, "max_backlog"),
+        ({"max_backlog": True}, "max_backlog"),
+        ({"max_backlog": 1, "when_full": "drop"}, "when_full"),
+        ({"when_full": "raise"}, "max_backlog"),
+        ({"limits": ["nowhere"]}, "nowhere"),
+        ({"limits": [3]}, "is not a limit"),
+        ({"limits": [StrictRate("1/s", name="queue:x")]}, "begin with"),
+    ):
+        with pytest.raises(DeclarationError, match=word):
+            app.queue("mail", **options)
+    with pytest.raises(DeclarationError, match="fall back"):
+        app.queue("default", max_backlog=1, when_full="fallback")
+    app.queue("mail", limits=[StrictRate("1/s", key="{tenant}")])
+    with pytest.raises(DeclarationError, match="tenant"):
+
+        @app.task(queue="mail")
+        async def no_tenant(size: int) -> None: ...
+
+    app.queue("plain")
+
+    @app.task(queue="plain")
+    async def plain(size: int) -> None: ...
+
+    with pytest.raises(DeclarationError, match="tenant"):
+        app.queue("plain", limits=[StrictRate("1/s", key="{tenant}")])

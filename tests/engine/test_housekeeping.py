@@ -1,0 +1,42 @@
+"""The housekeeper in virtual time: what goes wrong with one of its chores is no reason to leave another one undone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from headgate import Headgate
+from headgate.errors import StorageUnavailable
+from headgate.jobs.event import StorageTroubled
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.protocol import Dropped
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+class Stuck(MemoryStorage):
+    """A memory store that cannot look for what has expired."""
+
+    async def expire(self, count: int = 100) -> Sequence[Dropped]:
+        raise StorageUnavailable("lock timeout")
+
+
+def test_what_is_old_is_forgotten_although_nothing_can_expire() -> None:
+    """The fault: one late job that was locked for long kept all that was old, for as long."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(Stuck(clock), clock=clock, retention=5)
+        troubles: list[Any] = []
+        app.subscribe(troubles.append, StorageTroubled)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            job = await work.enqueue()
+            await job.result(timeout=5)
+            await asyncio.sleep(65)
+            assert await app._storage.job(job.id) is None
+        assert {trouble.doing for trouble in troubles} == {"looking for what has expired"}
+
+    run_virtual(main)

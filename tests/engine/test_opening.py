@@ -1,0 +1,49 @@
+"""Many who open an app at the same moment open its store once, also where the first of them fails."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headgate import Headgate
+from headgate.errors import StorageUnusable
+from headgate.storage.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+class Reluctant(MemoryStorage):
+    """A memory store that takes a second to open, and cannot be opened the first time."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.opening = self.most_at_once = self.openings = 0
+
+    async def open(self) -> None:
+        self.openings += 1
+        self.opening += 1
+        self.most_at_once = max(self.most_at_once, self.opening)
+        try:
+            is_first = self.openings == 1
+            await asyncio.sleep(1)
+            if is_first:
+                raise StorageUnusable("its folder is not there yet")
+        finally:
+            self.opening -= 1
+        await super().open()
+
+
+def test_when_an_opening_fails_one_of_those_who_wait_tries_again_and_the_others_wait_for_that() -> None:
+    """The fault: all who had waited opened the store at once, and those of them who were late opened it over again."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = Reluctant(clock)
+        app = Headgate(store, clock=clock)
+
+        async def use() -> None:
+            async with app.open():
+                await asyncio.sleep(10)
+
+        ended = await asyncio.gather(*(use() for _ in range(5)), return_exceptions=True)
+        assert [type(each) for each in ended] == [StorageUnusable, *[type(None)] * 4]
+        assert (store.openings, store.most_at_once) == (2, 1)
+
+    run_virtual(main)

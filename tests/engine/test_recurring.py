@@ -1,0 +1,977 @@
+"""Whole lives of schedules, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from headgate import (
+    Calendar,
+    Cron,
+    DeclarationError,
+    Every,
+    Headgate,
+    JobState,
+    RateLimit,
+    RetryPolicy,
+    ScheduleNotFound,
+    StorageUnavailable,
+    StrictRate,
+    current_job,
+)
+from headgate.clock import SECOND, to_datetime
+from headgate.jobs.event import Event, JobFinished, OccurrencesSkipped, ScheduleTooFast, ScheduleTroubled
+from headgate.storage.memory import MemoryStorage
+from headgate.testing.virtual_time import START, VirtualClock, run_virtual
+
+HOUR = 3600
+TEN_MINUTES = Every(minutes=10)
+
+
+class Journal:
+    """When which jobs started, in seconds since the test began."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self.starts: list[float] = []
+
+    def note(self) -> None:
+        self.starts.append(self.now)
+
+    @property
+    def now(self) -> float:
+        return round((self._clock.now() - START) / SECOND, 1)
+
+
+def at(seconds: float) -> datetime:
+    return to_datetime(START + round(seconds * SECOND))
+
+
+def test_a_schedule_of_the_code_runs_from_the_first_instant_of_its_trigger_on_and_without_drift() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.schedule(Every(minutes=5))
+        @app.task
+        async def pull() -> None:
+            journal.note()
+            await asyncio.sleep(7)
+
+        await asyncio.sleep(100)
+        async with app:
+            await asyncio.sleep(1000)
+            assert journal.starts == [400, 700, 1000]
+            (status,) = await app.admin.schedules.list()
+            assert (status.name, status.task, status.state, status.runs, status.open) == (
+                "pull",
+                "pull",
+                "active",
+                3,
+                0,
+            )
+            assert status.next_run == at(1300)
+            assert await app.admin.schedules.next_runs("pull", 3) == [at(1300), at(1600), at(1900)]
+            (latest, *_) = await app.admin.jobs()
+            record = (await app.admin.job(latest.id)).record
+            assert record.origin is not None
+            assert (record.origin.schedule, record.origin.occurs_at) == ("pull", START + 1000 * SECOND)
+
+    run_virtual(main)
+
+
+def test_a_plain_function_becomes_a_task_and_two_schedules_of_one_task_need_names() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, seen = Headgate("memory://", clock=clock), list[str]()
+
+        @app.schedule(Cron("*/2 * * * *"), name="even", args=["even"])
+        @app.schedule(Cron("1-59/2 * * * *"), name="odd", kwargs={"word": "odd"})
+        async def say(word: str) -> None:
+            seen.append(word)
+
+        with pytest.raises(DeclarationError, match=r"schedule 'odd' is declared twice; .*name="):
+            app.schedule(Every(hours=1), name="odd", args=["x"])(say)
+        with pytest.raises(DeclarationError, match=r"schedule 'say': .*pass them as args= and kwargs="):
+            app.schedule(Every(hours=1))(say)
+        async with app:
+            await asyncio.sleep(5 * 60 + 1)
+        assert seen == ["odd", "even", "odd", "even", "odd"]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("first", "starts"),
+    [("now", [50, 110, 170]), ("after", [110, 170]), (at(75), [75, 110, 170]), (at(20), [50, 110, 170])],
+)
+def test_the_first_occurrence_is_now_or_at_an_instant_or_the_first_one_of_the_trigger(
+    first: Any, starts: list[float]
+) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.task
+        async def pull(tenant: str) -> None:
+            assert tenant == "acme"
+            journal.note()
+
+        async with app:
+            await asyncio.sleep(50)
+            schedule = await pull.schedule("acme", Every(minutes=1), first=first).enqueue("acme")
+            assert schedule.name == "acme"
+            await asyncio.sleep(150)
+        assert journal.starts == starts
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("misfire", "occurrences"),
+    [("run_once", [9_600, 10_200]), ("skip", [10_200]), ("run_all", [8_500, 9_000, 9_600, 10_200])],
+)
+def test_a_first_instant_that_has_passed_long_ago_was_missed(misfire: Any, occurrences: list[int]) -> None:
+    """It would never run, whatever `misfire` says, if only a first instant that is to come were kept."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, seen = Headgate("memory://", clock=clock), list[int]()
+
+        @app.task
+        async def pull() -> None:
+            record = (await app.admin.job(current_job().id)).record
+            assert record.origin is not None
+            seen.append(((record.origin.occurs_at or 0) - START) // SECOND)
+
+        async with app:
+            await asyncio.sleep(10_000)
+            trigger = Every(minutes=10, start=at(0))
+            await pull.schedule("acme", trigger, first=at(8_500), misfire=misfire).enqueue()
+            await asyncio.sleep(1)
+            assert len(seen) == len(occurrences) - 1
+            await asyncio.sleep(200)
+        assert seen == occurrences
+
+    run_virtual(main)
+
+
+def test_a_schedule_keeps_its_count_and_its_rhythm_when_it_is_declared_again() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, journal = MemoryStorage(clock), Journal(clock)
+
+        def release(trigger: Any = TEN_MINUTES, **options: Any) -> Headgate:
+            app = Headgate(store, clock=clock)
+
+            @app.schedule(trigger, name="report", **options)
+            async def report() -> None:
+                journal.note()
+
+            return app
+
+        async with (app := release(max_runs=20)):
+            await asyncio.sleep(1500)
+            runs = (await app.admin.schedules.status("report")).runs
+        async with (app := release(max_runs=20)):
+            await asyncio.sleep(400)
+            assert journal.starts == [600, 1200, 1800]
+            assert (await app.admin.schedules.status("report")).runs == runs + 1
+        # Another trigger: its next run is that of the trigger as it is now, not the one that was planned before.
+        async with (app := release(Every(minutes=1), max_runs=20)):
+            await asyncio.sleep(130)
+            assert journal.starts[3:] == [1920, 1980]
+        async with (app := release(Cron("0 * * * *"), max_runs=20)):
+            await asyncio.sleep(HOUR)
+            assert journal.starts[5:] == [3600]
+            assert (await app.admin.schedules.status("report")).runs == 6
+        # It had come to its end, and the next release lets it go on; the one after that does not.
+        async with (app := release(Every(minutes=1), max_runs=6)):
+            await asyncio.sleep(HOUR)
+            assert len(journal.starts) == 6
+            assert (await app.admin.schedules.status("report")).state == "finished"
+        async with release(Every(minutes=1), max_runs=8):
+            await asyncio.sleep(HOUR)
+        assert len(journal.starts) == 8
+        async with release(Every(minutes=1), max_runs=8):
+            await asyncio.sleep(HOUR)
+        assert len(journal.starts) == 8
+
+    run_virtual(main)
+
+
+def test_a_series_that_was_removed_or_has_ended_runs_again_when_it_is_declared_again() -> None:
+    """It would be accepted and stay silent if only its row were brought up to date, and not what says that it ended."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.task
+        async def pull() -> None:
+            journal.note()
+
+        async with app:
+            schedule = await pull.schedule("s", Every(minutes=1), max_runs=2).enqueue()
+            await asyncio.sleep(300)
+            assert (await schedule.status()).state == "finished"
+            assert await schedule.next_runs() == []
+            await pull.schedule("s", Every(minutes=1), max_runs=2).enqueue()
+            assert (await schedule.status()).runs == 0
+            await asyncio.sleep(300)
+            assert len(journal.starts) == 4
+            assert await schedule.remove()
+            assert not await schedule.remove()
+            with pytest.raises(ScheduleNotFound, match="no schedule 's'"):
+                await schedule.status()
+            again = await pull.schedule("s", Every(minutes=1)).enqueue()
+            await asyncio.sleep(121)
+            assert len(journal.starts) == 6
+            (latest, *_) = await app.admin.jobs(count=1)
+            await app.cancel_job(latest.id)
+            await again.pause()
+            assert not await again.pause()
+            await asyncio.sleep(600)
+            assert len(journal.starts) == 6
+            assert (await again.status()).state == "paused"
+            assert await again.next_runs() == ()
+            # A pause is a person's word: declaring the schedule again does not end it.
+            await pull.schedule("s", Every(minutes=1)).enqueue()
+            assert (await again.status()).state == "paused"
+            assert await again.resume()
+            assert not await again.resume()
+            before = journal.now
+            await asyncio.sleep(60)
+            assert [start > before for start in journal.starts[6:]] == [True]
+
+    run_virtual(main)
+
+
+def test_until_is_exclusive() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.schedule(Every(minutes=1), until=at(180))
+        async def pull() -> None:
+            journal.note()
+
+        async with app:
+            await asyncio.sleep(600)
+            assert journal.starts == [60, 120]
+            assert (await app.admin.schedules.status("pull")).state == "finished"
+
+    run_virtual(main)
+
+
+def test_a_failure_never_stops_the_series_and_only_what_really_ran_counts() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.schedule(Every(minutes=1), max_runs=4)
+        @app.task(retry=RetryPolicy(retries=0))
+        async def pull() -> None:
+            journal.note()
+            if len(journal.starts) == 1:
+                raise ValueError("no")
+            if len(journal.starts) == 2:
+                # Two occurrences are skipped meanwhile, and do not count.
+                await asyncio.sleep(150)
+
+        async with app:
+            await asyncio.sleep(HOUR)
+            assert journal.starts == [60, 120, 300, 360]
+            status = await app.admin.schedules.status("pull")
+            assert (status.runs, status.state, status.next_run) == (4, "finished", None)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, TimeoutError, SystemExit, KeyboardInterrupt])
+def test_what_looks_like_a_cancellation_never_stops_the_series(raised: type[BaseException]) -> None:
+    """The fault: one timeout of an HTTP client was taken for a user's cancellation, and ended the series for good."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.schedule(Every(minutes=1))
+        @app.task(retry=RetryPolicy(retries=0))
+        async def pull() -> None:
+            journal.note()
+            raise raised
+
+        async with app:
+            await asyncio.sleep(330)
+            assert journal.starts == [60, 120, 180, 240, 300]
+            # Not even if a user really cancels one of its jobs.
+            job = await app.find_schedule("pull").trigger()
+            await job.cancel()
+            await asyncio.sleep(60)
+            assert journal.starts[-1] == 360
+            assert (await app.admin.schedules.status("pull")).state == "active"
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(("misfire", "made_up"), [("skip", []), ("run_once", [36000]), ("run_all", [3600] * 10)])
+def test_what_was_missed_while_nobody_was_there(misfire: Any, made_up: list[float]) -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, occurrences, skipped = MemoryStorage(clock), list[int](), list[Event]()
+
+        def release() -> Headgate:
+            app = Headgate(store, clock=clock)
+            app.subscribe(skipped.append, OccurrencesSkipped)
+
+            @app.schedule(Cron("0 * * * *"), misfire=misfire)
+            async def report() -> None:
+                record = (await app.admin.job(current_job().id)).record
+                assert record.origin is not None
+                assert record.origin.occurs_at is not None
+                occurrences.append((record.origin.occurs_at - START) // SECOND)
+
+            return app
+
+        async with release():
+            await asyncio.sleep(1)
+        await asyncio.sleep(10 * HOUR + 100)
+        async with release():
+            await asyncio.sleep(10)
+            expected = [(index + 1) * HOUR for index in range(10)] if misfire == "run_all" else made_up
+            assert occurrences == expected
+            assert len(skipped) == (misfire != "run_all")
+            await asyncio.sleep(HOUR)
+            assert occurrences == [*expected, 11 * HOUR]
+
+    run_virtual(main)
+
+
+def test_a_year_of_seconds_is_skipped_without_being_walked_through() -> None:
+    async def main(clock: VirtualClock) -> None:
+        asked = 0
+
+        class Counting:
+            def next_after(self, instant: int) -> int | None:
+                nonlocal asked
+                asked += 1
+                return instant // SECOND * SECOND + SECOND
+
+            def latest_at_or_before(self, instant: int) -> int | None:
+                nonlocal asked
+                asked += 1
+                return instant // SECOND * SECOND
+
+            def describe(self) -> str:
+                return "every second"
+
+        store, journal = MemoryStorage(clock), Journal(clock)
+
+        def release() -> Headgate:
+            app = Headgate(store, clock=clock)
+
+            @app.schedule(Counting())
+            async def tick() -> None:
+                journal.note()
+
+            return app
+
+        async with release():
+            await asyncio.sleep(1.5)
+        await asyncio.sleep(365 * 86400)
+        before, asked = len(journal.starts), 0
+        async with release():
+            await asyncio.sleep(0.2)
+            assert len(journal.starts) == before + 1
+        assert asked < 70
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "starts"), [("skip", [60, 300, 540]), ("allow", [60, 120, 180, 240, 300, 360, 420, 480, 540])]
+)
+def test_an_occurrence_is_skipped_while_the_one_before_is_not_over(overlap: Any, starts: list[float]) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.schedule(Every(minutes=1), overlap=overlap)
+        async def slow() -> None:
+            journal.note()
+            await asyncio.sleep(200)
+
+        async with app:
+            await asyncio.sleep(590)
+            status = await app.admin.schedules.status("slow")
+            # The last one that did not run, and why.
+            assert (status.skipped, status.skipped_at) == (("overlap", at(480)) if overlap == "skip" else (None, None))
+        assert journal.starts == starts
+
+    run_virtual(main)
+
+
+def test_a_series_faster_than_its_limit_is_told_at_declaration_and_does_not_pile_up() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal, told = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
+        app.subscribe(told.append, ScheduleTooFast)
+
+        @app.schedule(Every(minutes=1))
+        @app.task(limits=[StrictRate("1/5m", margin=0)])
+        async def pull() -> None:
+            journal.note()
+
+        @app.schedule(Every(minutes=10))
+        @app.task(limits=[StrictRate("1/5m"), RateLimit("15/m")])
+        async def calm() -> None: ...
+
+        async with app:
+            await asyncio.sleep(1600)
+            assert [type(event) for event in told] == [ScheduleTooFast]
+            assert told[0].schedule == "pull"  # type: ignore[attr-defined]
+            # What the limit defers runs late; the rhythm stays.
+            assert journal.starts == [60, 360, 660, 960, 1260, 1560]
+            assert (await app.admin.schedules.status("pull")).open <= 1
+            waiting = await app.admin.jobs(state=JobState.WAITING, task="pull")
+            assert len(waiting) <= 1
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("options", [{"on_limit": "discard"}, {"max_wait": 1.0}])
+def test_a_rejected_occurrence_is_skipped_and_neither_failed_nor_counted(options: dict[str, Any]) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.schedule(Every(minutes=1), max_runs=3)
+        @app.task(limits=[StrictRate("1/150s", margin=0, **options)])
+        async def pull() -> None:
+            journal.note()
+
+        async with app:
+            await asyncio.sleep(HOUR)
+            assert journal.starts == [60, 240, 420]
+            assert await app.admin.jobs(state=JobState.FAILED) == []
+            skipped = await app.admin.jobs(state=JobState.CANCELLED)
+            assert len(skipped) == 4
+            assert {job.error.type for job in skipped if job.error} == {"headgate.errors.LimitRejected"}
+            assert (await app.admin.schedules.status("pull")).state == "finished"
+
+    run_virtual(main)
+
+
+def test_an_occurrence_that_a_limit_defers_past_the_end_is_skipped() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.schedule(Every(minutes=1), until=at(200), overlap="allow")
+        @app.task(limits=[StrictRate("1/h")])
+        async def pull() -> None:
+            journal.note()
+
+        async with app:
+            await asyncio.sleep(300)
+            assert journal.starts == [60]
+            (one, _) = await app.admin.jobs(state=JobState.CANCELLED)
+            assert one.error is not None
+            assert one.error.type == "headgate.errors.JobExpired"
+            status = await app.admin.schedules.status("pull")
+            assert (status.runs, status.open, status.state) == (1, 0, "finished")
+
+    run_virtual(main)
+
+
+def test_triggering_it_now_leaves_the_rhythm_alone_and_counts() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.task
+        async def pull(word: str) -> str:
+            journal.note()
+            return word
+
+        async with app:
+            schedule = await pull.schedule("s", Every(minutes=1), max_runs=3).enqueue("hello")
+            await asyncio.sleep(70)
+            job = await schedule.trigger()
+            assert await job.result() == "hello"
+            assert (await schedule.status()).runs == 2
+            await schedule.pause()
+            assert await (await schedule.trigger()).result() == "hello"
+            await asyncio.sleep(100)
+            assert journal.starts == [60, 70, 70]
+            assert (await schedule.status()).state == "finished"
+
+    run_virtual(main)
+
+
+def test_clocks_that_step_back_double_nothing_and_clocks_that_step_forward_miss_as_the_rules_say() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal, occurrences = Headgate("memory://", clock=clock), Journal(clock), list[int]()
+
+        @app.schedule(Every(minutes=10))
+        async def pull() -> None:
+            record = (await app.admin.job(current_job().id)).record
+            assert record.origin is not None
+            occurrences.append(((record.origin.occurs_at or 0) - START) // SECOND)
+
+        async with app:
+            await asyncio.sleep(1300)
+            assert occurrences == [600, 1200]
+            clock.step_wall(-1000)
+            await asyncio.sleep(900)
+            assert occurrences == [600, 1200]
+            await asyncio.sleep(700)
+            assert occurrences == [600, 1200, 1800]
+            clock.step_wall(86400)
+            await asyncio.sleep(5)
+            assert len(occurrences) == 4
+            assert journal.now * SECOND // SECOND - occurrences[-1] < 610
+            await asyncio.sleep(600)
+            assert len(occurrences) == 5
+            assert occurrences[-1] - occurrences[-2] == 600
+
+    run_virtual(main)
+
+
+def test_a_lost_write_of_the_advance_cannot_stop_the_series() -> None:
+    """Where the run and the advance are two writes, a store that fails between them ends the series for good."""
+
+    async def main(clock: VirtualClock) -> None:
+        class Flaky(MemoryStorage):
+            losses = 3
+
+            async def fire(self, fired: Any) -> Any:
+                if self.losses:
+                    self.losses -= 1
+                    if self.losses % 2:
+                        # Written, and the reply is lost.
+                        await super().fire(fired)
+                    raise StorageUnavailable("no")
+                return await super().fire(fired)
+
+        app, journal = Headgate(Flaky(clock), clock=clock), Journal(clock)
+
+        @app.schedule(Every(minutes=1))
+        async def pull() -> None:
+            journal.note()
+
+        async with app:
+            await asyncio.sleep(310)
+        assert len(journal.starts) == 5
+        assert [round(start / 60) for start in journal.starts] == [1, 2, 3, 4, 5]
+
+    run_virtual(main)
+
+
+def test_many_nodes_enqueue_each_occurrence_once() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, occurrences = MemoryStorage(clock), list[int]()
+
+        def made() -> Headgate:
+            app = Headgate(store, clock=clock)
+
+            @app.schedule(Every(seconds=10), overlap="allow")
+            async def pull() -> None:
+                record = (await app.admin.job(current_job().id)).record
+                assert record.origin is not None
+                occurrences.append(((record.origin.occurs_at or 0) - START) // SECOND)
+
+            return app
+
+        async with made(), made(), made():
+            await asyncio.sleep(1005)
+        assert occurrences == list(range(10, 1001, 10))
+
+    for seed in range(3):
+        run_virtual(main, seed=seed)
+
+
+def test_a_node_fires_only_schedules_whose_task_it_knows() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, journal = MemoryStorage(clock), Journal(clock)
+        knowing, other = Headgate(store, clock=clock), Headgate(store, clock=clock)
+
+        @knowing.task
+        async def pull() -> None:
+            journal.note()
+
+        async with knowing.open():
+            await pull.schedule("s", Every(minutes=1), misfire="run_all").enqueue()
+        async with other:
+            await asyncio.sleep(150)
+            assert await store.counts() == []
+        async with knowing:
+            await asyncio.sleep(5)
+        assert journal.starts == [150, 150]
+
+    run_virtual(main)
+
+
+def test_a_trigger_of_ones_own_is_run_by_nodes_that_declare_it_and_told_if_it_fails() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, journal, told = MemoryStorage(clock), Journal(clock), list[Event]()
+
+        class Squares:
+            def __init__(self) -> None:
+                self.fails = False
+
+            def next_after(self, instant: int) -> int | None:
+                if self.fails:
+                    raise RuntimeError("the moon is down")
+                return next(s for n in range(100) if (s := START + n * n * 60 * SECOND) > instant)
+
+            def latest_at_or_before(self, instant: int) -> int | None:
+                return max((s for n in range(100) if (s := START + n * n * 60 * SECOND) <= instant), default=None)
+
+            def describe(self) -> str:
+                return "squares"
+
+        trigger = Squares()
+        knowing, other = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        knowing.subscribe(told.append, ScheduleTroubled)
+
+        @knowing.schedule(trigger)
+        @knowing.task(name="pull")
+        async def pull() -> None:
+            journal.note()
+
+        @other.task(name="pull")
+        async def same() -> None: ...
+
+        async with knowing:
+            await asyncio.sleep(1)
+            assert (await knowing.admin.schedules.list())[0].trigger == "squares"
+            with pytest.raises(DeclarationError, match=r"declare the schedule in the code with @app\.schedule"):
+                await pull.schedule("x", trigger).enqueue()
+            await asyncio.sleep(250)
+            assert journal.starts == [60, 240]
+        async with other:
+            await asyncio.sleep(600)
+            assert len(journal.starts) == 2
+        async with knowing:
+            await asyncio.sleep(10)
+            assert len(journal.starts) == 3
+            trigger.fails = True
+            await asyncio.sleep(HOUR)
+        assert len(journal.starts) == 3
+        assert [event.error for event in told] == ["RuntimeError: the moon is down"]  # type: ignore[attr-defined]
+
+    run_virtual(main)
+
+
+def test_a_broken_trigger_takes_neither_the_node_nor_other_schedules_along() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal, told = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
+        app.subscribe(told.append, ScheduleTroubled)
+
+        class Broken:
+            def next_after(self, instant: int) -> int | None:
+                raise RuntimeError("no moon")
+
+            def latest_at_or_before(self, instant: int) -> int | None:
+                return None
+
+            def describe(self) -> str:
+                return "broken"
+
+        @app.schedule(Broken(), name="broken")
+        @app.schedule(Every(minutes=1), name="sound")
+        async def pull() -> None:
+            journal.note()
+
+        async with app:
+            await asyncio.sleep(310)
+        assert journal.starts == [60, 120, 180, 240, 300]
+        assert [(event.schedule, event.error) for event in told] == [("broken", "RuntimeError: no moon")]  # type: ignore[attr-defined]
+
+    run_virtual(main)
+
+
+def test_a_trigger_that_fails_when_it_is_asked_again_is_told_once() -> None:
+    """It fails where its occurrence is due, and again where its schedule is declared once more a minute later."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, told = Headgate("memory://", clock=clock), list[Event]()
+        app.subscribe(told.append, ScheduleTroubled)
+
+        class Waning:
+            left = 1
+
+            def next_after(self, instant: int) -> int | None:
+                self.left -= 1
+                if self.left < 0:
+                    raise RuntimeError("no moon")
+                return instant + 30 * SECOND
+
+            def latest_at_or_before(self, instant: int) -> int | None:
+                return None
+
+            def describe(self) -> str:
+                return "waning"
+
+        @app.schedule(Waning())
+        async def pull() -> None: ...
+
+        async with app:
+            await asyncio.sleep(600)
+        assert [event.error for event in told] == ["RuntimeError: no moon"]  # type: ignore[attr-defined]
+
+    run_virtual(main)
+
+
+def test_a_trigger_that_cannot_describe_itself_is_told_once_and_takes_no_other_schedule_along() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal, told = Headgate("memory://", clock=clock), Journal(clock), list[Event]()
+        app.subscribe(told.append, ScheduleTroubled)
+
+        class Nameless:
+            def next_after(self, instant: int) -> int | None:
+                return instant + SECOND
+
+            def latest_at_or_before(self, instant: int) -> int | None:
+                return instant
+
+            def describe(self) -> str:
+                raise RuntimeError("no words")
+
+        @app.schedule(Nameless(), name="nameless")
+        @app.schedule(Every(minutes=1), name="sound")
+        async def pull() -> None:
+            journal.note()
+
+        async with app:
+            await asyncio.sleep(310)
+        assert journal.starts == [60, 120, 180, 240, 300]
+        assert [(event.schedule, event.error) for event in told] == [("nameless", "RuntimeError: no words")]  # type: ignore[attr-defined]
+
+    run_virtual(main)
+
+
+def test_an_occurrence_that_moves_to_the_limits_of_a_new_release_is_still_skipped_and_not_failed() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+
+        def release(*limits: StrictRate) -> Headgate:
+            app = Headgate(store, clock=clock)
+
+            @app.schedule(Every(minutes=1), until=at(200))
+            @app.task(limits=limits)
+            async def pull() -> None: ...
+
+            return app
+
+        async with release(StrictRate("1/h")):
+            await asyncio.sleep(125)
+        async with (app := release(StrictRate("1/h", name="other"), StrictRate("1/h"))):
+            await asyncio.sleep(5)
+            (waiting,) = await app.admin.jobs(state=JobState.WAITING)
+            assert len((await app.admin.job(waiting.id)).record.draws) == 2
+            await asyncio.sleep(100)
+            assert await app.admin.jobs(state=JobState.FAILED) == []
+            assert (await app.job(waiting.id).status()).state is JobState.CANCELLED
+
+    run_virtual(main)
+
+
+def test_a_new_release_with_other_limits_is_asked_for_them_when_an_occurrence_is_due() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, journal = MemoryStorage(clock), Journal(clock)
+
+        def release(rate: str) -> Headgate:
+            app = Headgate(store, clock=clock)
+
+            @app.task(limits=[StrictRate(rate, key="{tenant}", margin=0)])
+            async def pull(tenant: str) -> None:
+                journal.note()
+
+            return app
+
+        async with (app := release("1/s")):
+            await app.tasks["pull"].schedule("s", Every(minutes=1)).enqueue("acme")
+            await asyncio.sleep(61)
+        async with release("1/5m"):
+            await asyncio.sleep(600)
+        assert journal.starts[0] == 60
+        assert all(b - a >= 300 for a, b in pairwise(journal.starts[1:]))
+
+    run_virtual(main)
+
+
+def test_code_that_cannot_await_has_the_same_verbs() -> None:
+    app = Headgate("memory://")
+
+    @app.task
+    async def pull(tenant: str) -> None: ...
+
+    try:
+        schedule = pull.sync.schedule("acme", Every(hours=1)).enqueue("acme")
+        assert schedule.status().state == "active"
+        assert len(schedule.next_runs(3)) == 3
+        assert schedule.trigger().status().state is JobState.WAITING
+        assert schedule.pause()
+        assert schedule.resume()
+        assert schedule.remove()
+    finally:
+        app.sync.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"first": "later"}, 'must be "now", "after" or an aware datetime'),
+        ({"first": datetime(2026, 1, 1)}, "has no time zone"),  # noqa: DTZ001
+        ({"until": datetime(2026, 1, 1)}, "has no time zone"),  # noqa: DTZ001
+        ({"max_runs": 0}, "must be a whole number from 1"),
+        ({"misfire": "twice"}, 'must be "run_once", "skip" or "run_all"'),
+        ({"overlap": "maybe"}, 'must be "skip", "queue" or "allow"'),
+        ({"misfire": "run_all", "overlap": "skip"}, "would skip all but one"),
+        ({"name": ""}, "must be 1 to 200 printable characters"),
+        ({"trigger": "0 6 * * *"}, "is no trigger; pass Cron"),
+        ({"trigger": Every}, "is no trigger; pass Cron"),
+    ],
+)
+def test_what_can_never_work_is_refused_where_it_is_declared(options: dict[str, Any], why: str) -> None:
+    app = Headgate("memory://")
+
+    @app.task
+    async def pull() -> None: ...
+
+    trigger = options.pop("trigger", Every(hours=1))
+    with pytest.raises(DeclarationError) as caught:
+        app.schedule(trigger, **options)(pull)
+    assert why in str(caught.value)
+    with pytest.raises(DeclarationError, match="delay, at and expires_at are of one job"):
+        app.schedule(Calendar())(pull.using(delay=timedelta(seconds=1)))
+
+
+def test_a_payload_that_no_longer_fits_fails_its_occurrence_instead_of_passing_its_limits_by() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        old, new = Headgate(store, clock=clock), Headgate(store, clock=clock)
+
+        @old.task(name="pull", limits=[StrictRate("1/s", key="{tenant}")])
+        async def before(tenant: str) -> None: ...
+
+        @new.task(name="pull", limits=[StrictRate("1/s", key="{customer}")])
+        async def after(customer: str) -> None: ...
+
+        told: list[Event] = []
+        new.subscribe(told.append, JobFinished)
+        async with old:
+            await before.schedule("s", Every(minutes=1)).enqueue("acme")
+        async with new:
+            await asyncio.sleep(125)
+            failed = await new.admin.jobs(state=JobState.FAILED)
+            assert [job.error.type for job in failed if job.error] == ["headgate.errors.PayloadError"] * 2
+            # Each one is told, as any job that fails is.
+            assert [event.job_id for event in told] == [job.id for job in reversed(failed)]  # type: ignore[attr-defined]
+            status = await new.admin.schedules.status("s")
+            assert (status.runs, status.open, status.state) == (0, 0, "active")
+
+    run_virtual(main)
+
+
+def test_a_schedule_of_a_renamed_task_goes_on_under_its_alias() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, journal = MemoryStorage(clock), Journal(clock)
+        old, new = Headgate(store, clock=clock), Headgate(store, clock=clock)
+
+        @old.task
+        async def pull() -> None: ...
+
+        @new.task(aliases=["pull"])
+        async def fetch() -> None:
+            journal.note()
+
+        async with old:
+            await pull.schedule("s", Every(minutes=1)).enqueue()
+        async with new:
+            await asyncio.sleep(65)
+        assert journal.starts == [60]
+
+    run_virtual(main)
+
+
+def test_occurrences_that_queue_up_run_one_after_another_and_none_is_skipped() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.schedule(Every(minutes=1), until=at(300), overlap="queue")
+        @app.task(retry=RetryPolicy(retries=0))
+        async def slow() -> None:
+            journal.note()
+            await asyncio.sleep(100)
+            if len(journal.starts) == 2:
+                raise ValueError("no")
+
+        async with app:
+            await asyncio.sleep(250)
+            (latest, *_) = await app.admin.jobs()
+            assert latest.state is JobState.WAITING
+            assert (await app.admin.job(latest.id)).record.is_blocked
+            await asyncio.sleep(600)
+            # Two of them were still in line when the schedule ended.
+            assert journal.starts == [60, 160, 260]
+            status = await app.admin.schedules.status("slow")
+            assert (status.runs, status.open, status.state) == (3, 0, "finished")
+
+    run_virtual(main)
+
+
+def test_all_that_was_missed_runs_in_line() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store, journal = MemoryStorage(clock), Journal(clock)
+
+        def release() -> Headgate:
+            app = Headgate(store, clock=clock)
+
+            @app.schedule(Every(minutes=10), misfire="run_all")
+            async def report() -> None:
+                journal.note()
+                await asyncio.sleep(5)
+
+            return app
+
+        async with release():
+            await asyncio.sleep(1)
+        await asyncio.sleep(HOUR + 59)
+        async with release() as app:
+            await asyncio.sleep(60)
+            assert journal.starts == [3660, 3665, 3670, 3675, 3680, 3685]
+            job = await app.find_schedule("report").trigger()
+            assert await job.result() is None
+
+    run_virtual(main)
+
+
+def test_what_is_of_one_job_only_cannot_be_said_of_a_schedule() -> None:
+    app = Headgate("memory://")
+
+    @app.task
+    async def pull() -> None: ...
+
+    with pytest.raises(DeclarationError, match="unique_key and connection are of one job; overlap="):
+        app.schedule(Every(hours=1))(pull.using(unique_key="x"))
+
+
+def test_at_rest_nothing_is_polled_but_a_look_in_thirty_seconds() -> None:
+    async def main(clock: VirtualClock) -> None:
+        class Counting(MemoryStorage):
+            looks = 0
+
+            async def due_schedules(self, *args: Any, **options: Any) -> Any:
+                self.looks += 1
+                return await super().due_schedules(*args, **options)
+
+        store = Counting(clock)
+        app = Headgate(store, clock=clock)
+
+        @app.schedule(Every(days=1))
+        async def pull() -> None: ...
+
+        async with app:
+            await asyncio.sleep(HOUR)
+            assert store.looks <= HOUR / 30 + 3
+            # However much goes on otherwise, it looks once a second.
+            store.looks = 0
+            for _ in range(500):
+                await pull.enqueue()
+                await asyncio.sleep(0.02)
+            assert store.looks <= 12
+
+    run_virtual(main)

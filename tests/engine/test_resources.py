@@ -1,0 +1,560 @@
+"""Resources: opened when they are needed, given by type, closed however things end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Annotated, Any, NewType
+
+import pytest
+
+from headgate import (
+    INJECTED,
+    DeclarationError,
+    Handler,
+    Headgate,
+    JobCancelled,
+    JobFailed,
+    JobState,
+    RetryPolicy,
+    Snooze,
+    StrictRate,
+)
+from headgate.clock import SECOND
+from headgate.jobs.event import Event, ResourceTroubled
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+class Pool:
+    """What a program opens once."""
+
+    def __init__(self, name: str = "pool") -> None:
+        self.name = name
+
+
+class Session:
+    """What each attempt has its own of."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+
+
+class World:
+    """An app with a pool for the node and a session for each attempt, and what became of them."""
+
+    def __init__(self, clock: VirtualClock | None, **settings: Any) -> None:
+        self.happened: list[str] = []
+        self.app = Headgate("memory://", clock=clock, **settings)
+
+        @self.app.resource
+        async def pool() -> AsyncIterator[Pool]:
+            self.happened.append("pool opened")
+            await asyncio.sleep(1)
+            try:
+                yield Pool()
+            finally:
+                await asyncio.sleep(1)
+                self.happened.append("pool closed")
+
+        @self.app.resource(scope="attempt")
+        async def session(pool: Pool) -> AsyncIterator[Session]:
+            self.happened.append("opened")
+            try:
+                yield Session(pool)
+            except BaseException as error:
+                self.happened.append(f"rolled back: {type(error).__name__}")
+                raise
+            else:
+                self.happened.append("committed")
+            finally:
+                await asyncio.sleep(2)
+                self.happened.append("closed")
+
+
+def test_a_nodes_resource_is_opened_once_and_closed_with_the_node() -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock)
+        pools: list[Pool] = []
+
+        @world.app.task
+        async def work(number: int, pool: Pool = INJECTED) -> int:
+            pools.append(pool)
+            return number
+
+        async with world.app:
+            await asyncio.sleep(10)
+            assert not world.happened, "it is opened when it is first needed"
+            jobs = await work.enqueue_many([(number,) for number in range(20)])
+            assert [await job.result() for job in jobs] == list(range(20))
+            assert world.app._node is not None
+            assert world.app._node.statistics()["resources"] == ["pool"]
+        assert len(set(map(id, pools))) == 1
+        assert world.happened == ["pool opened", "pool closed"]
+
+    run_virtual(main)
+
+
+def test_an_attempts_resource_is_its_own_and_closed_when_it_ends() -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock)
+        sessions: list[Session] = []
+
+        @world.app.task
+        async def work(session: Session, again: Session, pool: Pool) -> None:
+            assert session is again, "one attempt has one"
+            assert session.pool is pool
+            sessions.append(session)
+
+        async with world.app:
+            for _ in range(2):
+                await (await work.enqueue()).result()  # type: ignore[call-arg]
+        assert sessions[0] is not sessions[1]
+        assert world.happened == ["pool opened", *["opened", "committed", "closed"] * 2, "pool closed"]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("how", ["error", "timeout", "cancel", "snooze", "shutdown", "unstorable"])
+def test_an_attempts_resource_sees_how_it_ended_and_is_closed_to_the_end(how: str) -> None:
+    """The fault: a session stayed open when its job was cancelled, or a second cancellation cut its closing short."""
+
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock, grace=0.5)
+
+        @world.app.task(timeout=10 if how == "timeout" else None, retry=RetryPolicy(retries=0))
+        async def work(session: Session = INJECTED) -> Any:
+            match how:
+                case "error":
+                    raise ValueError
+                case "snooze":
+                    raise Snooze(1000)
+                case "unstorable":
+                    return object()
+                case _:
+                    return await asyncio.sleep(1000)
+
+        async with world.app:
+            job = await work.enqueue()
+            await asyncio.sleep(5)
+            if how == "cancel":
+                await job.cancel()
+                with pytest.raises(JobCancelled):
+                    await job.result(timeout=5)
+            if how == "timeout":
+                with pytest.raises(JobFailed, match="its timeout of 10 s"):
+                    await job.result()
+        seen = {"error": "ValueError", "snooze": "Snooze", "unstorable": "_Unstorable"}.get(how, "CancelledError")
+        assert world.happened == ["pool opened", "opened", f"rolled back: {seen}", "closed", "pool closed"]
+
+    run_virtual(main)
+
+
+def test_a_resource_that_swallows_errors_makes_no_success_of_a_failure() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))
+
+        @app.resource(scope="attempt")
+        async def greedy() -> AsyncIterator[Session]:
+            try:
+                yield Session(Pool())
+            except BaseException:
+                return
+
+        @app.task
+        async def fails(session: Session = INJECTED) -> None:
+            raise ValueError("seen by nobody?")
+
+        @app.task
+        async def waits(session: Session = INJECTED) -> None:
+            await asyncio.sleep(1000)
+
+        async with app:
+            with pytest.raises(JobFailed, match="seen by nobody"):
+                await (await fails.enqueue()).result()
+            job = await waits.enqueue()
+            await asyncio.sleep(1)
+            await job.cancel()
+            with pytest.raises(JobCancelled):
+                await job.result()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+def test_an_attempt_whose_commit_fails_has_failed_also_behind_a_resource_that_swallows(kind: str) -> None:
+    """The fault: a span around the session swallowed that it could not commit, and the job had succeeded."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))
+
+        @app.resource(scope="attempt")
+        async def pool() -> AsyncIterator[Pool]:
+            with contextlib.suppress(OSError):
+                yield Pool()
+
+        if kind == "async":
+
+            @app.resource(scope="attempt")
+            async def session(pool: Pool) -> AsyncIterator[Session]:
+                yield Session(pool)
+                raise OSError("commit failed")
+        else:
+
+            @app.resource(scope="attempt")
+            def session_too(pool: Pool) -> Iterator[Session]:
+                yield Session(pool)
+                raise OSError("commit failed")
+
+        @app.task
+        async def work(session: Session = INJECTED) -> None:
+            pass
+
+        async with app:
+            with pytest.raises(JobFailed, match="commit failed"):
+                await (await work.enqueue()).result()
+
+    run_virtual(main)
+
+
+def test_a_nodes_resource_that_ends_on_its_own_is_opened_anew_for_the_next_attempt() -> None:
+    """The fault: a connection whose reader died was given, closed, to each attempt until the node was started anew."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))
+        opened: list[str] = []
+        closed: list[str] = []
+
+        async def lose_the_server() -> None:
+            await asyncio.sleep(5)
+            raise ConnectionError("the server went away")
+
+        @app.resource
+        async def pool() -> AsyncIterator[Pool]:
+            name = f"pool {len(opened)}"
+            opened.append(name)
+            try:
+                async with asyncio.TaskGroup() as background:
+                    if name == "pool 0":
+                        background.create_task(lose_the_server())
+                    yield Pool(name)
+            finally:
+                closed.append(name)
+
+        @app.resource
+        async def session(pool: Pool) -> AsyncIterator[Session]:
+            yield Session(pool)
+            closed.append(f"session of {pool.name}")
+
+        @app.task
+        async def work(session: Session = INJECTED) -> str:
+            return session.pool.name
+
+        async with app:
+            for name in ("pool 0", "pool 0"):
+                assert await (await work.enqueue()).result() == name
+            await asyncio.sleep(10)
+            for name in ("pool 1", "pool 1"):
+                assert await (await work.enqueue()).result() == name
+        assert opened == ["pool 0", "pool 1"]
+        assert closed == ["pool 0", "session of pool 1", "pool 1", "session of pool 0"]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("scope", ["node", "attempt"])
+def test_a_resource_that_fails_to_open_fails_the_attempt_and_is_tried_again(scope: Any) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        tries: list[int] = []
+
+        @app.resource(scope=scope)
+        async def pool() -> AsyncIterator[Pool]:
+            tries.append(1)
+            if len(tries) < 3:
+                raise ConnectionError("the database is away")
+            yield Pool()
+
+        @app.task(retry=RetryPolicy(delays=[1, 1]), limits=[StrictRate("1/h", charge_retries=True)])
+        async def work(pool: Pool = INJECTED) -> str:
+            return pool.name
+
+        async with app:
+            job = await work.enqueue()
+            assert await job.result() == "pool"
+            attempts = (await app.admin.job(job.id)).attempts
+            assert [a.error and a.error.message for a in attempts] == ["the database is away"] * 2
+            assert clock.monotonic() < 10 * SECOND, "what never began has charged no limit"
+
+    run_virtual(main)
+
+
+def test_an_attempt_that_is_cancelled_while_a_resource_opens_takes_it_from_nobody() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))
+        opened: list[int] = []
+
+        @app.resource
+        async def pool() -> AsyncIterator[Pool]:
+            await asyncio.sleep(10)
+            opened.append(1)
+            yield Pool()
+
+        @app.task
+        async def work(pool: Pool = INJECTED) -> str:
+            return pool.name
+
+        async with app:
+            hasty, patient = await work.using(timeout=5).enqueue(), await work.enqueue()
+            with pytest.raises(JobFailed, match="its timeout"):
+                await hasty.result()
+            assert await patient.result() == "pool"
+            assert opened == [1]
+
+    run_virtual(main)
+
+
+def test_resources_of_a_node_close_in_reverse_order_of_their_opening_and_in_their_own_task() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        happened: list[str] = []
+        tasks: list[object] = []
+
+        @app.resource
+        async def settings() -> AsyncIterator[str]:
+            yield "dsn"
+            happened.append("settings")
+
+        @app.resource
+        async def pool(settings: str) -> AsyncIterator[Pool]:
+            # Cancel scopes and task groups must be left by the task that entered them.
+            tasks.append(asyncio.current_task())
+            async with asyncio.TaskGroup():
+                yield Pool(settings)
+            tasks.append(asyncio.current_task())
+            happened.append("pool")
+
+        @app.task
+        async def work(pool: Pool = INJECTED) -> str:
+            return pool.name
+
+        async with app:
+            assert await (await work.enqueue()).result() == "dsn"
+        assert happened == ["pool", "settings"]
+        assert tasks[0] is tasks[1]
+
+    run_virtual(main)
+
+
+def test_a_resource_that_hangs_or_raises_when_it_is_closed_does_not_keep_the_node() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        told: list[Event] = []
+        app.subscribe(told.append, ResourceTroubled)
+
+        @app.resource
+        async def hangs() -> AsyncIterator[Pool]:
+            yield Pool()
+            await asyncio.Event().wait()
+
+        @app.resource
+        async def raises() -> AsyncIterator[str]:
+            yield "text"
+            raise OSError("gone")
+
+        @app.task
+        async def work(pool: Pool = INJECTED, text: str = INJECTED) -> str:
+            return text
+
+        async with app:
+            assert await (await work.enqueue()).result() == "text"
+            began = clock.monotonic()
+        assert clock.monotonic() - began <= 10 * SECOND
+        assert {"hangs", "raises"} == {event.resource for event in told if isinstance(event, ResourceTroubled)}
+
+    run_virtual(main)
+
+
+async def test_what_a_thread_was_given_stays_open_until_the_thread_has_ended() -> None:
+    """The fault: the session was closed when the attempt's time was up, under the thread that still used it."""
+    # In real time: virtual time stands still while a thread works.
+    app = Headgate("memory://", concurrency=1)
+    happened: list[str] = []
+    release = threading.Event()
+
+    @app.resource(scope="attempt")
+    async def session() -> AsyncIterator[Session]:
+        try:
+            yield Session(Pool())
+        finally:
+            happened.append("closed")
+
+    @app.task(timeout=0.05, retry=RetryPolicy(retries=0))
+    def stubborn(session: Session = INJECTED) -> str:
+        release.wait(5)
+        happened.append("used")
+        return session.pool.name
+
+    @app.task
+    def next_one(session: Session = INJECTED) -> str:
+        return session.pool.name
+
+    async with app:
+        job, after = await stubborn.enqueue(), await next_one.enqueue()
+        with pytest.raises(JobFailed, match="its timeout"):
+            await job.result(timeout=5)
+        assert happened == []
+        assert (await after.status()).state is JobState.WAITING, "its slot is not free either"
+        release.set()
+        assert await after.result(timeout=5) == "pool"
+        assert happened == ["used", "closed", "closed"]
+
+
+def test_handlers_and_plain_generators_work_the_same() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        happened: list[str] = []
+
+        @app.resource(scope="attempt")
+        def counter() -> Iterator[dict[str, int]]:
+            happened.append("opened")
+            yield {"one": 1}
+            happened.append("closed")
+
+        @app.handler
+        class Work(Handler[str]):
+            async def run(self, payload: str, counter: dict[str, int] = INJECTED) -> int:
+                return counter[payload]
+
+        async with app:
+            assert await (await Work.enqueue("one")).result() == 1
+        assert happened == ["opened", "closed"]
+
+    run_virtual(main)
+
+
+Replica = NewType("Replica", Pool)
+
+
+async def test_a_thread_with_a_resource_that_leaves_the_program_ends_only_its_attempt() -> None:
+    """The fault: the error left an inner task, where asyncio passes SystemExit on to end the whole program."""
+    app = Headgate("memory://", retry=RetryPolicy(retries=0))
+
+    @app.resource(scope="attempt")
+    def pool() -> Iterator[Pool]:
+        yield Pool()
+
+    @app.task
+    def leave(pool: Pool = INJECTED) -> None:
+        sys.exit(3)
+
+    async with app:
+        with pytest.raises(JobFailed) as failed:
+            await (await leave.enqueue()).result(timeout=5)
+        assert failed.value.error_type == "SystemExit"
+
+
+def test_resources_of_one_type_are_told_apart_by_name() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.resource
+        async def pool() -> AsyncIterator[Pool]:
+            yield Pool("first")
+
+        with pytest.raises(DeclarationError, match="resource 'second' yields Pool, as resource 'pool' does"):
+
+            @app.resource
+            async def second() -> AsyncIterator[Pool]:
+                yield Pool()
+
+        @app.resource
+        async def replica() -> AsyncIterator[Replica]:
+            yield Replica(Pool("replica"))
+
+        @app.resource
+        async def archive() -> AsyncIterator[Annotated[Pool, "archive"]]:
+            yield Pool("archive")
+
+        @app.task
+        async def work(
+            one: Pool = INJECTED, two: Replica = INJECTED, three: Annotated[Pool, "archive"] = INJECTED
+        ) -> list[str]:
+            return [one.name, two.name, three.name]
+
+        async with app:
+            assert await (await work.enqueue()).result() == ["first", "replica", "archive"]
+
+    run_virtual(main)
+
+
+async def test_a_resource_is_no_argument_of_its_task() -> None:
+    world = World(None)
+
+    @world.app.task(limits=[StrictRate("1/h", key="{tenant}")])
+    async def work(tenant: str, session: Session = INJECTED) -> None: ...
+
+    assert work.payload.parameters == ("tenant",)
+    async with world.app.open():
+        with pytest.raises(TypeError, match="has no argument 'session'; it has: tenant"):
+            await work.enqueue("acme", session=Session(Pool()))
+        with pytest.raises(TypeError, match="takes 1 positional arguments"):
+            await work.enqueue("acme", Session(Pool()))
+    with pytest.raises(DeclarationError, match="names 'session', which is not one of its arguments"):
+        world.app.task(name="other", limits=[StrictRate("1/h", key="{session}")])(work.function)
+
+
+def test_what_can_never_be_given_to_anyone_is_an_error_where_it_is_declared() -> None:
+    app = World(None).app
+
+    async def plain() -> int:
+        return 1
+
+    async def untyped():  # type: ignore[no-untyped-def]
+        yield 1
+
+    async def nothing() -> AsyncIterator[Any]:
+        yield 1
+
+    async def takes_an_argument(dsn: str) -> AsyncIterator[int]:
+        yield 1
+
+    async def takes_a_session(session: Session) -> AsyncIterator[int]:
+        yield 1
+
+    for function, message in (
+        (plain, "must be a generator"),
+        (untyped, "does not say what it yields"),
+        (nothing, "which says nothing"),
+        (takes_an_argument, "takes 'dsn', which is no resource"),
+        (takes_a_session, "is opened once for the node and cannot take 'session'"),
+    ):
+        with pytest.raises(DeclarationError, match=message):
+            app.resource(function)  # type: ignore[type-var]
+    with pytest.raises(DeclarationError, match="scope='job' must be"):
+        app.resource(scope="job")(takes_an_argument)  # type: ignore[call-overload]
+
+
+def test_a_task_declared_before_its_resource_is_an_error_that_says_so() -> None:
+    app = Headgate("memory://")
+    with pytest.raises(DeclarationError, match=r"is declared with @app\.resource before the task"):
+
+        @app.task
+        async def work(session: Session) -> None: ...
+
+
+def test_a_process_task_gets_no_resources() -> None:
+    with pytest.raises(DeclarationError, match="runs in a child process, where resource 'session' is not open"):
+        World(None).app.task(process=True)(in_a_child)
+
+
+def in_a_child(session: Session) -> None: ...
+
+
+def test_a_resource_by_position_only_is_an_error() -> None:
+    with pytest.raises(DeclarationError, match="is passed by name"):
+
+        @World(None).app.task
+        async def work(session: Session, /, tenant: str) -> None: ...

@@ -1,0 +1,118 @@
+"""What `job.result()` comes to, and for how long a job can be asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from pathlib import Path
+
+import pytest
+
+from headgate import Headgate, JobCancelled, JobFailed, JobNotFound, JobState, RetryPolicy
+from headgate.clock import SECOND
+from headgate.errors import AttemptFailed
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+HOUR = 3600
+
+
+def test_who_waits_too_long_for_a_result_is_told_and_the_job_goes_on() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def slow() -> str:
+            await asyncio.sleep(60)
+            return "done"
+
+        async with app:
+            job = await slow.enqueue()
+            began = clock.monotonic()
+            with pytest.raises(TimeoutError):
+                await job.result(timeout=5)
+            assert clock.monotonic() - began == 5 * SECOND
+            with pytest.raises(TimeoutError):
+                await job.result(timeout=0)
+            assert (await job.status()).state is JobState.RUNNING
+            assert await job.result() == "done"
+            assert await job.result(timeout=0) == "done"
+
+    run_virtual(main)
+
+
+def test_the_error_of_a_failed_job_comes_with_the_traceback_of_its_last_attempt() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(retry=RetryPolicy(retries=1, delay=1))
+        async def work() -> None:
+            raise ValueError("the card was refused")
+
+        async with app:
+            job = await work.enqueue()
+            with pytest.raises(JobFailed) as failed:
+                await job.result()
+        error = failed.value
+        assert (error.job_id, error.error_type, error.message) == (job.id, "ValueError", "the card was refused")
+        assert isinstance(error.__cause__, AttemptFailed)
+        printed = "".join(traceback.format_exception(error))
+        assert 'raise ValueError("the card was refused")' in printed, "a log shows where the handler failed"
+
+    run_virtual(main)
+
+
+def test_many_wait_for_one_result_before_and_after_it_is_there() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def work() -> dict[str, int]:
+            await asyncio.sleep(10)
+            return {"pages": 3}
+
+        @app.task
+        async def forever() -> None:
+            await asyncio.sleep(HOUR)
+
+        async with app:
+            job, cancelled = await work.enqueue(), await forever.enqueue()
+            results = await asyncio.gather(*(app.job(job.id).result() for _ in range(50)))
+            assert results == [{"pages": 3}] * 50
+            assert await app.job(job.id).result() == {"pages": 3}
+            await cancelled.cancel()
+            for _ in range(2):
+                with pytest.raises(JobCancelled):
+                    await cancelled.result()
+
+    run_virtual(main)
+
+
+def test_a_result_outlives_every_process_until_its_retention_is_over(tmp_path: Path) -> None:
+    """The fault: what a handler returned was kept nowhere, and nobody could wait for a task."""
+
+    async def main(clock: VirtualClock) -> None:
+        def made() -> Headgate:
+            app = Headgate(f"sqlite:///{tmp_path}/jobs.db", clock=clock, retention=100, synchronous="OFF")
+
+            @app.task
+            async def work() -> str:
+                return "kept"
+
+            return app
+
+        first = made()
+        async with first:
+            job = await first.tasks["work"].enqueue()
+            assert await job.result() == "kept"
+        async with made() as second:
+            await asyncio.sleep(90)
+            assert await second.job(job.id).result() == "kept"
+            await asyncio.sleep(60)
+            with pytest.raises(JobNotFound, match="retention"):
+                await second.job(job.id).result()
+            with pytest.raises(JobNotFound):
+                await second.job(job.id).status()
+            with pytest.raises(JobNotFound):
+                await second.job(job.id).cancel()
+
+    run_virtual(main)

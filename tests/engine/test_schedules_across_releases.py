@@ -1,0 +1,302 @@
+"""Schedules from one release to the next: renamed tasks, rolling deploys, rollbacks, and what nobody declares."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import Cron, Every, Headgate
+from headgate.clock import SECOND, SystemClock
+from headgate.jobs.event import (
+    Event,
+    ScheduleOverdue,
+    ScheduleRenamed,
+    ScheduleSuperseded,
+    ScheduleTooFast,
+    ScheduleTroubled,
+)
+from headgate.storage.memory import MemoryStorage
+from headgate.testing.virtual_time import START, VirtualClock, run_virtual
+
+HOURLY = Every(hours=1)
+TOLD = (ScheduleOverdue, ScheduleRenamed, ScheduleSuperseded, ScheduleTooFast, ScheduleTroubled)
+
+
+def before(store: Any, trigger: Any = HOURLY, **options: Any) -> Headgate:
+    """The release in which the task had its old name."""
+    app = Headgate(store, **{key: options.pop(key) for key in ("clock", "schema") if key in options})
+
+    @app.schedule(trigger, **options)
+    @app.task
+    async def invoice() -> None: ...
+
+    return app
+
+
+def after(store: Any, trigger: Any = HOURLY, *, aliases: Any = ("invoice",), **options: Any) -> Headgate:
+    """The release that has renamed it, as the docs advise."""
+    app = Headgate(store, **{key: options.pop(key) for key in ("clock", "schema") if key in options})
+
+    @app.schedule(trigger, **options)
+    @app.task(aliases=aliases)
+    async def send_invoice() -> None: ...
+
+    return app
+
+
+async def names(app: Headgate) -> list[str]:
+    return [each.name for each in await app.admin.schedules.list()]
+
+
+async def names_become(app: Headgate, wanted: list[str]) -> None:
+    async with asyncio.timeout(5):
+        while await names(app) != wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
+    """A store for several apps, with their settings."""
+    if request.param == "memory":
+        return MemoryStorage(SystemClock()), {}
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'jobs.db'}", {}
+    return request.getfixturevalue("postgres_url"), {"schema": request.getfixturevalue("postgres_schema")}
+
+
+async def test_the_schedule_of_a_renamed_task_goes_on_under_its_new_name(shared: tuple[Any, dict[str, Any]]) -> None:
+    """The fault: the old row stayed, its task was still known by its alias, and every invoice went out twice."""
+    store, options = shared
+    async with (old := before(store, max_runs=9, **options)):
+        await names_become(old, ["invoice"])
+        await (await old.find_schedule("invoice").trigger()).result()
+        await old.admin.schedules.pause("invoice")
+        known = await old.admin.schedules.status("invoice")
+    told: list[Event] = []
+    async with (new := after(store, max_runs=9, **options)), after(store, max_runs=9, **options):
+        new.subscribe(told.append, ScheduleRenamed)
+        await names_become(new, ["send_invoice"])
+        status = await new.admin.schedules.status("send_invoice")
+        assert (status.task, status.state, status.runs) == ("send_invoice", "paused", 1)
+        assert (status.started_at, status.max_runs) == (known.started_at, 9)
+        # A worker of the old release that starts again meanwhile leaves it so.
+        superseded = asyncio.Event()
+        again = before(store, max_runs=9, **options)
+        again.subscribe(lambda _: superseded.set(), ScheduleSuperseded)
+        async with again:
+            await asyncio.wait_for(superseded.wait(), 5)
+            assert await names(new) == ["send_invoice"]
+        assert await new._storage.check() == []
+
+
+def test_each_occurrence_runs_once_through_a_rolling_deploy_that_renames_its_task() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        minute = Every(minutes=1)
+        async with before(store, minute, clock=clock):
+            await asyncio.sleep(90)
+            async with (new := after(store, minute, clock=clock)):
+                await asyncio.sleep(60)
+                async with before(store, minute, clock=clock):
+                    await asyncio.sleep(300)
+                assert await names(new) == ["send_invoice"]
+        async with (new := after(store, minute, clock=clock)):
+            await asyncio.sleep(150)
+            records = [(await new.admin.job(job.id)).record for job in await new.admin.jobs()]
+            at = sorted(record.origin.occurs_at or 0 for record in records if record.origin is not None)
+            assert [(each - START) // SECOND for each in at] == list(range(60, 600, 60))
+
+    run_virtual(main)
+
+
+def test_a_rename_that_is_rolled_back_takes_its_schedule_back_once_the_newer_release_is_gone() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        async with (old := before(store, clock=clock)):
+            await asyncio.sleep(1)
+            started = (await old.admin.schedules.status("invoice")).started_at
+        async with after(store, clock=clock):
+            await asyncio.sleep(100)
+        async with (old := before(store, clock=clock)):
+            await asyncio.sleep(150)
+            assert await names(old) == ["send_invoice"]
+            await asyncio.sleep(150)
+            assert await names(old) == ["invoice"]
+            status = await old.admin.schedules.status("invoice")
+            assert (status.task, status.started_at) == ("invoice", started)
+        # And forward again.
+        async with (new := after(store, clock=clock)):
+            await asyncio.sleep(1)
+            assert await names(new) == ["send_invoice"]
+            assert (await new.admin.schedules.status("send_invoice")).started_at == started
+
+    run_virtual(main)
+
+
+def test_of_two_rows_of_a_task_that_got_its_alias_too_late_one_stays() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        async with before(store, clock=clock):
+            await asyncio.sleep(1)
+        async with (new := after(store, aliases=(), clock=clock)):
+            await asyncio.sleep(1)
+            assert await names(new) == ["invoice", "send_invoice"]
+        async with (new := after(store, clock=clock)):
+            await asyncio.sleep(1)
+            assert await names(new) == ["send_invoice"]
+
+    run_virtual(main)
+
+
+def test_an_older_release_that_stores_its_own_at_the_last_moment_is_set_right_within_a_minute() -> None:
+    """It had asked whether it is the newest before the newer one started, and writes after that one has written."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, slow = MemoryStorage(clock), asyncio.Event()
+
+        class Slow(MemoryStorage):
+            def __init__(self) -> None:
+                self.__dict__ = store.__dict__
+
+            async def note_gates(self, signatures: Any) -> Any:
+                noted = await super().note_gates(signatures)
+                if any(" " in each for each in signatures):
+                    await slow.wait()
+                return noted
+
+        async with before(Slow(), clock=clock):
+            await asyncio.sleep(1)
+            async with (new := after(store, clock=clock)):
+                await asyncio.sleep(1)
+                slow.set()
+                await asyncio.sleep(1)
+                assert await names(new) != ["send_invoice"]
+                await asyncio.sleep(100)
+                assert await names(new) == ["send_invoice"]
+
+    run_virtual(main)
+
+
+def test_a_schedule_that_is_not_of_the_code_or_declared_otherwise_is_not_taken_over() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        older = Headgate(store, clock=clock)
+
+        @older.task
+        async def invoice() -> None: ...
+
+        async with older.open():
+            await invoice.schedule("invoice", HOURLY).enqueue()
+        async with (new := after(store, clock=clock)):
+            await asyncio.sleep(1)
+            assert await names(new) == ["invoice", "send_invoice"]
+        # One that has a name of its own keeps it, whatever its task is called.
+        async with (named := after(MemoryStorage(clock), name="monthly", clock=clock)):
+            await asyncio.sleep(1)
+            assert await names(named) == ["monthly"]
+
+    run_virtual(main)
+
+
+def test_a_name_that_another_schedule_of_the_same_code_has_stays_with_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        async with before(store, clock=clock):
+            await asyncio.sleep(1)
+        both = after(store, clock=clock)
+        both.schedule(HOURLY, name="invoice")(both.tasks["send_invoice"])
+        async with both:
+            await asyncio.sleep(1)
+            assert await names(both) == ["invoice", "send_invoice"]
+
+    run_virtual(main)
+
+
+def test_a_worker_of_an_older_release_that_starts_again_does_not_bring_its_trigger_back() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        old, new, told = Every(minutes=10), Cron("30 * * * *"), list[Event]()
+
+        async def trigger(app: Headgate) -> str:
+            return (await app.admin.schedules.status("invoice")).trigger
+
+        async with before(store, old, clock=clock):
+            await asyncio.sleep(10)
+            async with (newer := before(store, new, clock=clock)):
+                await asyncio.sleep(1)
+                assert await trigger(newer) == new.describe()
+                again = before(store, old, clock=clock)
+                again.subscribe(told.append, *TOLD)
+                async with again:
+                    await asyncio.sleep(400)
+                    assert await trigger(newer) == new.describe()
+                    assert [type(event) for event in told] == [ScheduleSuperseded]
+            # The newer release was rolled back: when none of it has run for three minutes, the older one holds.
+            await asyncio.sleep(300)
+            async with (reader := Headgate(store, clock=clock)).open():
+                assert await trigger(reader) == old.describe()
+
+    run_virtual(main)
+
+
+def test_a_schedule_that_was_removed_is_not_declared_again_by_the_workers_that_run() -> None:
+    async def main(clock: VirtualClock) -> None:
+        async with (app := before(MemoryStorage(clock), clock=clock)):
+            await asyncio.sleep(1)
+            assert await app.find_schedule("invoice").remove()
+            await asyncio.sleep(300)
+            assert await names(app) == []
+
+    run_virtual(main)
+
+
+def test_a_schedule_that_is_overdue_and_whose_task_nobody_declares_is_told_once() -> None:
+    """It stood still without a word: what is due is asked for by the tasks that a node knows."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, told = MemoryStorage(clock), list[Event]()
+        async with before(store, Every(minutes=10), clock=clock):
+            await asyncio.sleep(10)
+        other = Headgate(store, clock=clock)
+        other.subscribe(told.append, *TOLD)
+        async with other:
+            await asyncio.sleep(595)
+            assert told == []
+            await asyncio.sleep(3600)
+        assert [(type(event), event.lacks, event.task) for event in told] == [  # type: ignore[attr-defined]
+            (ScheduleOverdue, "task", "invoice")
+        ]
+        assert told[0].due_at == START + 600 * SECOND  # type: ignore[attr-defined]
+
+    run_virtual(main)
+
+
+def test_a_schedule_that_is_overdue_and_whose_own_trigger_nobody_declares_is_told_once() -> None:
+    class Tens:
+        def next_after(self, instant: int) -> int | None:
+            return (instant // (600 * SECOND) + 1) * 600 * SECOND
+
+        def latest_at_or_before(self, instant: int) -> int | None:
+            return instant // (600 * SECOND) * 600 * SECOND
+
+        def describe(self) -> str:
+            return "tens"
+
+    async def main(clock: VirtualClock) -> None:
+        store, told = MemoryStorage(clock), list[Event]()
+        async with before(store, Tens(), clock=clock):
+            await asyncio.sleep(10)
+        other = Headgate(store, clock=clock)
+        other.subscribe(told.append, *TOLD)
+
+        @other.task
+        async def invoice() -> None: ...
+
+        async with other:
+            await asyncio.sleep(3600)
+        assert [(type(event), event.lacks) for event in told] == [(ScheduleOverdue, "trigger")]  # type: ignore[attr-defined]
+
+    run_virtual(main)

@@ -1,0 +1,89 @@
+"""Subscribers: whatever one does, the others are told, jobs go on, and the app can be closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+import pytest
+
+from headgate import Headgate
+from headgate.clock import SECOND
+from headgate.jobs.event import Event, JobFinished
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+def test_a_subscriber_that_hangs_does_not_keep_the_app_from_closing(caplog: pytest.LogCaptureFixture) -> None:
+    """The fault: a worker could not be stopped any more, not even by a second signal."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        ended: list[str] = []
+
+        @app.task
+        async def work() -> None:
+            pass
+
+        async def hang(event: Event) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                assert isinstance(event, JobFinished)
+                ended.append(event.job_id)
+
+        app.subscribe(hang, JobFinished)
+        async with app:
+            jobs = [await work.enqueue() for _ in range(3)]
+            for job in jobs:
+                await job.result()
+            began = clock.monotonic()
+        assert clock.monotonic() - began <= 10 * SECOND
+        assert ended == [jobs[0].id], "it is cancelled"
+        assert app._bus.statistics()["lost"] == 3
+        assert "it lost 3 events" in caplog.text
+        # And it is told again when the app is opened again.
+        async with app:
+            again = await work.enqueue()
+            await again.result()
+        assert ended == [jobs[0].id, again.id]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "exit", "interrupt"])
+def test_a_subscriber_that_raises_anything_is_told_the_next_event(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The fault: an error that is no Exception ended the delivery without a word, or the whole program."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        told: list[str] = []
+
+        @app.task
+        async def work() -> None:
+            pass
+
+        async def listen(event: Event) -> None:
+            assert isinstance(event, JobFinished)
+            told.append(event.job_id)
+            match how:
+                case "cancelled":
+                    answer = asyncio.get_running_loop().create_future()
+                    answer.cancel()
+                    await answer
+                case "exit":
+                    sys.exit(4)
+                case _:
+                    raise KeyboardInterrupt
+
+        app.subscribe(listen, JobFinished)
+        async with app:
+            jobs = await work.enqueue_many([(), ()])
+            for job in jobs:
+                await job.result()
+        assert sorted(told) == sorted(job.id for job in jobs)
+        failures = [record for record in caplog.records if "a subscriber failed on JobFinished" in record.message]
+        assert len(failures) == 2
+        assert all(record.levelno == logging.ERROR for record in failures)
+
+    run_virtual(main)

@@ -1,0 +1,73 @@
+"""What can run in a child process, and what is told where it is declared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headgate import DeclarationError, Headgate
+from headgate.tasks.process_body import find_function
+
+
+def at_the_top() -> None: ...
+
+
+async def waits() -> None: ...
+
+
+class Group:
+    @staticmethod
+    def inside() -> None: ...
+
+
+def make() -> Callable[[], None]:
+    def nested() -> None: ...
+
+    return nested
+
+
+@pytest.mark.parametrize("function", [at_the_top, Group.inside])
+def test_a_function_that_can_be_imported_is_found_again(function: Any) -> None:
+    task = Headgate("memory://").task(process=True)(function)
+    assert find_function(function.__module__, function.__qualname__) is task.function
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (waits, "is for a plain def that computes"),
+        (make(), r"has to find 'make\.<locals>\.nested' by import"),
+        (lambda: None, "has to find '<lambda>' by import"),
+        (len, "needs a plain function"),
+        (Group, "needs a plain function"),
+    ],
+)
+def test_what_a_child_cannot_find_or_has_no_use_for_is_an_error(function: Any, message: str) -> None:
+    with pytest.raises(DeclarationError, match=message):
+        Headgate("memory://").task(name="task", process=True)(function)
+
+
+def test_what_was_typed_in_is_an_error() -> None:
+    program = "from headgate import Headgate\ndef f(): ...\nHeadgate('memory://').task(process=True)(f)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=15, check=False)
+    assert "what was typed in has no file; put it in one" in ran.stderr
+
+
+def test_the_slots_of_a_queue_follow_what_its_tasks_take() -> None:
+    app = Headgate("memory://")
+    cores = os.cpu_count() or 1
+    for name in ("waiting", "blocking", "computing", "mixed", "declared"):
+        app.queue(name, concurrency=7 if name == "declared" else None)
+    app.task(name="a", queue="waiting")(waits)
+    app.task(name="b", queue="blocking")(at_the_top)
+    for name in ("computing", "mixed", "declared"):
+        app.task(name=name, queue=name, process=True)(at_the_top)
+    app.task(name="c", queue="mixed")(waits)
+    slots = {name: app._registry.concurrency(name, None) for name in app._registry.queues if name != "default"}
+    expected = {"waiting": 100, "blocking": max(4, 2 * cores), "computing": cores, "mixed": cores, "declared": 7}
+    assert slots == expected

@@ -1,0 +1,92 @@
+"""Settings: arguments before the environment before defaults, and a mistake in any of them is told at once."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from headgate import DeclarationError, Headgate
+from headgate.jobs.audit import AuditLevel
+from headgate.jobs.retention import retention_of
+from headgate.settings import Settings, load_settings
+
+SAID: dict[str, tuple[str, Any, Any, Any]] = {
+    # The text of the variable and what it means; an argument and what that means.
+    "concurrency": ("7", 7, 9, 9),
+    "timeout": ("2.5", 2.5, timedelta(minutes=1), 60.0),
+    "heartbeat": ("2", 2.0, timedelta(seconds=3), 3.0),
+    "lease": ("45", 45.0, 90, 90.0),
+    "grace": ("0", 0.0, timedelta(seconds=1), 1.0),
+    "retention": ("3600", retention_of(3600), timedelta(days=1), retention_of(86400)),
+    "audit": ("errors", AuditLevel.ERRORS, "none", AuditLevel.NONE),
+    "log_lines": ("10", 10, 0, 0),
+    "log_level": ("warning", "WARNING", "ERROR", "ERROR"),
+    "max_payload": ("2048", 2048, 4096, 4096),
+    "synchronous": ("normal", "NORMAL", "OFF", "OFF"),
+    "limits_url": ("redis://one", "redis://one", "redis://two", "redis://two"),
+    "schema": ("jobs", "jobs", "work", "work"),
+    "connections": ("4", 4, 16, 16),
+    "listen_url": ("postgresql://one/x", "postgresql://one/x", "postgresql://two/x", "postgresql://two/x"),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_each_setting_is_read_from_its_variable_and_an_argument_goes_before_it(name: str) -> None:
+    text, from_text, argument, from_argument = SAID[name]
+    default = getattr(Settings(), name)
+    environment = {f"HEADGATE_{name.upper()}": text}
+    assert getattr(load_settings({}, {}), name) == default
+    assert getattr(load_settings({}, environment), name) == from_text != default
+    assert getattr(load_settings({name: argument}, environment), name) == from_argument
+    # None is what was not said.
+    assert getattr(load_settings({name: None}, environment), name) == from_text
+
+
+def test_the_defaults_are_as_documented() -> None:
+    settings = load_settings({}, {})
+    assert (settings.heartbeat, settings.lease, settings.grace) == (5.0, 30.0, 30.0)
+    assert (settings.retention, settings.max_payload) == (retention_of(7 * 86400), 262_144)
+    assert (settings.concurrency, settings.timeout, settings.audit) == (None, None, AuditLevel.FULL)
+    retry = Headgate("memory://")._retry
+    assert [retry.retries, retry.base, retry.cap, retry.jitter] == [3, 1, 3600, True]
+
+
+def test_an_app_reads_the_environment_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "HEADGATE_URL", "memory://")
+    monkeypatch.setitem(os.environ, "HEADGATE_TIMEOUT", "12")
+    monkeypatch.setitem(os.environ, "HEADGATE_MAX_PAYLOAD", "1024")
+    app = Headgate()
+
+    @app.task
+    async def plain(text: str) -> None: ...
+
+    @app.task(timeout=3)
+    async def own() -> None: ...
+
+    assert type(app._storage).__name__ == "MemoryStorage"
+    assert [plain.timeout, own.timeout] == [12, 3]
+    assert Headgate(timeout=5)._settings.timeout == 5
+    with pytest.raises(ValueError, match="more than 1024"):
+        plain.payload.encode(("x" * 2000,), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("concurrency", "many"),
+        ("concurrency", "0"),
+        ("timeout", "-1"),
+        ("heartbeat", "0"),
+        ("lease", "8"),
+        ("grace", "-0.1"),
+        ("retention", "a week"),
+        ("max_payload", "10"),
+        ("connections", "1"),
+    ],
+)
+def test_a_variable_that_makes_no_sense_is_named(name: str, text: str) -> None:
+    with pytest.raises(DeclarationError, match=name if text.lstrip("-").replace(".", "").isdigit() else name.upper()):
+        load_settings({}, {f"HEADGATE_{name.upper()}": text})
