@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -113,6 +113,15 @@ def test_a_script_opens_and_closes_in_one_block(tmp_path: Path) -> None:
     assert "headgate-sync" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C does what it does in a program of one's own; what runs in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_wait_and_not_the_portal(tmp_path: Path) -> None:
     app = make_app(tmp_path)
     with app.sync:
