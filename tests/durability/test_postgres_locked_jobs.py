@@ -22,10 +22,10 @@ from headgate.testing.manual_clock import ManualClock
 from tests.durability.postgres import becomes, session_at
 from tests.durability.work import until
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(60)
 
-PROMPT = 2.5
-"""Seconds; less than the store waits for a lock before it gives up."""
+PROMPT = 8.0
+"""Seconds; the store waits up to 5 for a lock, once a minute at most, before it looks out for locked jobs."""
 
 
 class Worker:

@@ -75,8 +75,14 @@ class Back(NamedTuple):
     is_retry: bool = False
 
 
-async def finish_plain(session: Session, node: str, endings: Sequence[Ending], now: int) -> set[str]:
-    """Write the endings that are no more than the job's own, in one statement; the ids of those that were written."""
+async def finish_plain(
+    session: Session, node: str, endings: Sequence[Ending], now: int, *, passes_locked: bool
+) -> set[str]:
+    """Write the endings that are no more than the job's own, in one statement; the ids of those that were written.
+
+    Where it `passes_locked` jobs, it leaves out those that somebody else has locked. That costs a fifth of a worker's
+    throughput, so it is done only where somebody has.
+    """
     plain = [
         ending
         for ending in endings
@@ -87,7 +93,7 @@ async def finish_plain(session: Session, node: str, endings: Sequence[Ending], n
     if not plain:
         return set()
     rows = await session.fetch(
-        "finish_plain",
+        "finish_free" if passes_locked else "finish_plain",
         node=node,
         now=now,
         ids=[ending.id for ending in plain],

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headgate.clock import Clock, sleep
+from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import ForkedConnection, StorageUnavailable
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
@@ -74,6 +74,9 @@ R = TypeVar("R")
 logger = logging.getLogger("headgate.storage")
 
 _decode_slots = msgspec.json.Decoder(dict[str, int]).decode
+OBSTRUCTED_FOR = 60 * SECOND
+"""How long locked jobs are looked out for after endings could not be written."""
+
 _decode_limits = msgspec.json.Decoder(list[tuple[str]]).decode
 
 
@@ -113,6 +116,7 @@ class PostgresStorage:
         self._wake_ups: WakeUps | None = None
         self._following: asyncio.Task[None] | None = None
         self._watchers: list[Callable[[], None]] = []
+        self._obstructed_until = 0
         self._pid = 0
 
     def __str__(self) -> str:
@@ -270,13 +274,27 @@ class PostgresStorage:
 
     async def finish(self, node: str, endings_: Sequence[Ending]) -> Sequence[bool | None]:
         now, limit_now = self.now(), self.limit_now()
-        plain = await self._run(lambda session: endings.finish_plain(session, node, endings_, now))
+        plain = await self._finish_plain(node, endings_, now)
         rest = [ending for ending in endings_ if ending.id not in plain]
         written: Mapping[str, bool | None] = {}
         if rest:
             written = await self._transact(lambda session: endings.finish(session, node, rest, now, limit_now))
         self._changed()
         return [ending.id in plain or written[ending.id] for ending in endings_]
+
+    async def _finish_plain(self, node: str, endings_: Sequence[Ending], now: int) -> set[str]:
+        def finish(*, passes_locked: bool) -> Awaitable[set[str]]:
+            return self._run(
+                lambda session: endings.finish_plain(session, node, endings_, now, passes_locked=passes_locked)
+            )
+
+        if self._clock.monotonic() >= self._obstructed_until:
+            try:
+                return await finish(passes_locked=False)
+            except StorageUnavailable:
+                # One of the jobs may be locked, which kept all of them waiting: they are repeated without it.
+                self._obstructed_until = self._clock.monotonic() + OBSTRUCTED_FOR
+        return await finish(passes_locked=True)
 
     async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
         await self._transact(lambda session: self._buckets(session).amend(amendments, rules))
