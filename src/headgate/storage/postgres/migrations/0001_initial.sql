@@ -150,16 +150,18 @@ CREATE TABLE headgate.job (
     result            text,
     error             text,
     unique_key        text COLLATE "C",
-    -- What it belongs to: the job or batch that it follows, its batch, its schedule and when it is due there.
+    -- What it belongs to: the job or batch that it follows, its batch, its schedule and when it is due there. What is
+    -- looked for stands in columns of its own; generated ones would cost 1.2 µs each whenever a job starts or ends.
     origin            text,
-    follows           text COLLATE "C" GENERATED ALWAYS AS (origin::json ->> 'follows') STORED,
-    batch             text COLLATE "C" GENERATED ALWAYS AS (origin::json ->> 'batch') STORED,
-    schedule          text COLLATE "C" GENERATED ALWAYS AS (origin::json ->> 'schedule') STORED,
+    follows           text COLLATE "C",
+    batch             text COLLATE "C",
+    schedule          text COLLATE "C",
     -- Whether another job follows it, so that its end is looked at.
     is_followed       boolean NOT NULL DEFAULT false,
     audit             smallint NOT NULL DEFAULT 3 CHECK (audit BETWEEN 0 AND 3),
     progress          text,
     CHECK (state <> 'blocked' OR (follows IS NOT NULL AND node IS NULL AND held = 0)),
+    CHECK (origin IS NOT NULL OR coalesce(follows, batch, schedule) IS NULL),
     CHECK (waiting = (state = 'waiting')),
     CHECK (state <> 'running' OR node IS NOT NULL),
     CHECK ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled')))

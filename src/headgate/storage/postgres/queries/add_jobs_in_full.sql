@@ -3,12 +3,13 @@
 WITH new AS (
     INSERT INTO headgate.job (
         id, task, queue, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
-        terms, give_up_at, state, waiting, error, finished_at, unique_key, origin, audit
+        terms, give_up_at, state, waiting, error, finished_at, unique_key, audit, origin, follows, batch, schedule
     )
     SELECT
         id, task, queue, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
         terms, give_up_at, state, state = 'waiting', error,
-        CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END, unique_key, origin, audit
+        CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END, unique_key, audit,
+        origin, origin::json ->> 'follows', origin::json ->> 'batch', origin::json ->> 'schedule'
     FROM unnest(
         :ids::text[], :tasks::text[], :queues::text[], :lanes::bytea[], :payloads::text[], :priorities::smallint[],
         :delayed::boolean[], :run_at::bigint[], :enqueued_at::bigint[], :expires_at::bigint[], :draws::text[],
