@@ -54,6 +54,12 @@ sim: $(STAMP) ## Run the simulation over many more seeds (SEEDS=5000)
 docs: $(STAMP) ## List the pages of the docs and check their links
 	$(BIN)/python docs/check_links.py --list
 
+.PHONY: browser
+browser: ## Install the Chromium that the tests of the dashboard drive, where there is none (Debian, Ubuntu; needs root)
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
+		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends chromium; \
+	} >/dev/null
+
 .PHONY: clean
 clean: ## Remove .venv, caches and build output
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
