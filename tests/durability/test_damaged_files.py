@@ -139,6 +139,24 @@ async def test_a_file_that_is_ours_only_by_its_log_opens(database: Path, tmp_pat
         assert (await storage.counts())[0].waiting == 3
 
 
+async def test_a_file_whose_log_is_just_being_emptied_into_it_opens(database: Path, tmp_path: Path) -> None:
+    """The fault: the header was written, the pages that it counts were not yet, and the file was taken for damaged."""
+    other = tmp_path / "copy.db"
+    async with open_store(tmp_path / "new.db") as storage:
+        await storage.add([new_job(now=1) for _ in range(300)])
+        copy(log_of(storage.path), log_of(other))
+        before = size(storage.path)
+        emptying = sqlite3.connect(storage.path)
+        emptying.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        emptying.close()
+        copy(storage.path, other)
+    assert size(other) > before
+    cut(other, before)
+    async with open_store(other) as storage:
+        assert (await storage.counts())[0].waiting == 300
+        assert await storage.check() == []
+
+
 async def test_a_page_that_is_corrupt_stops_the_store_and_says_what_to_do(database: Path) -> None:
     await fill(database, 2000)
     # All but the first pages, where the schema is.

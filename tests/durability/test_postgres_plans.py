@@ -15,13 +15,14 @@ import pytest_asyncio
 
 from headgate.clock import SECOND, SystemClock
 from headgate.jobs.audit import AuditFilter, Deed
+from headgate.jobs.history import ALL, JobsStep, LimitStep
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw, JobError, JobState, NewJob, Progress
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.report import PLACES, LogLine, Report
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.protocol import Claim, JobFilter, Room
+from headgate.storage.protocol import BucketPlace, Claim, JobFilter, Room
 from tests.durability.plans import EXPLAINING, HOUR, Backlog, Plans, Ran
 from tests.durability.postgres import ask
 from tests.postgres_server import server_in
@@ -87,6 +88,7 @@ async def test_no_statement_reads_in_proportion_to_the_backlog(hands: Hands) -> 
     await the_engine_reads_what_it_handles(hands)
     await arrivals_do_not_pile_up(hands)
     await people_get_their_pages(hands)
+    await charts_read_their_own_lines(hands)
 
 
 async def the_engine_reads_what_it_handles(hands: Hands) -> None:
@@ -126,6 +128,9 @@ async def the_engine_reads_what_it_handles(hands: Hands) -> None:
         assert await storage.retry(BACKLOG.newest, deed=deed) is JobState.CANCELLED
         assert await storage.audit_log(AuditFilter(subject=BACKLOG.newest, count=1))
         assert await storage.prune(storage.now() - HOUR // 2, 200, frozenset({JobState.SUCCEEDED})) == 200
+        old = "SELECT id FROM headgate.job WHERE state = 'succeeded' AND finished_at < $1 LIMIT 50"
+        ended = await ask(hands.url, f"SELECT array_agg(id) FROM ({old}) AS old", storage.now() - HOUR // 2)
+        assert await storage.prune(storage.now() - HOUR // 2, ids=ended) == 50
         (delayed,) = await storage.jobs(JobFilter(view="scheduled", count=1))
         assert await storage.run_now(delayed.id) is JobState.WAITING
         assert await storage.prune_audit(storage.now()) == 0
@@ -219,6 +224,47 @@ async def people_get_their_pages(hands: Hands) -> None:
     assert most["queues"] < 30 * Backlog.LANES
     assert most["buckets"] < 10 * Backlog.LANES
     assert most["counts"] < 1.2 * size
+    await storage.counts(finals=False)
+    await storage.throttled()
+    await storage.buckets(prefix="k", after=BucketPlace(True, 10**9, "", ""))
+    most = {each.statement: each.pages for each in hands.ran()}
+    assert most["counts"] < 30 * Backlog.LANES
+    assert most["buckets"] < 10 * Backlog.LANES
+
+
+async def charts_read_their_own_lines(hands: Hands) -> None:
+    """What is kept of a thousand other tasks and keys is in nobody's way, nor is it when the oldest is forgotten."""
+    storage = hands.storage
+    await ask(hands.url, JOBS_HISTORY)
+    await ask(hands.url, LIMIT_HISTORY)
+    hands.ran()
+    assert len(await storage.jobs_history(60, "mail", "task 7", 0)) == 60
+    assert len(await storage.jobs_history(60, ALL, "task 7", 0)) == 60
+    assert len(await storage.limit_history(10, "api", "key 7", 0)) == 60
+    places = [JobsStep(60, "mail", f"task {number}", number, enqueued=1) for number in range(50)]
+    uses = [LimitStep(10, "api", f"key {number}", number, 1) for number in range(50)]
+    await storage.add_history(places, uses)
+    await storage.add_history(places, uses)
+    assert await storage.prune_history(60, 2, 500) == 500
+    assert await storage.prune_history(10, 2, 500) == 500
+    ran = hands.ran()
+    about = {each.statement for each in ran if "history" in each.statement}
+    assert len(about) == 7
+    for each in ran:
+        assert not each.scanned & {"jobs_history", "limit_history"}, f"{each.statement}\n{each.text}"
+        assert each.pages <= 3000, f"{each.statement} looks at {each.pages} pages\n{each.text}"
+
+
+JOBS_HISTORY = """
+INSERT INTO headgate.jobs_history
+SELECT 60, 'mail', 'task ' || n % 1000, n / 1000, 1, 1, 1, 0, 0, 0, 5, 5, '[1]', '[1]'
+FROM generate_series(0, 59999) AS n
+"""
+
+LIMIT_HISTORY = """
+INSERT INTO headgate.limit_history
+SELECT 10, 'api', false, 'key ' || n % 1000, n / 1000, 1 FROM generate_series(0, 59999) AS n
+"""
 
 
 def statements(ran: list[Ran]) -> set[str]:

@@ -50,6 +50,17 @@ def make_app(concurrency: int = 2) -> Headgate:
     return app
 
 
+async def test_a_process_task_is_counted_once_by_its_node_and_not_by_its_child() -> None:
+    app = make_app()
+    double = app.task(queue="computing", process=True)(bodies.double)
+    async with app:
+        await (await double.enqueue(bodies.Picture(4, timedelta(seconds=1)))).result(timeout=15)
+    async with app.open():
+        points = await app.admin.history.jobs(task="double")
+        for what in ("enqueued", "started", "succeeded"):
+            assert sum(getattr(point, what) for point in points) == 1
+
+
 async def test_arguments_and_results_keep_their_types_on_the_way_to_a_child_and_back() -> None:
     app = make_app()
     double = app.task(queue="computing", process=True)(bodies.double)

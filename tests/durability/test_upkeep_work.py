@@ -90,6 +90,35 @@ def test_many_jobs_at_once_are_one_commit_and_single_ones_share_theirs(tmp_path:
     run_virtual(main)
 
 
+def test_charts_cost_a_job_no_statement_and_a_process_one_for_all_that_it_did_in_ten_seconds(
+    tmp_path: Path,
+) -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
+        app = Headgate(store, clock=clock)
+        about: list[str] = []
+
+        @app.task(limits=[StrictRate(1000, per=60, name="plenty", key="{number}")])
+        async def work(number: int) -> int:
+            return number
+
+        async with app:
+            assert store._writer is not None
+            store._writer.set_trace_callback(lambda said: about.append(said) if "INTO jobs_history" in said else None)
+            for number in range(9):
+                await work.enqueue_many([(number,) for _ in range(100)])
+                await asyncio.sleep(1)
+            assert about == []
+            await asyncio.sleep(1.5)
+            assert len(about) == 1
+            # What it wrote is all of it, in one go, and nothing follows while nothing happens.
+            assert sum(point.succeeded for point in await app.admin.history.jobs(step=10)) == 900
+            await asyncio.sleep(20)
+            assert len(about) == 1
+
+    run_virtual(main)
+
+
 def test_a_thousand_jobs_that_come_due_together_are_released_in_few_commits(tmp_path: Path) -> None:
     """The fault: a scheduler waited for one write for each job that was due, so a thousand of them took as many round
     trips before the last one could start."""

@@ -1,12 +1,16 @@
 """What operators see and steer. The command line speaks only to it."""
 
-from headgate.admin.admin import Admin, JobDetails
+from headgate.admin.admin import Admin, DeclaredTask, JobDetails, ListedJob
 from headgate.admin.audit import Audited
 from headgate.admin.bulk import BulkResult
 from headgate.admin.explain import Explanation, LimitInfo
+from headgate.admin.final_counts import FinalCounts
+from headgate.admin.history import Bound, HistoryAdmin, JobsPoint, LimitHistory, LimitPoint
 from headgate.admin.holders import PermitHolder
-from headgate.admin.limits import BucketStatus, LimitsAdmin
+from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitsAdmin
 from headgate.admin.nodes import NodeStatus
+from headgate.admin.overview import NodeCounts, ObstacleStatus, Overview, QueueOverview, Totals, UnknownTask
+from headgate.admin.purge import Purged
 from headgate.admin.query import JobQuery
 from headgate.admin.queues import QueuesAdmin, QueueStatus
 from headgate.admin.timeline import Moment
@@ -14,16 +18,32 @@ from headgate.admin.timeline import Moment
 __all__ = [
     "Admin",
     "Audited",
+    "Bound",
     "BucketStatus",
     "BulkResult",
+    "DeclaredLimit",
+    "DeclaredTask",
     "Explanation",
+    "FinalCounts",
+    "HistoryAdmin",
     "JobDetails",
     "JobQuery",
+    "JobsPoint",
+    "LimitHistory",
     "LimitInfo",
+    "LimitPoint",
     "LimitsAdmin",
+    "ListedJob",
     "Moment",
+    "NodeCounts",
     "NodeStatus",
+    "ObstacleStatus",
+    "Overview",
     "PermitHolder",
+    "Purged",
+    "QueueOverview",
     "QueueStatus",
     "QueuesAdmin",
+    "Totals",
+    "UnknownTask",
 ]

@@ -10,15 +10,20 @@ from typing import Self, Unpack
 
 from headgate.admin.actor import this_process
 from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, change_many
+from headgate.admin.checkup import Checkup, unknown_tasks
 from headgate.admin.explain import Explanation, LimitInfo, reason_for
+from headgate.admin.final_counts import FinalCounts
+from headgate.admin.history import HistoryAdmin
 from headgate.admin.holders import holders_of
 from headgate.admin.limits import LimitsAdmin
 from headgate.admin.nodes import NodeStatus, by_process, node_status
+from headgate.admin.overview import Overview, overview
+from headgate.admin.purge import Purged, purge
 from headgate.admin.query import JobQuery, Wanted
 from headgate.admin.queues import QueuesAdmin
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.timeline import Moment, timeline
-from headgate.clock import to_datetime
+from headgate.clock import Duration, microseconds, to_datetime
 from headgate.errors import IllegalTransition, JobNotFound
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed, SubjectKind
 from headgate.jobs.job import Attempt, JobRecord, JobState
@@ -34,6 +39,23 @@ from headgate.tasks.ties import BatchStatus, batch_status
 
 LAST_LINES = 20
 """How many log lines are shown with a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredTask:
+    """A task that an app declares, and the queue of its jobs unless a call names another."""
+
+    task: str
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedJob:
+    """A job as it is listed: its status, its headers, and its payload as it is stored, which is JSON text."""
+
+    status: JobStatus
+    payload: str
+    headers: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +75,9 @@ class JobDetails:
 class Admin:
     """Reads and steers one app's storage, whichever process runs the jobs.
 
-    `limits`, `queues` and `schedules` steer those. What is done through it is kept with its `actor` (default: the user
-    of this process and its machine), of jobs that are audited in full; `by` tells another one. `address` tells
-    the store: the path of its file, or its URL without a password.
+    `limits`, `queues` and `schedules` steer those; `history` is what charts show. What is done through it is kept with
+    its `actor` (default: the user of this process and its machine), of jobs that are audited in full; `by` tells
+    another one. `address` tells the store: the path of its file, or its URL without a password.
     """
 
     def __init__(
@@ -63,7 +85,7 @@ class Admin:
         storage: Storage,
         rules: Mapping[str, AnyRule],
         elsewhere: Mapping[str, BucketStore],
-        tasks: frozenset[str],
+        tasks: Mapping[str, str],
         queues: frozenset[str],
         schedules: SchedulesAdmin,
         *,
@@ -74,9 +96,10 @@ class Admin:
         self.address = address
         self._rules = rules
         self._tasks = tasks
-        self.actor = actor or this_process()
-        self.queues = QueuesAdmin(storage, queues, self.actor)
-        self.limits = LimitsAdmin(storage, rules, elsewhere, self.actor)
+        self.actor: str = actor or this_process()
+        self.queues: QueuesAdmin = QueuesAdmin(storage, queues, self.actor)
+        self.limits: LimitsAdmin = LimitsAdmin(storage, rules, elsewhere, self.actor)
+        self.history: HistoryAdmin = HistoryAdmin(storage, rules)
         self.schedules = schedules
         self.schedules.actor = self.actor
 
@@ -110,12 +133,42 @@ class Admin:
 
     @property
     def tasks(self) -> frozenset[str]:
-        """The tasks that this app declares."""
-        return self._tasks
+        """The names and aliases of the tasks that this app declares."""
+        return frozenset(self._tasks)
+
+    @property
+    def declared_tasks(self) -> Sequence[DeclaredTask]:
+        """The tasks that this app declares, and their aliases, by name."""
+        return [DeclaredTask(name, queue) for name, queue in sorted(self._tasks.items())]
+
+    async def overview(self, counts: FinalCounts | None = None) -> Overview:
+        """What is going on, in one look.
+
+        Who looks again and again passes the `FinalCounts` that he keeps: without, all final jobs are counted each time,
+        which takes a PostgreSQL a second for two million.
+        """
+        return await overview(self, counts)
 
     async def obstacles(self) -> Sequence[Obstacle]:
         """What stands in the way of the store: transactions that are long open, connections that block others."""
         return await self._storage.obstacles()
+
+    async def checkup(self, *, deep: bool = False) -> Checkup:
+        """What `headgate doctor` looks at; `headgate.admin.findings.findings_of` says what it comes to.
+
+        `deep` also looks whether jobs, lanes and buckets agree, and reads all of them for it.
+        """
+        waiting = await self.waiting()
+        return Checkup(
+            now=self.now(),
+            store=await self._storage.facts(),
+            nodes=await self.nodes(),
+            ready=sum(each.jobs for each in waiting if each.view == "ready"),
+            unknown_tasks=unknown_tasks(waiting, self._tasks),
+            overdue=await self.schedules.overdue(),
+            obstacles=await self.obstacles(),
+            contradictions=await self._storage.check() if deep else None,
+        )
 
     async def jobs(
         self,
@@ -131,9 +184,18 @@ class Admin:
         `before` is the last id of the page before it; a page has up to 500, and an empty one is the end. The words of
         `JobQuery` may also stand in the call: `admin.jobs(state=JobState.FAILED, queue="mail")`.
         """
-        filter = _query(query, wanted).filter(cursor=before, count=count, oldest_first=oldest_first)
+        found = await self.listed(_query(query, wanted), before=before, count=count, oldest_first=oldest_first)
+        return [each.status for each in found]
+
+    async def listed(
+        self, query: JobQuery, *, before: str | None = None, count: int = 50, oldest_first: bool = False
+    ) -> Sequence[ListedJob]:
+        """As `jobs`, with their payloads."""
+        filter = query.filter(cursor=before, count=count, oldest_first=oldest_first)
         now = self._storage.now()
-        return [status_of(record, now) for record in await self._storage.jobs(filter)]
+        return [
+            ListedJob(status_of(each, now), each.payload, each.headers) for each in await self._storage.jobs(filter)
+        ]
 
     async def count(self, query: JobQuery | None = None, *, most: int = 10_000, **wanted: Unpack[Wanted]) -> int:
         """How many jobs are what is asked for, counted up to `most`."""
@@ -287,6 +349,31 @@ class Admin:
     ) -> BulkResult:
         """Run now what a query matches, as `cancel_many` cancels: what waits for its time."""
         return await self._many(query, RUN_NOW, self.run_now, most, dry_run, on_progress)
+
+    async def purge(
+        self,
+        query: JobQuery | None = None,
+        *,
+        older_than: Duration = 0,
+        most: int = 1_000_000,
+        dry_run: bool = False,
+        on_progress: Callable[[Purged], None] | None = None,
+    ) -> Purged:
+        """Delete the final jobs that a query matches and that finished longer than `older_than` seconds ago.
+
+        With them go their results, attempts, log lines and audit entries, for good; that it was done is kept, as a deed
+        on their queue. Up to `most`, 200 in a commit, oldest first; it may be stopped and repeated. With `dry_run` it
+        only counts. Raises DeclarationError for a query of jobs that are not final.
+        """
+        return await purge(
+            self._storage,
+            query or JobQuery(),
+            actor=self.actor,
+            before=self._storage.now() - microseconds(older_than),
+            most=most,
+            dry_run=dry_run,
+            on_progress=on_progress,
+        )
 
     async def _many(
         self,

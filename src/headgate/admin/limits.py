@@ -9,6 +9,7 @@ from itertools import groupby
 
 from headgate.admin.audit import Audited, audit_starts
 from headgate.admin.holders import PermitHolder, holders_of
+from headgate.admin.spelled import RateKind, spelled_limit
 from headgate.clock import Duration, from_datetime, microseconds, to_datetime
 from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
 from headgate.jobs.audit import Deed
@@ -21,7 +22,7 @@ from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.stored_rule import dump_rule
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import LimitSetting, LiveRules, Scope, is_pattern
-from headgate.storage.protocol import BucketRecord, RecordedStart, Storage
+from headgate.storage.protocol import BucketPlace, BucketRecord, RecordedStart, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class BucketStatus:
 
     `used` and `available` are None for a limit that this program does not declare. `is_set` says that another rule
     than the declared one was set for the key. A penalised bucket grants nothing until `penalized_until`. `holders` are
-    told of a limit on what runs at once, where one key is asked for.
+    told of a limit on what runs at once, where one key is asked for. `count` is how many its rule allows, in its period
+    or at once; None where that is not one number. It `is_waited_for` as long as a lane of jobs waits behind it.
     """
 
     limit: str
@@ -44,6 +46,22 @@ class BucketStatus:
     is_paused: bool = False
     penalized_until: datetime | None = None
     holders: Sequence[PermitHolder] = ()
+    count: int | None = None
+    is_waited_for: bool = False
+
+    @property
+    def place(self) -> BucketPlace:
+        """Where it stands in a list."""
+        return BucketPlace(self.is_waited_for, self.waiting, self.limit, self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredLimit:
+    """A limit as the code declares it: its name, its rule in words, and of which kind that is."""
+
+    limit: str
+    rule: str
+    kind: str
 
 
 class LimitsAdmin:
@@ -60,15 +78,41 @@ class LimitsAdmin:
     # ----------------------------------------------------------------------------------------------- looking
 
     async def list(
-        self, limit: str | None = None, *, key: str | None = None, count: int = 100
+        self,
+        limit: str | None = None,
+        *,
+        key: str | None = None,
+        prefix: str | None = None,
+        after: BucketPlace | None = None,
+        count: int = 100,
     ) -> Sequence[BucketStatus]:
-        """Limits by key, those with most waiting jobs first."""
+        """Limits by key, those with most waiting jobs first; `prefix` is how keys begin.
+
+        `after` is the `place` of the last one of the page before.
+        """
         live = LiveRules(await self._storage.settings())
         found: list[BucketStatus] = []
-        for record in await self._storage.buckets(limit, key, count):
+        for record in await self._storage.buckets(limit, key, count, prefix=prefix, after=after):
             holders = () if key is None else await holders_of(self._storage, record)
             found.append(await self._status(record, live, holders))
         return found
+
+    async def bucket(self, limit: str, key: str = "") -> BucketStatus:
+        """One limit for one key, also one that used nothing yet. Raises UnknownLimit if nothing is known of it."""
+        if found := await self.list(limit, key=key, count=1):
+            return found[0]
+        self.declared(limit)
+        live = LiveRules(await self._storage.settings())
+        return await self._status(BucketRecord(Draw(limit, key), None, waiting=0, opens_at=None), live, ())
+
+    async def throttled(self, count: int = 10) -> Sequence[BucketStatus]:
+        """Those that jobs wait for, most waiting first."""
+        live = LiveRules(await self._storage.settings())
+        return [await self._status(record, live, ()) for record in await self._storage.throttled(count)]
+
+    def all_declared(self) -> Sequence[DeclaredLimit]:
+        """The limits that the code declares, by name."""
+        return [DeclaredLimit(name, rule.describe(), rule.kind) for name, rule in sorted(self._rules.items())]
 
     async def settings(self, limit: str | None = None) -> Sequence[LimitSetting]:
         """What is set at run time, of one limit or of all."""
@@ -116,6 +160,24 @@ class LimitsAdmin:
         setting = await self._setting(limit, scope, target)
         rule = dump_rule(new.rule)
         await self._store(setting, f"set to {new.rule.describe()}", rule=rule, is_paused=setting.is_paused)
+
+    async def set_rule(
+        self,
+        limit: str,
+        rule: str,
+        *,
+        kind: RateKind | None = None,
+        burst: int | None = None,
+        slices: int | None = None,
+        key: str | None = None,
+        tier: str | None = None,
+    ) -> None:
+        """As `set`, with the rule as people spell it: "15/m", or a number for what runs at once.
+
+        It is of the declared kind, unless another one is named; `burst` is of a rate, `slices` of a sliding window.
+        """
+        new = spelled_limit(self.declared(limit), rule, kind=kind, burst=burst, slices=slices)
+        await self.set(limit, new, key=key, tier=tier)
 
     async def unset(self, limit: str, *, key: str | None = None, tier: str | None = None) -> bool:
         """Return to what the code declares; whether anything was set."""
@@ -235,6 +297,8 @@ class LimitsAdmin:
             is_paused=live.is_paused(record.draw),
             penalized_until=self._in_wall_time(record.closed_until) if record.closed_until > now else None,
             holders=holders,
+            count=getattr(rule, "count", None),
+            is_waited_for=opens_at is not None,
         )
 
 

@@ -49,9 +49,12 @@ class QueuesAdmin:
         self._declared = declared
         self.actor = actor
 
-    async def list(self) -> Sequence[QueueStatus]:
-        """All queues by name: those that are declared, have jobs or are paused."""
-        counts = {each.queue: each for each in await self._storage.counts()}
+    async def list(self, *, finals: bool = True) -> Sequence[QueueStatus]:
+        """All queues by name: those that are declared, have jobs or are paused.
+
+        Without `finals` the counts of final jobs may be missing, where it would take long to count them.
+        """
+        counts = {each.queue: each for each in await self._storage.counts(finals=finals)}
         records = {each.queue: each for each in await self._storage.queues()}
         now = self._storage.now()
         names = sorted(self._declared | counts.keys() | records.keys())

@@ -15,7 +15,7 @@ from headgate.engine.occurrence import last_job_of, occurrence
 from headgate.errors import HeadgateError, ScheduleNotFound, UnknownTask
 from headgate.jobs.audit import Deed
 from headgate.jobs.identity import IdSource
-from headgate.schedules.schedule import LATE, is_over, resume, upcoming
+from headgate.schedules.schedule import LATE, is_over, resume, skip_next, upcoming
 from headgate.schedules.stored_trigger import load_trigger
 from headgate.schedules.trigger import Trigger
 from headgate.storage.protocol import Storage
@@ -33,7 +33,7 @@ class SchedulesAdmin:
         self._storage = storage
         self._registry = registry
         self._ids = ids
-        self.actor = this_process()
+        self.actor: str = this_process()
 
     async def list(self) -> Sequence[ScheduleStatus]:
         """All schedules by name."""
@@ -43,6 +43,11 @@ class SchedulesAdmin:
             found += [self._status(record) for record in page]
             after = page[-1].name
         return found
+
+    async def page(self, *, after: str = "", count: int = 50) -> Sequence[ScheduleStatus]:
+        """The schedules by name that come after that one, up to 500."""
+        found = await self._storage.schedules(after=after, count=min(max(count, 1), 500))
+        return [self._status(record) for record in found]
 
     async def status(self, name: str) -> ScheduleStatus:
         """One schedule as it is now. Raises ScheduleNotFound."""
@@ -105,6 +110,21 @@ class SchedulesAdmin:
             if (await self._storage.fire([Fired(name, record.revision, course.next_at, course.last_at, [job])]))[0]:
                 await self._note("trigger", name, f"job {job.id}")
                 return job.id
+
+    async def skip(self, name: str) -> datetime | None:
+        """Leave out its next occurrence; when that would have been, None if there is none to come.
+
+        Raises ScheduleNotFound, UnknownTask for one whose trigger only the app knows that declares it.
+        """
+        while True:
+            record = await self._record(name)
+            left_out = record.course.next_at
+            if left_out is None or is_over(record.rules, record.course):
+                return None
+            course = skip_next(record.course, record.rules, self._trigger(record))
+            if await self._storage.put_schedule(replace(record, course=course), replaces=record.revision):
+                await self._note("skip", name, f"what was due at {to_datetime(left_out):%Y-%m-%d %H:%M:%S} UTC")
+                return to_datetime(left_out)
 
     async def remove(self, name: str) -> bool:
         """Forget a schedule; jobs that it has enqueued stay. Whether there was one.

@@ -88,6 +88,13 @@ def resume(course: Course, rules: ScheduleRules, trigger: Trigger, now: int) -> 
     return replace(course, next_at=_before(_after(trigger, now), rules.until))
 
 
+def skip_next(course: Course, rules: ScheduleRules, trigger: Trigger) -> Course:
+    """The course of a schedule whose next occurrence is left out."""
+    if course.next_at is None:
+        return course
+    return replace(course, next_at=_before(_after(trigger, course.next_at), rules.until))
+
+
 def due(rules: ScheduleRules, trigger: Trigger, course: Course, now: int) -> Due:
     """What a schedule whose `next_at` has come enqueues.
 

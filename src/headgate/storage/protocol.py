@@ -23,10 +23,12 @@ from headgate.clock import SECOND
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import GatedJob, Regated
+from headgate.jobs.history import JobsStep, LimitStep
 from headgate.jobs.job import Attempt, ClaimedJob, Draw, JobError, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.report import LogLine, Report
 from headgate.limits.limit import AnyRule
+from headgate.storage.facts import StoreFacts
 from headgate.storage.fetched import Balance
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
@@ -215,6 +217,15 @@ class BucketRecord(msgspec.Struct, frozen=True, array_like=True):
     opens_at: int | None
     closed_until: int = 0
     lanes: int = 0
+
+
+class BucketPlace(msgspec.Struct, frozen=True, array_like=True):
+    """A place in the list of buckets: those with an `opens_at` come first, then most waiting, then by limit and key."""
+
+    opens: bool
+    waiting: int
+    limit: str
+    key: str
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -420,8 +431,11 @@ class Storage(Protocol):
         """What waiting jobs wait for, by queue and task; of at most so many jobs, whichever they are."""
         ...
 
-    async def counts(self) -> Sequence[QueueCounts]:
-        """Jobs by queue and state."""
+    async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:
+        """Jobs by queue and state.
+
+        Without `finals` those that are final may be left out: a store that has to look at each of them does not.
+        """
         ...
 
     async def queues(self) -> Sequence[QueueRecord]:
@@ -452,9 +466,19 @@ class Storage(Protocol):
         ...
 
     async def buckets(
-        self, limit: str | None = None, key: str | None = None, count: int = 100
+        self,
+        limit: str | None = None,
+        key: str | None = None,
+        count: int = 100,
+        *,
+        prefix: str | None = None,
+        after: BucketPlace | None = None,
     ) -> Sequence[BucketRecord]:
-        """Buckets, most waiting first."""
+        """Buckets, most waiting first; `prefix` is how their keys begin, `after` where the page before ended."""
+        ...
+
+    async def throttled(self, count: int = 10) -> Sequence[BucketRecord]:
+        """The buckets that lanes wait behind, most waiting first; it looks at no other, however many keys there are."""
         ...
 
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
@@ -616,8 +640,17 @@ class Storage(Protocol):
         """End up to `count` waiting jobs whose `expires_at` or `give_up_at` has passed."""
         ...
 
-    async def prune(self, finished_before: int, count: int = 1000, states: frozenset[JobState] = FINAL_STATES) -> int:
+    async def prune(
+        self,
+        finished_before: int,
+        count: int = 1000,
+        states: frozenset[JobState] = FINAL_STATES,
+        *,
+        ids: Sequence[str] | None = None,
+    ) -> int:
         """Delete up to `count` jobs that finished in these states before then; how many were deleted.
+
+        With `ids` only those of them; what somebody holds in an open transaction is passed over.
 
         With them go their attempts, log lines and audit entries. Fewer are deleted at once of those that have logged
         much; 0 means that there are none left.
@@ -628,10 +661,53 @@ class Storage(Protocol):
         """Delete up to `count` audit entries of before then that are not about a job; how many were deleted."""
         ...
 
+    async def add_history(self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep]) -> None:
+        """Add these steps to what is kept of the same lines of charts; several nodes may do it at once.
+
+        No other verb is kept waiting by it, so it may take several commits. To repeat it counts everything twice.
+        """
+        ...
+
+    async def jobs_history(self, step: int, queue: str, task: str, since: int) -> Sequence[JobsStep]:
+        """The steps of that length which began then or later, in order: of a queue and a task, a queue and ALL, or ALL.
+
+        Of ALL queues and one task they are those of each queue, and not added up. Steps in which nothing happened are
+        not there.
+        """
+        ...
+
+    async def limit_history(self, step: int, limit: str, key: str | None, since: int) -> Sequence[LimitStep]:
+        """The same of a limit: of one key, or of all together."""
+        ...
+
+    async def prune_history(self, step: int, before: int, count: int = 1000) -> int:
+        """Forget up to `count` steps of that length of jobs, and as many of limits, of before then; how many."""
+        ...
+
     async def evict(self, count: int = 1000) -> int:
         """Forget up to `count` idle buckets and empty lanes; nothing changes by it but the room they take."""
+        ...
+
+    async def facts(self) -> StoreFacts:
+        """What the store says of itself, and of the ground that it stands on."""
         ...
 
     async def check(self) -> Sequence[str]:
         """Look for contradictions between jobs, lanes and buckets; one sentence for each found."""
         ...
+
+
+def asked_buckets(
+    limit: str | None, key: str | None, count: int, prefix: str | None, after: BucketPlace | None
+) -> dict[str, Any]:
+    """What `buckets` is asked for, as a statement is told."""
+    return {
+        "limit": limit,
+        "key": key,
+        "count": count,
+        "prefix": prefix,
+        "after_opens": None if after is None else int(after.opens),
+        "after_waiting": 0 if after is None else after.waiting,
+        "after_limit": "" if after is None else after.limit,
+        "after_key": "" if after is None else after.key,
+    }

@@ -50,6 +50,23 @@ ARRIVAL = {
     "is_ready": True,
     "since": 0,
 }
+JOBS_HISTORY = {
+    "step": 10,
+    "queue": "default",
+    "task": "work",
+    "at": 0,
+    "enqueued": 1,
+    "started": 1,
+    "succeeded": 1,
+    "failed": 0,
+    "cancelled": 0,
+    "retried": 0,
+    "wait_max": 5,
+    "run_max": 5,
+    "waits": "[1]",
+    "runs": "[1]",
+}
+LIMIT_HISTORY = {"step": 10, "limit_name": "calls", "of_all": False, "key": "acme", "at": 0, "used": 1}
 ROWS: dict[str, dict[str, object]] = {
     "lane": LANE,
     "bucket": BUCKET,
@@ -61,6 +78,8 @@ ROWS: dict[str, dict[str, object]] = {
     "limit_setting": {"limit_name": "calls", "scope": "all", "target": ""},
     "paused_queue": {"queue": "default", "paused_at": 0},
     "task_gate": {"task": "work", "signature": "x", "first_seen": 0, "last_seen": 0, "is_done": False},
+    "jobs_history": JOBS_HISTORY,
+    "limit_history": LIMIT_HISTORY,
     "migration": {"number": 999, "name": "x", "checksum": "y", "is_breaking": False},
 }
 
@@ -134,6 +153,9 @@ async def test_the_rows_of_these_tests_are_sound(postgres_url: str, schema: str)
         ("job", {"state": "succeeded", "finished_at": 5}),
         ("job", {"finished_at": 5}),
         ("limit_setting", {"scope": "tenant"}),
+        ("jobs_history", {"step": 0}),
+        ("limit_history", {"step": 0}),
+        ("limit_history", {"of_all": True}),
     ],
 )
 async def test_an_impossible_row_is_refused(
@@ -176,6 +198,8 @@ async def test_what_a_row_needs_cannot_be_left_out(postgres_url: str, schema: st
         ("limit_setting", {"is_paused": True}),
         ("paused_queue", {"paused_at": 5}),
         ("task_gate", {"is_done": True}),
+        ("jobs_history", {"enqueued": 5}),
+        ("limit_history", {"used": 5}),
         ("migration", {"name": "z"}),
     ],
 )

@@ -54,6 +54,23 @@ NODE = {
 LIMIT_TIME = {"id": 1, "boot_id": "boot", "ahead": 0, "last_used": 0}
 ATTEMPT = {"job": 1, "number": 1, "started_at": 0, "ended_at": 0, "outcome": "failed"}
 MIGRATION = {"number": 999, "name": "x", "checksum": "y", "applied_at": 0}
+JOBS_HISTORY = {
+    "step": 10,
+    "queue": "default",
+    "task": "work",
+    "at": 0,
+    "enqueued": 1,
+    "started": 1,
+    "succeeded": 1,
+    "failed": 0,
+    "cancelled": 0,
+    "retried": 0,
+    "wait_max": 5,
+    "run_max": 5,
+    "waits": "[1]",
+    "runs": "[1]",
+}
+LIMIT_HISTORY = {"step": 10, "limit_name": "calls", "of_all": 0, "key": "acme", "at": 0, "used": 1}
 ROWS = {
     "lane": LANE,
     "bucket": BUCKET,
@@ -61,6 +78,8 @@ ROWS = {
     "node": NODE,
     "limit_time": LIMIT_TIME,
     "attempt": ATTEMPT,
+    "jobs_history": JOBS_HISTORY,
+    "limit_history": LIMIT_HISTORY,
 }
 
 
@@ -96,6 +115,12 @@ def test_the_rows_of_these_tests_are_sound(schema: sqlite3.Connection) -> None:
         ("job", {"enqueued_at": 1.5}),
         ("job", {"expires_at": 8.64e19}),
         ("limit_time", {"id": 2}),
+        ("jobs_history", {"step": 0}),
+        ("jobs_history", {"waits": "[1"}),
+        ("jobs_history", {"runs": "1,"}),
+        ("limit_history", {"step": 0}),
+        ("limit_history", {"of_all": 1}),
+        ("limit_history", {"of_all": 2, "key": ""}),
     ],
 )
 def test_an_impossible_row_is_refused(schema: sqlite3.Connection, table: str, broken: dict[str, object]) -> None:

@@ -557,17 +557,33 @@ class Jobs:
             while state in states and len(deleted) < count and finals and finals[0][0] < finished_before:
                 finished_at, _, job = heappop(finals)
                 if (job.finished_at, job.state) == (finished_at, state) and self.by_id.get(job.id) is job:
-                    # A permit that was kept for a job until it succeeds is not kept longer than the job.
-                    self.holders.keep(job, SUCCEEDED, now)
-                    del self.by_id[job.id]
-                    self.following.forget(job, finished_before)
-                    job.lane.tally.count(state, -1)
+                    self._forget(job, finished_before, now)
                     deleted.append(job.id)
         if not deleted:
             self.following.prune(finished_before)
+        self._drop_ids()
+        return deleted
+
+    def prune_these(
+        self, ids: Sequence[str], finished_before: int, now: int, count: int, states: frozenset[JobState]
+    ) -> list[str]:
+        found = [job for id in ids if (job := self.by_id.get(id)) is not None and job.state in states]
+        old = [job for job in found if job.finished_at is not None and job.finished_at < finished_before][:count]
+        for job in old:
+            self._forget(job, finished_before, now)
+        self._drop_ids()
+        return [job.id for job in old]
+
+    def _forget(self, job: Job[Lane], finished_before: int, now: int) -> None:
+        # A permit that was kept for a job until it succeeds is not kept longer than the job.
+        self.holders.keep(job, SUCCEEDED, now)
+        del self.by_id[job.id]
+        self.following.forget(job, finished_before)
+        job.lane.tally.count(job.state, -1)
+
+    def _drop_ids(self) -> None:
         if len(self._ids) > 2 * len(self.by_id) + 64:
             self._ids = [id for id in self._ids if id in self.by_id]
-        return deleted
 
     def _hand_back(self, job: Job[Lane], ending: Returned, wall: int, now: int) -> None:
         self.keep_attempt(job, ending.outcome, ending.error, wall)

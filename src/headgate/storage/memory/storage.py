@@ -18,6 +18,7 @@ from headgate.errors import IllegalTransition
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import GatedJob, Regated
+from headgate.jobs.history import JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, is_poisonous, require_scheduled, require_transition
 from headgate.jobs.report import LogLine, Report
@@ -25,11 +26,13 @@ from headgate.limits.concurrency import without_unused
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
 from headgate.storage.endings import poison_error
+from headgate.storage.facts import MemoryFacts
 from headgate.storage.fetched import Balance
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.memory.claim import Claiming
 from headgate.storage.memory.contradictions import contradictions
 from headgate.storage.memory.gates import Gates
+from headgate.storage.memory.history import History
 from headgate.storage.memory.job import CANCELLED, FAILED, RUNNING, WAITING, Job
 from headgate.storage.memory.jobs import Jobs
 from headgate.storage.memory.lane import Lane
@@ -53,6 +56,7 @@ from headgate.storage.protocol import (
     FINAL_STATES,
     Amendment,
     Beat,
+    BucketPlace,
     BucketRecord,
     Claim,
     Claimed,
@@ -85,6 +89,7 @@ class MemoryStorage:
         self._notes = Notes()
         self._gates = Gates()
         self._trail = Trail()
+        self._history = History()
         self._wakes: list[Callable[[], None]] = []
 
     async def open(self) -> None:
@@ -268,7 +273,7 @@ class MemoryStorage:
         found = Counter((job.new.queue, job.new.task, view_of(job, wall, now)) for job in waiting)
         return [WaitingCount(queue, task, view, jobs) for (queue, task, view), jobs in sorted(found.items())]
 
-    async def counts(self) -> Sequence[QueueCounts]:
+    async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:
         tallies = ((name, queue.tally) for name, queue in sorted(self._lanes.queues.items()))
         return [
             QueueCounts(name, tally.waiting, tally.running, tally.succeeded, tally.failed, tally.cancelled)
@@ -309,16 +314,29 @@ class MemoryStorage:
         return ()
 
     async def buckets(
-        self, limit: str | None = None, key: str | None = None, count: int = 100
+        self,
+        limit: str | None = None,
+        key: str | None = None,
+        count: int = 100,
+        *,
+        prefix: str | None = None,
+        after: BucketPlace | None = None,
     ) -> Sequence[BucketRecord]:
         wanted = (
             bucket_record(self._lanes, bucket.draw)
             for bucket in self._lanes.buckets.values()
             if (limit is None or bucket.draw.limit == limit)
             and (key is None or bucket.draw.key == key)
+            and (prefix is None or bucket.draw.key.startswith(prefix))
             and is_used(bucket)
         )
+        if after is not None:
+            place = not after.opens, -after.waiting, (after.limit, after.key)
+            wanted = (record for record in wanted if _most_waiting_first(record) > place)
         return nsmallest(count, wanted, key=_most_waiting_first)
+
+    async def throttled(self, count: int = 10) -> Sequence[BucketRecord]:
+        return [each for each in await self.buckets(count=count) if each.opens_at is not None]
 
     async def standing(self, job_id: str) -> Standing | None:
         job = self._jobs.by_id.get(job_id)
@@ -541,8 +559,19 @@ class MemoryStorage:
             self._wake()
         return dropped
 
-    async def prune(self, finished_before: int, count: int = 1000, states: frozenset[JobState] = FINAL_STATES) -> int:
-        pruned = self._jobs.prune(finished_before, self.limit_now(), count, states)
+    async def prune(
+        self,
+        finished_before: int,
+        count: int = 1000,
+        states: frozenset[JobState] = FINAL_STATES,
+        *,
+        ids: Sequence[str] | None = None,
+    ) -> int:
+        now = self.limit_now()
+        if ids is None:
+            pruned = self._jobs.prune(finished_before, now, count, states)
+        else:
+            pruned = self._jobs.prune_these(ids, finished_before, now, count, states)
         for job_id in pruned:
             self._trail.forget(job_id)
         return len(pruned)
@@ -550,9 +579,24 @@ class MemoryStorage:
     async def prune_audit(self, before: int, count: int = 1000) -> int:
         return self._trail.prune(before, count)
 
+    async def add_history(self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep]) -> None:
+        self._history.add(jobs, limits)
+
+    async def jobs_history(self, step: int, queue: str, task: str, since: int) -> Sequence[JobsStep]:
+        return self._history.jobs(step, queue, task, since)
+
+    async def limit_history(self, step: int, limit: str, key: str | None, since: int) -> Sequence[LimitStep]:
+        return self._history.limit(step, limit, key, since)
+
+    async def prune_history(self, step: int, before: int, count: int = 1000) -> int:
+        return self._history.prune(step, before, count)
+
     async def evict(self, count: int = 1000) -> int:
         now = self.limit_now()
         return self._lanes.evict(count, now) + self._notes.evict(count, now)
+
+    async def facts(self) -> MemoryFacts:
+        return MemoryFacts()
 
     async def check(self) -> Sequence[str]:
         return list(contradictions(self._jobs, self._lanes, self._nodes))

@@ -15,6 +15,7 @@ from headgate.errors import ForkedConnection, StorageUnavailable
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import GatedJob, Regated
+from headgate.jobs.history import JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.report import LogLine, Report
@@ -24,11 +25,12 @@ from headgate.storage import permits
 from headgate.storage.batcher import Batcher
 from headgate.storage.endings import prunable_at_once
 from headgate.storage.enlisting import enlisted
+from headgate.storage.facts import PostgresFacts, TableFacts
 from headgate.storage.key_locks import KeyLocks
 from headgate.storage.live_rules import LimitSetting, LiveRules
 from headgate.storage.migrations import Migration
 from headgate.storage.permits import Holder, PermitBucket
-from headgate.storage.postgres import endings, records, schedules, trail
+from headgate.storage.postgres import endings, history, records, schedules, trail
 from headgate.storage.postgres.addition import add_jobs
 from headgate.storage.postgres.bucket_views import lock_buckets
 from headgate.storage.postgres.buckets import Buckets
@@ -52,6 +54,7 @@ from headgate.storage.protocol import (
     GATE_LIVES,
     Amendment,
     Beat,
+    BucketPlace,
     BucketRecord,
     Claim,
     Claimed,
@@ -66,6 +69,7 @@ from headgate.storage.protocol import (
     Recovered,
     Standing,
     WaitingCount,
+    asked_buckets,
 )
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 
@@ -106,6 +110,7 @@ class PostgresStorage:
         self._database = Database(checked_url(url), self.schema, clock, size=connections)
         self._listen_url = None if listen_url is None else checked_url(listen_url)
         self._is_watched = is_watched
+        self._connections = connections
         self._time: StoreTime = OwnTime(clock) if own_time else ServerTime(clock)
         self._live = CachedRules()
         self._claimer = Claimer(self._database, self._time, clock, self._live)
@@ -545,9 +550,22 @@ class PostgresStorage:
             self._changed()
         return dropped
 
-    async def prune(self, finished_before: int, count: int = 1000, states: frozenset[JobState] = FINAL_STATES) -> int:
+    async def prune(
+        self,
+        finished_before: int,
+        count: int = 1000,
+        states: frozenset[JobState] = FINAL_STATES,
+        *,
+        ids: Sequence[str] | None = None,
+    ) -> int:
+        chosen = None if ids is None else list(ids)
+
         async def forget(session: Session) -> int:
-            found = await session.fetch("prunable", before=finished_before, count=count, states=sorted(states))
+            asked: dict[str, Any] = {"before": finished_before, "count": count, "states": sorted(states)}
+            if chosen is None:
+                found = await session.fetch("prunable", **asked)
+            else:
+                found = await session.fetch("prunable_by_id", ids=chosen, **asked)
             found = found[: prunable_at_once([row["lines"] for row in found])]
             # A permit that was kept for a job until it succeeds is not kept longer than the job.
             holders = {row["id"]: row for row in found if row["held"] and row["terms"] is not None}
@@ -569,7 +587,7 @@ class PostgresStorage:
                 batches = [row[0] for row in await session.fetch("prune_jobs", ids=ids)]
                 if batches:
                     await session.execute("prune_batches_of", ids=batches, before=finished_before)
-            elif not found:
+            elif not found and chosen is None:
                 # Those that had no job, or lost their last ones to several nodes at once.
                 await session.execute("prune_batches", before=finished_before, count=count)
             return len(ids)
@@ -579,6 +597,20 @@ class PostgresStorage:
 
     async def prune_audit(self, before: int, count: int = 1000) -> int:
         return await self._run(lambda session: session.execute("prune_audit", before=before, count=count))
+
+    async def add_history(self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep]) -> None:
+        self._require_usable()
+        # The last commits may be lost with the server: nobody is to wait for a disk for the sake of a chart.
+        await self._database.transact(lambda session: history.add(session, jobs, limits), {"synchronous_commit": "off"})
+
+    async def jobs_history(self, step: int, queue: str, task: str, since: int) -> Sequence[JobsStep]:
+        return await self._look_up(lambda session: history.of_jobs(session, step, queue, task, since))
+
+    async def limit_history(self, step: int, limit: str, key: str | None, since: int) -> Sequence[LimitStep]:
+        return await self._look_up(lambda session: history.of_limit(session, step, limit, key, since))
+
+    async def prune_history(self, step: int, before: int, count: int = 1000) -> int:
+        return await self._transact(lambda session: history.prune(session, step, before, count))
 
     async def evict(self, count: int = 1000) -> int:
         limit_now = self.limit_now()
@@ -592,6 +624,20 @@ class PostgresStorage:
 
         evicted = await self._run(forget)
         return evicted + await self._transact(lambda session: schedules.evict_notes(session, count))
+
+    async def facts(self) -> PostgresFacts:
+        async def look(session: Session) -> PostgresFacts:
+            tables = await session.fetch("table_facts", schema=self.schema)
+            return PostgresFacts(
+                **await session.row("server_facts"),
+                is_pooled=self._database.is_pooled,
+                listens=self._listen_url is not None or not self._database.is_pooled,
+                skew=self.now() - self._clock.now(),
+                connections=self._connections,
+                tables=[TableFacts(**row) for row in tables],
+            )
+
+        return await self._survey(look)
 
     async def check(self) -> Sequence[str]:
         async def look(session: Session) -> list[str]:
@@ -654,8 +700,8 @@ class PostgresStorage:
         rows = await self._look_up(lambda session: session.fetch("attempts", id=job_id))
         return [records.attempt(row) for row in rows]
 
-    async def counts(self) -> Sequence[QueueCounts]:
-        rows = await self._survey(lambda session: session.fetch("counts"))
+    async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:
+        rows = await self._survey(lambda session: session.fetch("counts", finals=finals))
         return [QueueCounts(row[0], max(0, row[1]), *row[2:]) for row in rows]
 
     async def queues(self) -> Sequence[QueueRecord]:
@@ -672,9 +718,20 @@ class PostgresStorage:
         return [Obstacle(*row) for row in rows]
 
     async def buckets(
-        self, limit: str | None = None, key: str | None = None, count: int = 100
+        self,
+        limit: str | None = None,
+        key: str | None = None,
+        count: int = 100,
+        *,
+        prefix: str | None = None,
+        after: BucketPlace | None = None,
     ) -> Sequence[BucketRecord]:
-        rows = await self._survey(lambda session: session.fetch("buckets", limit=limit, key=key, count=count))
+        asked = asked_buckets(limit, key, count, prefix, after)
+        rows = await self._survey(lambda session: session.fetch("buckets", **asked))
+        return [records.bucket_record(row) for row in rows]
+
+    async def throttled(self, count: int = 10) -> Sequence[BucketRecord]:
+        rows = await self._survey(lambda session: session.fetch("throttled", count=count))
         return [records.bucket_record(row) for row in rows]
 
     async def standing(self, job_id: str) -> Standing | None:

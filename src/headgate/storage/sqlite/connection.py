@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import HeadgateError, StorageUnavailable, StorageUnusable
+from headgate.storage.facts import NETWORK_FILESYSTEMS
 from headgate.storage.migrations import Migration, load_migrations, pending
 
 APPLICATION_ID = 0x48_64_67_74
@@ -23,8 +24,6 @@ SMALLEST_DATABASE = 512
 
 OLDEST_SQLITE = (3, 35, 0)
 """UPDATE … FROM and generated columns."""
-
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "lustre", "gpfs", "fuse.sshfs", "afs", "ceph", "beegfs"}
 
 _UNUSABLE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _FULL = {sqlite3.SQLITE_FULL}
@@ -148,7 +147,7 @@ def _require_local(path: Path, mounts: Path = Path("/proc/self/mounts")) -> None
     if not mounts.exists():
         return
     point, kind = mount_of(path.resolve().parent, mounts.read_bytes())
-    if kind in _NETWORK:
+    if kind in NETWORK_FILESYSTEMS:
         raise StorageUnusable(
             f"{path} lies on a network filesystem ({kind} at {point}), where SQLite corrupts under several processes; "
             "use a local disk, or PostgreSQL for several machines"
@@ -191,7 +190,7 @@ def _require_ours(path: Path) -> None:
 
 
 def _stated_application_id(path: Path) -> int | None:
-    """What the header of the file says, whatever its log says by now; None if it is no database.
+    """What the header of the file says, whatever its log says by now; None if it is no database, 0 if it says nothing.
 
     Asked of SQLite, which neither locks nor writes an immutable file. Were it opened and closed by us, the process
     would lose all its locks on it, also those of the caller's own connections (sqlite.org/howtocorrupt.html, 2.2).
@@ -202,8 +201,12 @@ def _stated_application_id(path: Path) -> int | None:
     try:
         return int(connection.execute("PRAGMA application_id").fetchone()[0]) & 0xFFFFFFFF
     except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_NOTADB:
-            return None
+        match error.sqlite_errorcode & 0xFF:
+            case sqlite3.SQLITE_NOTADB:
+                return None
+            case sqlite3.SQLITE_CORRUPT:
+                # While another process empties its log into it, the file is shorter than its header says.
+                return 0
         raise (translate(error, path) or error) from error
     finally:
         connection.close()

@@ -20,6 +20,7 @@ from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable,
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import GatedJob, Regated
+from headgate.jobs.history import ALL, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.report import LogLine, Report
@@ -29,12 +30,14 @@ from headgate.limits.rule import NEVER
 from headgate.storage.admission import ask_of
 from headgate.storage.batcher import Batcher
 from headgate.storage.enlisting import enlisted
+from headgate.storage.facts import SAFE_FOR_SEVERAL, SqliteFacts
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.migrations import Migration
 from headgate.storage.protocol import (
     FINAL_STATES,
     Amendment,
     Beat,
+    BucketPlace,
     BucketRecord,
     Claim,
     Claimed,
@@ -49,10 +52,12 @@ from headgate.storage.protocol import (
     Recovered,
     Standing,
     WaitingCount,
+    asked_buckets,
 )
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.enlisted import run_in
+from headgate.storage.sqlite.facts import read_facts
 from headgate.storage.sqlite.following import decode_batches
 from headgate.storage.sqlite.neighbours import Neighbours
 from headgate.storage.sqlite.permits import contradictions
@@ -65,9 +70,6 @@ from headgate.storage.sqlite.transaction import Transaction, node_records
 R = TypeVar("R")
 
 logger = logging.getLogger("headgate.storage")
-
-SAFE_FOR_SEVERAL = (3, 51, 3)
-"""Older versions have the WAL-reset bug, which needs two connections of different processes."""
 
 # How often each process has opened each file. A fork inherits it, as it inherits the state of the SQLite library.
 _opened: Counter[tuple[Path, int]] = Counter()
@@ -83,7 +85,13 @@ _decode_gated = msgspec.json.Decoder(list[GatedJob]).decode
 _decode_lines = msgspec.json.Decoder(list[LogLine]).decode
 _decode_entries = msgspec.json.Decoder(list[AuditEntry]).decode
 _decode_waiting = msgspec.json.Decoder(list[WaitingCount]).decode
+_decode_jobs_steps = msgspec.json.Decoder(list[JobsStep]).decode
+_decode_limit_steps = msgspec.json.Decoder(list[LimitStep]).decode
 _decode_starts = msgspec.json.Decoder(list[RecordedStart]).decode
+
+
+STEPS_AT_ONCE = 100
+"""How many steps of history are added in one commit; a hundred take some 5 ms."""
 
 
 class _StandingRow(msgspec.Struct, array_like=True):
@@ -384,14 +392,32 @@ class SqliteStorage:
             _Write(lambda transaction: transaction.expire(count), wakes=True)
         )
 
-    async def prune(self, finished_before: int, count: int = 1000, states: frozenset[JobState] = FINAL_STATES) -> int:
+    async def prune(
+        self,
+        finished_before: int,
+        count: int = 1000,
+        states: frozenset[JobState] = FINAL_STATES,
+        *,
+        ids: Sequence[str] | None = None,
+    ) -> int:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.prune(finished_before, count, states))
+            _Write(lambda transaction: transaction.prune(finished_before, count, states, ids))
         )
 
     async def prune_audit(self, before: int, count: int = 1000) -> int:
         return await self._write(  # type: ignore[no-any-return]
             _Write(lambda transaction: transaction.prune_audit(before, count))
+        )
+
+    async def add_history(self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep]) -> None:
+        # In portions, each its own commit: a claim that comes meanwhile waits for one of them and not for all.
+        for start in range(0, max(len(jobs), len(limits)), STEPS_AT_ONCE):
+            portion = slice(start, start + STEPS_AT_ONCE)
+            await self._write(_Write(partial(Transaction.add_history, jobs=jobs[portion], limits=limits[portion])))
+
+    async def prune_history(self, step: int, before: int, count: int = 1000) -> int:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.prune_history(step, before, count))
         )
 
     async def evict(self, count: int = 1000) -> int:
@@ -512,7 +538,7 @@ class SqliteStorage:
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
         return _decode_attempts(await self._value(self._lists, "attempts", id=job_id))
 
-    async def counts(self) -> Sequence[QueueCounts]:
+    async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:
         return _decode_counts(await self._value(self._lists, "counts"))
 
     async def queues(self) -> Sequence[QueueRecord]:
@@ -527,9 +553,19 @@ class SqliteStorage:
         return ()
 
     async def buckets(
-        self, limit: str | None = None, key: str | None = None, count: int = 100
+        self,
+        limit: str | None = None,
+        key: str | None = None,
+        count: int = 100,
+        *,
+        prefix: str | None = None,
+        after: BucketPlace | None = None,
     ) -> Sequence[BucketRecord]:
-        return _decode_buckets(await self._value(self._lists, "buckets", limit=limit, key=key, count=count))
+        asked = asked_buckets(limit, key, count, prefix, after)
+        return _decode_buckets(await self._value(self._lists, "buckets", **asked))
+
+    async def throttled(self, count: int = 10) -> Sequence[BucketRecord]:
+        return _decode_buckets(await self._value(self._lists, "throttled", count=count))
 
     async def standing(self, job_id: str) -> Standing | None:
         found = await self._value(self._lists, "standing", id=job_id)
@@ -547,6 +583,18 @@ class SqliteStorage:
 
     async def starts(self, limit: str, key: str | None, since: int) -> Sequence[RecordedStart]:
         return _decode_starts(await self._value(self._lists, "starts", limit=limit, key=key, since=since))
+
+    async def jobs_history(self, step: int, queue: str, task: str, since: int) -> Sequence[JobsStep]:
+        return _decode_jobs_steps(
+            await self._value(self._lists, "task_history", step=step, task=task, since=since)
+            if queue == ALL != task
+            else await self._value(self._lists, "jobs_history", step=step, queue=queue, task=task, since=since)
+        )
+
+    async def limit_history(self, step: int, limit: str, key: str | None, since: int) -> Sequence[LimitStep]:
+        return _decode_limit_steps(
+            await self._value(self._lists, "limit_history", step=step, limit=limit, key=key, since=since)
+        )
 
     async def note_gates(self, signatures: Mapping[str, str]) -> Mapping[str, bool]:
         return await self._write(  # type: ignore[no-any-return]
@@ -620,6 +668,9 @@ class SqliteStorage:
 
     async def cancels(self, node: str) -> frozenset[str]:
         return _decode_ids(await self._value(self._lookups, "cancels", node=node))
+
+    async def facts(self) -> SqliteFacts:
+        return await self._read(self._lists, partial(read_facts, self.path, self._synchronous))
 
     async def check(self) -> Sequence[str]:
         def look(connection: sqlite3.Connection) -> list[str]:

@@ -15,6 +15,7 @@ from headgate.errors import DuplicateJob
 from headgate.jobs.audit import Deed
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.gating import Regated
+from headgate.jobs.history import JobsStep, LimitStep
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import (
     Charge,
@@ -759,10 +760,17 @@ class Transaction:
         behind = None if row.behind_limit is None else Draw(row.behind_limit, row.behind_key or "")
         return row, *late_ending(self._now, row.expires_at, row.give_up_at, row.terms, behind)
 
-    def prune(self, finished_before: int, count: int, states: Iterable[JobState]) -> int:
-        asked = {"before": finished_before, "count": count, "states": as_json(sorted(states))}
-        found = _decode_prunable(fetch(self._connection, "prunable", **asked))
+    def prune(
+        self, finished_before: int, count: int, states: Iterable[JobState], ids: Sequence[str] | None = None
+    ) -> int:
+        asked: dict[str, Any] = {"before": finished_before, "count": count, "states": as_json(sorted(states))}
+        if ids is None:
+            found = _decode_prunable(fetch(self._connection, "prunable", **asked))
+        else:
+            found = _decode_prunable(fetch(self._connection, "prunable_by_id", ids=as_json(ids), **asked))
         rows = found[: prunable_at_once([row.lines for row in found])]
+        if not rows and ids is not None:
+            return 0
         if not rows:
             # Those that had no job, or whose jobs were all pruned before they were so old.
             execute(self._connection, "prune_batches", before=finished_before, count=count)
@@ -782,6 +790,18 @@ class Transaction:
 
     def prune_audit(self, before: int, count: int) -> int:
         return execute(self._connection, "prune_audit", before=before, count=count)
+
+    def add_history(self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep]) -> None:
+        if jobs:
+            execute(self._connection, "add_jobs_history", steps=as_json(jobs))
+        if limits:
+            execute(self._connection, "add_limit_history", steps=as_json(limits))
+
+    def prune_history(self, step: int, before: int, count: int) -> int:
+        return sum(
+            execute(self._connection, statement, step=step, before=before, count=count)
+            for statement in ("prune_jobs_history", "prune_limit_history")
+        )
 
     def evict(self, count: int) -> int:
         buckets = execute(self._connection, "evict_buckets", limit_now=self._limit_now, count=count)

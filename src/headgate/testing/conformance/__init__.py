@@ -13,6 +13,7 @@ Time stands still unless a test moves it. After each test the store's own `check
 
 from headgate.testing.conformance.auditing import AuditingConformance
 from headgate.testing.conformance.budgets import BudgetsConformance
+from headgate.testing.conformance.charts import ChartsConformance
 from headgate.testing.conformance.deploys import DeploysConformance
 from headgate.testing.conformance.endings import EndingsConformance
 from headgate.testing.conformance.following import FollowingConformance
@@ -22,6 +23,7 @@ from headgate.testing.conformance.listing import ListingConformance
 from headgate.testing.conformance.live_limits import LiveLimitsConformance
 from headgate.testing.conformance.nodes import NodesConformance
 from headgate.testing.conformance.permits import PermitsConformance
+from headgate.testing.conformance.purging import PurgingConformance
 from headgate.testing.conformance.queues import QueuesConformance
 from headgate.testing.conformance.reports import ReportsConformance
 from headgate.testing.conformance.schedules import SchedulesConformance
@@ -43,9 +45,11 @@ class StorageConformance(
     LiveLimitsConformance,
     DeploysConformance,
     AuditingConformance,
+    PurgingConformance,
     ReportsConformance,
     ListingConformance,
     UniqueKeysConformance,
     FollowingConformance,
+    ChartsConformance,
 ):
     """Subclass it with a fixture `storage` that gives an open, empty store on the fixture `clock`."""

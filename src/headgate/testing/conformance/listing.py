@@ -11,7 +11,7 @@ from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
 from headgate.jobs.job import JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
-from headgate.storage.protocol import JobFilter, WaitingCount
+from headgate.storage.protocol import BucketPlace, BucketRecord, JobFilter, WaitingCount
 from headgate.testing.conformance.hands import Conformance, Hands, strict
 from headgate.testing.manual_clock import ManualClock
 
@@ -185,3 +185,32 @@ class ListingConformance(Conformance):
         ]
         with pytest.raises(IllegalTransition, match="follows"):
             await hands.storage.run_now(follower.id)
+
+    # ---------------------------------------------------------------------------------------- buckets
+
+    async def test_buckets_come_in_pages_that_miss_nothing(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1), "day": strict(1)}
+        for key, jobs in (("stripe:a", 3), ("stripe:b", 5), ("str_pe:c", 2), ("paypal", 2), ("x", 1)):
+            await hands.add(jobs, draws=[("api", key)])
+        await hands.add(2, draws=[("day", "stripe:a")])
+        await hands.claim()
+        every = await hands.storage.buckets()
+        assert [(each.draw.key, each.waiting) for each in every[:2]] == [("stripe:b", 4), ("stripe:a", 2)]
+        assert len(every) == 6
+        for count in (1, 2, 4):
+            paged: list[BucketRecord] = []
+            after: BucketPlace | None = None
+            while page := await hands.storage.buckets(count=count, after=after):
+                paged += page
+                last = page[-1]
+                after = BucketPlace(last.opens_at is not None, last.waiting, last.draw.limit, last.draw.key)
+            assert paged == list(every)
+        throttled = await hands.storage.throttled()
+        assert throttled == [each for each in every if each.opens_at is not None]
+        assert len(throttled) == 5
+        assert await hands.storage.throttled(2) == throttled[:2]
+        begins = await hands.storage.buckets("api", prefix="stripe:")
+        assert [each.draw.key for each in begins] == ["stripe:b", "stripe:a"]
+        # What would stand for any character in a pattern is one like any other.
+        assert [each.draw.key for each in await hands.storage.buckets(prefix="str_")] == ["str_pe:c"]
+        assert len(await hands.storage.buckets(prefix="")) == 6

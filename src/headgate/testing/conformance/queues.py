@@ -8,7 +8,8 @@ from typing import Any
 from headgate.clock import SECOND
 from headgate.jobs.job import JobState
 from headgate.limits.dynamic_window import DynamicWindow
-from headgate.storage.protocol import QueueRecord
+from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts
+from headgate.storage.protocol import QueueCounts, QueueRecord
 from headgate.testing.conformance.hands import Conformance, Hands, at_once, strict
 from headgate.testing.manual_clock import ManualClock
 
@@ -24,6 +25,34 @@ async def record_of(hands: Hands, queue: str = "default") -> QueueRecord:
 
 
 class QueuesConformance(Conformance):
+    # ----------------------------------------------------------------------------------------- counts
+
+    async def test_final_jobs_are_counted_from_their_end_until_they_come_back_or_are_forgotten(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        ids = await hands.add(6)
+        await hands.add(1, queue="other")
+        jobs = await hands.take(4)
+        await hands.succeed(*jobs[:2])
+        await hands.fail(jobs[2])
+        await hands.storage.cancel(ids[5])
+        assert await hands.counts() == QueueCounts("default", 1, 1, 2, 1, 1)
+        assert await hands.counts("other") == QueueCounts("other", 1, 0, 0, 0, 0)
+        for id in (jobs[2].id, ids[5]):
+            await hands.storage.retry(id)
+        assert await hands.counts() == QueueCounts("default", 3, 1, 2, 0, 0)
+        clock.advance(10)
+        assert await hands.storage.prune(clock.now()) == 2
+        assert await hands.counts() == QueueCounts("default", 3, 1, 0, 0, 0)
+
+    async def test_what_waits_and_runs_is_counted_without_the_final_jobs_too(self, hands: Hands) -> None:
+        await hands.add(3)
+        jobs = await hands.take(2)
+        await hands.succeed(jobs[0])
+        (counts,) = await hands.storage.counts(finals=False)
+        assert (counts.queue, counts.waiting, counts.running) == ("default", 1, 1)
+        assert counts.succeeded in (0, 1)
+
     # ----------------------------------------------------------------------------------------- pauses
 
     async def test_a_paused_queue_gives_out_no_job_to_any_node(self, hands: Hands, clock: ManualClock) -> None:
@@ -237,3 +266,15 @@ class QueuesConformance(Conformance):
         await hands.add(2)
         await hands.take(1)
         assert list(await hands.storage.obstacles()) == []
+
+    async def test_a_store_tells_of_its_ground(self, hands: Hands) -> None:
+        facts = await hands.storage.facts()
+        match facts:
+            case SqliteFacts():
+                assert (facts.journal_mode, facts.can_write) == ("wal", True)
+                assert 0 < facts.free_bytes <= facts.disk_bytes
+            case PostgresFacts():
+                assert facts.used_connections <= facts.max_connections
+                assert "job" in [table.name for table in facts.tables]
+            case MemoryFacts():
+                pass

@@ -295,6 +295,42 @@ CREATE TRIGGER job_of_schedule AFTER UPDATE OF finished_at ON headgate.job
 FOR EACH ROW WHEN (NEW.schedule IS NOT NULL AND (OLD.finished_at IS NULL) <> (NEW.finished_at IS NULL))
 EXECUTE FUNCTION headgate.note_job_of_schedule();
 
+-- What jobs did, added up for charts: a row for each step of time in which something happened, of each queue and task; an
+-- empty name stands for all tasks of a queue, two for all there are. Nodes add to these rows every ten seconds, apart from everything else that they do.
+CREATE TABLE headgate.jobs_history (
+    step       integer NOT NULL CHECK (step > 0),
+    queue      text COLLATE "C" NOT NULL,
+    task       text COLLATE "C" NOT NULL,
+    at         bigint NOT NULL,
+    enqueued   bigint NOT NULL,
+    started    bigint NOT NULL,
+    succeeded  bigint NOT NULL,
+    failed     bigint NOT NULL,
+    cancelled  bigint NOT NULL,
+    retried    bigint NOT NULL,
+    wait_max   bigint NOT NULL,
+    run_max    bigint NOT NULL,
+    -- Histograms, as JSON arrays of counts.
+    waits      text COLLATE "C" NOT NULL,
+    runs       text COLLATE "C" NOT NULL,
+    PRIMARY KEY (step, queue, task, at)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX jobs_history_age ON headgate.jobs_history (step, at);
+CREATE INDEX jobs_history_task ON headgate.jobs_history (step, task, at);
+
+-- What was charged to limits, in the same way: for the keys that were used most, and for all keys together.
+CREATE TABLE headgate.limit_history (
+    step        integer NOT NULL CHECK (step > 0),
+    limit_name  text COLLATE "C" NOT NULL,
+    of_all      boolean NOT NULL,
+    key         text COLLATE "C" NOT NULL,
+    at          bigint NOT NULL,
+    used        bigint NOT NULL,
+    PRIMARY KEY (step, limit_name, of_all, key, at),
+    CHECK (key = '' OR NOT of_all)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+CREATE INDEX limit_history_age ON headgate.limit_history (step, at);
+
 -- A process that runs jobs; its lease is the beat, which other nodes watch for growth. What tells the process itself
 -- is for nodes of the same machine, which see at once that it has ended.
 CREATE TABLE headgate.node (

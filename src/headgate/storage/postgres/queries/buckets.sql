@@ -20,5 +20,11 @@ LEFT JOIN LATERAL (
 WHERE NOT (key = '' AND coalesce(state, '') LIKE '1:dynamic:%')
     AND (:limit::text IS NULL OR limit_name = :limit)
     AND (:key::text IS NULL OR key = :key)
+    AND (:prefix::text IS NULL OR starts_with(key, :prefix))
+    AND (
+        :after_opens::integer IS NULL
+        OR (opens_at IS NULL, -coalesce(line.waiting, 0), limit_name, key)
+            > (:after_opens::integer = 0, -:after_waiting::bigint, :after_limit::text, :after_key::text)
+    )
 ORDER BY opens_at IS NULL, waiting DESC, limit_name, key
 LIMIT :count

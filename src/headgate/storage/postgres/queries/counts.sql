@@ -1,4 +1,5 @@
 -- Jobs by queue and state. Waiting ones are counted by their lanes, and by what has not been merged into them yet.
+-- What is final has to be looked at one by one, and is left out unless it is asked for.
 SELECT
     queue, sum(waiting)::bigint, sum(running)::bigint, sum(succeeded)::bigint, sum(failed)::bigint, sum(cancelled)::bigint
 FROM (
@@ -14,7 +15,7 @@ FROM (
     SELECT
         queue, 0, 0, count(*) FILTER (WHERE state = 'succeeded'), count(*) FILTER (WHERE state = 'failed'),
         count(*) FILTER (WHERE state = 'cancelled')
-    FROM headgate.job WHERE finished_at IS NOT NULL GROUP BY queue
+    FROM headgate.job WHERE finished_at IS NOT NULL AND :finals::boolean GROUP BY queue
 ) AS counted
 GROUP BY queue
 HAVING sum(waiting + running + succeeded + failed + cancelled) > 0

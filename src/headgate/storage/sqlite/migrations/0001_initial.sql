@@ -154,6 +154,32 @@ CREATE INDEX job_follows ON job (follows) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON job (batch) WHERE batch IS NOT NULL;
 CREATE INDEX job_schedule ON job (schedule, seq) WHERE schedule IS NOT NULL;
 
+-- How many jobs of a queue are final, and how: kept as it changes, because a look must not scan a million of them. There
+-- is one writer, so it is nobody's bottleneck.
+CREATE TABLE final_count (
+    queue       TEXT NOT NULL,
+    state       TEXT NOT NULL,
+    jobs        INTEGER NOT NULL,
+    PRIMARY KEY (queue, state)
+) WITHOUT ROWID;
+CREATE TRIGGER job_added_as_final AFTER INSERT ON job WHEN NEW.finished_at IS NOT NULL
+BEGIN
+    INSERT INTO final_count (queue, state, jobs) VALUES (NEW.queue, NEW.state, 1) ON CONFLICT DO UPDATE SET jobs = jobs + 1;
+END;
+CREATE TRIGGER job_is_final AFTER UPDATE OF finished_at ON job WHEN OLD.finished_at IS NULL AND NEW.finished_at IS NOT NULL
+BEGIN
+    INSERT INTO final_count (queue, state, jobs) VALUES (NEW.queue, NEW.state, 1) ON CONFLICT DO UPDATE SET jobs = jobs + 1;
+END;
+CREATE TRIGGER job_is_not_final_any_more AFTER UPDATE OF finished_at ON job
+WHEN OLD.finished_at IS NOT NULL AND NEW.finished_at IS NULL
+BEGIN
+    UPDATE final_count SET jobs = jobs - 1 WHERE queue = OLD.queue AND state = OLD.state;
+END;
+CREATE TRIGGER job_is_forgotten AFTER DELETE ON job WHEN OLD.finished_at IS NOT NULL
+BEGIN
+    UPDATE final_count SET jobs = jobs - 1 WHERE queue = OLD.queue AND state = OLD.state;
+END;
+
 -- One row for each attempt that did not succeed.
 CREATE TABLE attempt (
     job         INTEGER NOT NULL,
@@ -244,6 +270,42 @@ BEGIN
             - (OLD.state = 'succeeded' OR (OLD.state = 'failed' AND OLD.attempt > 0))
     WHERE name = NEW.schedule;
 END;
+
+-- What jobs did, added up for charts: a row for each step of time in which something happened, of each queue and task; an
+-- empty name stands for all tasks of a queue, two for all there are. Nodes add to these rows every ten seconds, apart from everything else that they do.
+CREATE TABLE jobs_history (
+    step       INTEGER NOT NULL CHECK (step > 0),
+    queue      TEXT NOT NULL,
+    task       TEXT NOT NULL,
+    at         INTEGER NOT NULL,
+    enqueued   INTEGER NOT NULL,
+    started    INTEGER NOT NULL,
+    succeeded  INTEGER NOT NULL,
+    failed     INTEGER NOT NULL,
+    cancelled  INTEGER NOT NULL,
+    retried    INTEGER NOT NULL,
+    wait_max   INTEGER NOT NULL,
+    run_max    INTEGER NOT NULL,
+    -- Histograms, as JSON arrays of counts.
+    waits      TEXT NOT NULL CHECK (json_valid(waits)),
+    runs       TEXT NOT NULL CHECK (json_valid(runs)),
+    PRIMARY KEY (step, queue, task, at)
+) WITHOUT ROWID;
+CREATE INDEX jobs_history_age ON jobs_history (step, at);
+CREATE INDEX jobs_history_task ON jobs_history (step, task, at);
+
+-- What was charged to limits, in the same way: for the keys that were used most, and for all keys together.
+CREATE TABLE limit_history (
+    step        INTEGER NOT NULL CHECK (step > 0),
+    limit_name  TEXT NOT NULL,
+    of_all      INTEGER NOT NULL CHECK (of_all IN (0, 1)),
+    key         TEXT NOT NULL,
+    at          INTEGER NOT NULL,
+    used        INTEGER NOT NULL,
+    PRIMARY KEY (step, limit_name, of_all, key, at),
+    CHECK (key = '' OR NOT of_all)
+) WITHOUT ROWID;
+CREATE INDEX limit_history_age ON limit_history (step, at);
 
 -- A process that runs jobs; its lease is the beat, which other nodes watch for growth.
 CREATE TABLE node (

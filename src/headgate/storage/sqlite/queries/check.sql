@@ -40,3 +40,12 @@ SELECT 'schedule ' || name || ' counts ' || open || ' jobs that are not final, a
     || (SELECT count(*) FROM job WHERE job.schedule = schedule.name AND finished_at IS NULL)
 FROM schedule
 WHERE open <> (SELECT count(*) FROM job WHERE job.schedule = schedule.name AND finished_at IS NULL)
+UNION ALL
+SELECT 'queue ' || queue || ' counts ' || jobs || ' jobs that ' || state || ', and has '
+    || (SELECT count(*) FROM job WHERE job.queue = final_count.queue AND job.state = final_count.state)
+FROM final_count
+WHERE jobs <> (SELECT count(*) FROM job WHERE job.queue = final_count.queue AND job.state = final_count.state)
+UNION ALL
+SELECT 'queue ' || queue || ' counts none of its jobs that ' || state
+FROM (SELECT DISTINCT queue, state FROM job WHERE finished_at IS NOT NULL) AS final
+WHERE NOT EXISTS (SELECT 1 FROM final_count WHERE final_count.queue = final.queue AND final_count.state = final.state)

@@ -1,4 +1,5 @@
--- Jobs by queue and state. Waiting ones are counted by their lanes, blocked ones one by one.
+-- Jobs by queue and state. Waiting ones are counted by their lanes, blocked and running ones one by one; what is final is
+-- counted already.
 SELECT json_group_array(json_array(queue, waiting, running, succeeded, failed, cancelled))
 FROM (
     SELECT
@@ -16,8 +17,8 @@ FROM (
         UNION ALL
         SELECT queue, 0, count(*), 0, 0, 0 FROM job WHERE state = 'running' GROUP BY queue
         UNION ALL
-        SELECT queue, 0, 0, sum(state = 'succeeded'), sum(state = 'failed'), sum(state = 'cancelled')
-        FROM job WHERE finished_at IS NOT NULL GROUP BY queue
+        SELECT queue, 0, 0, (state = 'succeeded') * jobs, (state = 'failed') * jobs, (state = 'cancelled') * jobs
+        FROM final_count
     )
     GROUP BY queue
     HAVING sum(waiting + running + succeeded + failed + cancelled) > 0

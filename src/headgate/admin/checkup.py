@@ -1,0 +1,40 @@
+"""A checkup: what is known of a store, its nodes and its work, gathered for whoever looks for what may go wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from headgate.admin.nodes import NodeStatus
+from headgate.storage.facts import StoreFacts
+from headgate.storage.protocol import Obstacle, WaitingCount
+from headgate.tasks.schedule import ScheduleStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkup:
+    """The facts of one moment, `now` as the store has it.
+
+    `unknown_tasks` are the waiting jobs of tasks that the asking app does not declare, `ready` how many lack nothing
+    but a slot. `contradictions` is None where they were not looked for.
+    """
+
+    now: datetime
+    store: StoreFacts
+    nodes: Sequence[NodeStatus]
+    ready: int
+    unknown_tasks: Mapping[str, int]
+    overdue: Sequence[ScheduleStatus]
+    obstacles: Sequence[Obstacle]
+    contradictions: Sequence[str] | None
+
+
+def unknown_tasks(waiting: Sequence[WaitingCount], declared: Container[str]) -> Mapping[str, int]:
+    """How many jobs wait of each task that is not declared."""
+    found = Counter[str]()
+    for each in waiting:
+        if each.task not in declared:
+            found[each.task] += each.jobs
+    return dict(found)

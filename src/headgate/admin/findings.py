@@ -1,0 +1,324 @@
+"""What a checkup comes to: for each thing that was looked at whether it is fine, and what to do if not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+from headgate.admin.checkup import Checkup
+from headgate.clock import SECOND, to_datetime
+from headgate.engine.skew import SKEWED
+from headgate.storage.facts import (
+    NETWORK_FILESYSTEMS,
+    SAFE_FOR_SEVERAL,
+    MemoryFacts,
+    PostgresFacts,
+    SqliteFacts,
+    StoreFacts,
+)
+
+Level = Literal["ok", "warning", "problem"]
+
+MEBIBYTE = 2**20
+
+LITTLE_ROOM = 1024 * MEBIBYTE
+NO_ROOM = 100 * MEBIBYTE
+
+LARGE_LOG = 1024 * MEBIBYTE
+"""A write-ahead log that has grown so large is kept from its end by somebody who reads."""
+
+OLDEST_SUPPORTED_POSTGRES = 14
+
+DEAD_ROWS = 50_000
+"""So many dead rows, and more than live ones, mean that vacuuming does not keep up."""
+
+LONG_TRANSACTION = 60.0
+"""Seconds."""
+
+RESERVED_CONNECTIONS = 3
+"""What PostgreSQL keeps for superusers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at, what was seen, and what to do about it."""
+
+    level: Level
+    check: str
+    seen: str
+    advice: str | None = None
+
+
+def findings_of(checkup: Checkup) -> list[Finding]:
+    """Everything that a checkup comes to, in the order in which one would look."""
+    return [*_of_store(checkup.store, checkup), *_of_nodes(checkup), *_of_work(checkup), *_of_integrity(checkup)]
+
+
+def _of_store(store: StoreFacts, checkup: Checkup) -> Iterator[Finding]:
+    match store:
+        case MemoryFacts():
+            yield Finding("ok", "store", "in memory: it is gone with its process")
+        case SqliteFacts():
+            yield from _of_sqlite(store, sum(node.state != "gone" for node in checkup.nodes))
+        case PostgresFacts():
+            yield from _of_postgres(store, checkup)
+        case _:
+            assert_never(store)
+
+
+# --------------------------------------------------------------------------------------------------- SQLite
+
+
+def _of_sqlite(facts: SqliteFacts, nodes: int) -> Iterator[Finding]:
+    version = ".".join(map(str, facts.version))
+    if facts.version >= SAFE_FOR_SEVERAL:
+        yield Finding("ok", "SQLite version", version)
+    else:
+        safe = ".".join(map(str, SAFE_FOR_SEVERAL))
+        yield Finding(
+            "warning",
+            "SQLite version",
+            f"{version} has the WAL-reset bug: two processes that write and checkpoint at the same moment can, rarely, "
+            f"corrupt the file; {nodes} worker{'' if nodes == 1 else 's'} run now",
+            f"use a Python with SQLite {safe} or newer, or one worker process, or PostgreSQL",
+        )
+    if facts.journal_mode == "wal":
+        yield Finding("ok", "journal mode", "WAL")
+    else:
+        yield Finding(
+            "problem",
+            "journal mode",
+            f"{facts.journal_mode}, not WAL: readers and writers keep each other waiting",
+            "stop all that uses the file, and start one worker: it switches the file over",
+        )
+    yield _synchronous(facts)
+    yield _filesystem(facts)
+    yield _room(facts)
+    yield _permissions(facts)
+    log = f"{facts.log_bytes // MEBIBYTE} MiB, beside a file of {facts.file_bytes // MEBIBYTE} MiB"
+    if facts.log_bytes < LARGE_LOG:
+        yield Finding("ok", "write-ahead log", log)
+    else:
+        advice = "end whatever reads the file for so long; the log shrinks with the next checkpoint after it"
+        yield Finding("warning", "write-ahead log", log, advice)
+
+
+def _synchronous(facts: SqliteFacts) -> Finding:
+    match facts.synchronous:
+        case "FULL" | "EXTRA":
+            return Finding("ok", "synchronous", facts.synchronous)
+        case "NORMAL":
+            seen = "NORMAL: a power cut can lose the last commits, a crash of the program cannot"
+            return Finding("warning", "synchronous", seen, "set synchronous to FULL if that may not be")
+        case other:
+            seen = f"{other}: a power cut can corrupt the file"
+            return Finding("problem", "synchronous", seen, "set synchronous to FULL")
+
+
+def _filesystem(facts: SqliteFacts) -> Finding:
+    if facts.filesystem in NETWORK_FILESYSTEMS:
+        return Finding(
+            "problem",
+            "filesystem",
+            f"{facts.filesystem}: on a network filesystem SQLite corrupts under several processes",
+            "move the file to a local disk, or use PostgreSQL for several machines",
+        )
+    return Finding("ok", "filesystem", facts.filesystem or "not told by this system")
+
+
+def _room(facts: SqliteFacts) -> Finding:
+    seen = f"{facts.free_bytes // MEBIBYTE:,} MiB of {facts.disk_bytes // MEBIBYTE:,} MiB are free"
+    if facts.free_bytes >= LITTLE_ROOM:
+        return Finding("ok", "disk space", seen)
+    level: Level = "warning" if facts.free_bytes >= NO_ROOM else "problem"
+    return Finding(level, "disk space", seen, "free some; a full disk stops all writing, and loses nothing")
+
+
+def _permissions(facts: SqliteFacts) -> Finding:
+    seen = f"{facts.mode:04o} {facts.path}"
+    if not facts.can_write:
+        return Finding(
+            "problem",
+            "permissions",
+            f"{seen}: this user may not write the file, or files beside it in its folder",
+            "give the user of the workers the file and its folder",
+        )
+    if facts.mode & 0o002:
+        advice = f"chmod o-w {facts.path}: who can write it can run any task with any arguments"
+        return Finding("warning", "permissions", f"{seen}: everybody may write it", advice)
+    return Finding("ok", "permissions", seen)
+
+
+# ----------------------------------------------------------------------------------------------- PostgreSQL
+
+
+def _of_postgres(facts: PostgresFacts, checkup: Checkup) -> Iterator[Finding]:
+    major = facts.version // 10000
+    if major >= OLDEST_SUPPORTED_POSTGRES:
+        yield Finding("ok", "PostgreSQL version", str(major))
+    else:
+        yield Finding(
+            "warning", "PostgreSQL version", f"{major} works, and gets no more fixes", "upgrade the server some day"
+        )
+    if facts.is_replica:
+        yield Finding(
+            "problem",
+            "primary",
+            "the server is a replica, which cannot be written",
+            "add target_session_attrs=primary to the URL, with all hosts",
+        )
+    yield _pooler(facts)
+    yield from _durability(facts)
+    yield _clock(facts)
+    yield _connections(facts, sum(node.state == "alive" for node in checkup.nodes))
+    yield from _vacuum(facts)
+
+
+def _pooler(facts: PostgresFacts) -> Finding:
+    if not facts.is_pooled:
+        return Finding("ok", "pooler", "none: connections lead to the server itself")
+    if facts.listens:
+        return Finding("ok", "pooler", "transactions are pooled, and there is a way around it to be woken by")
+    return Finding(
+        "warning",
+        "pooler",
+        "transactions are pooled, so nobody can listen: workers poll, and start jobs up to a second late",
+        "set HEADGATE_LISTEN_URL to a way to the database itself",
+    )
+
+
+def _durability(facts: PostgresFacts) -> Iterator[Finding]:
+    if not facts.fsync:
+        yield Finding("problem", "fsync", "off: a crash of the machine can corrupt the database", "set fsync = on")
+    if facts.synchronous_commit == "off":
+        seen = "off: a crash of the server can lose the last commits, jobs that were accepted among them"
+        yield Finding("warning", "synchronous_commit", seen, "set it to on for the role of the workers")
+    elif facts.fsync:
+        yield Finding("ok", "durability", f"fsync on, synchronous_commit {facts.synchronous_commit}")
+
+
+def _clock(facts: PostgresFacts) -> Finding:
+    seconds = facts.skew / SECOND
+    if abs(facts.skew) <= SKEWED:
+        return Finding("ok", "clock", f"{abs(seconds):.3f} s from the server's")
+    way = "behind" if seconds > 0 else "ahead of"
+    return Finding(
+        "warning",
+        "clock",
+        f"this machine is {abs(seconds):.1f} s {way} the server, whose time counts for all jobs",
+        "let a time server set both",
+    )
+
+
+def _connections(facts: PostgresFacts, nodes: int) -> Finding:
+    wanted = nodes * (facts.connections + 1)
+    free = facts.max_connections - RESERVED_CONNECTIONS
+    seen = (
+        f"{facts.used_connections} of {facts.max_connections} are open; {nodes} live nodes may open "
+        f"{facts.connections + 1} each"
+    )
+    if facts.used_connections >= 0.9 * free or wanted > free:
+        advice = "raise max_connections, lower HEADGATE_CONNECTIONS (2 or more), or put PgBouncer before the server"
+        return Finding("warning", "connections", seen, advice)
+    return Finding("ok", "connections", seen)
+
+
+def _vacuum(facts: PostgresFacts) -> Iterator[Finding]:
+    if not facts.autovacuum:
+        yield Finding(
+            "problem", "autovacuum", "off: the tables grow for good, and everything gets slower", "set autovacuum = on"
+        )
+    bloated = [table for table in facts.tables if table.dead >= DEAD_ROWS and table.dead > table.live]
+    for table in facts.tables:
+        if not table.is_vacuumed:
+            advice = f"ALTER TABLE {table.name} RESET (autovacuum_enabled)"
+            yield Finding("problem", "autovacuum", f"off for table {table.name}", advice)
+    for table in bloated:
+        yield Finding(
+            "warning",
+            "dead rows",
+            f"table {table.name} has {table.dead:,} dead rows beside {table.live:,} live ones",
+            "look for transactions that are long open, then VACUUM it; and let autovacuum work harder",
+        )
+    if facts.autovacuum and not bloated and all(table.is_vacuumed for table in facts.tables):
+        yield Finding("ok", "autovacuum", f"on, {sum(table.dead for table in facts.tables):,} dead rows in all")
+
+
+# -------------------------------------------------------------------------------------------- nodes and work
+
+
+def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
+    alive = [node for node in checkup.nodes if node.state == "alive"]
+    silent = [node for node in checkup.nodes if node.state == "silent"]
+    if not alive and checkup.ready:
+        yield Finding(
+            "problem", "nodes", f"none is alive, and {checkup.ready} jobs could start", "start `headgate worker`"
+        )
+    elif not alive:
+        yield Finding("warning", "nodes", "none is alive, so nothing runs", "start `headgate worker`")
+    else:
+        yield Finding("ok", "nodes", f"{len(alive)} alive")
+    for node in silent:
+        yield Finding(
+            "warning",
+            "nodes",
+            f"{node.name} has not been heard of for {node.heartbeat_age:.0f} s; it runs {node.running} jobs",
+            "look at its machine; others take its jobs when its lease is over",
+        )
+    versions = sorted({node.version for node in alive if node.version})
+    if len(versions) > 1:
+        newest = max(versions, key=_as_numbers)
+        old = ", ".join(node.name for node in alive if node.version and node.version != newest)
+        yield Finding(
+            "warning", "releases", f"nodes of {', '.join(versions)} run side by side", f"end the deploy: restart {old}"
+        )
+    elif versions:
+        yield Finding("ok", "releases", f"all of {versions[0]}")
+
+
+def _of_work(checkup: Checkup) -> Iterator[Finding]:
+    for task, jobs in sorted(checkup.unknown_tasks.items()):
+        yield Finding(
+            "warning",
+            "tasks",
+            f"{jobs} jobs wait for task {task!r}, which this app does not declare",
+            "start a worker of the app that does, add an alias, or cancel them: "
+            f"headgate jobs cancel --task {task} --state waiting",
+        )
+    if not checkup.unknown_tasks:
+        yield Finding("ok", "tasks", "all that waits is declared")
+    for schedule in checkup.overdue:
+        yield Finding(
+            "warning",
+            "schedules",
+            f"{schedule.name!r} is {schedule.trouble or 'overdue'}",
+            f"start a worker of the app that declares it, or headgate schedules remove {schedule.name}",
+        )
+    if not checkup.overdue:
+        yield Finding("ok", "schedules", "none is overdue")
+    seen_any = False
+    for obstacle in checkup.obstacles:
+        age = (checkup.now - to_datetime(obstacle.since)).total_seconds()
+        if obstacle.kind == "long transaction" and age < LONG_TRANSACTION:
+            continue
+        seen_any = True
+        level: Level = "problem" if obstacle.kind == "blocks" else "warning"
+        advice = f"end it, if need be: SELECT pg_terminate_backend({obstacle.pid})"
+        yield Finding(level, "in the way", f"for {age:.0f} s: {obstacle.what}", advice)
+    if not seen_any:
+        yield Finding("ok", "in the way", "nothing")
+
+
+def _of_integrity(checkup: Checkup) -> Iterator[Finding]:
+    if checkup.contradictions is None:
+        return
+    for contradiction in checkup.contradictions:
+        advice = "report it, with the release and what happened before; nothing else is known to be wrong"
+        yield Finding("problem", "integrity", contradiction, advice)
+    if not checkup.contradictions:
+        yield Finding("ok", "integrity", "jobs, lanes and buckets agree")
+
+
+def _as_numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdigit() else -1 for part in version.split("."))

@@ -1,0 +1,159 @@
+"""History: what jobs did and what was charged to limits over time, as charts show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import reduce
+from itertools import groupby
+from operator import attrgetter
+
+from headgate.clock import SECOND, Duration, microseconds, to_datetime
+from headgate.errors import DeclarationError
+from headgate.jobs.histogram import percentile
+from headgate.jobs.history import ALL, KEPT_FOR, LIMIT_STEPS, JobsStep, step_at
+from headgate.jobs.job import Draw
+from headgate.limits.concurrency import Semaphore
+from headgate.limits.dynamic_window import SharedCounter
+from headgate.limits.limit import AnyRule
+from headgate.storage.live_rules import LiveRules
+from headgate.storage.protocol import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class JobsPoint:
+    """What jobs did in the step that begins `at`; durations in seconds, None if there was none.
+
+    `wait_…` is how long those that started had been due: from their `run_at`, or from when they were enqueued. `run_…`
+    is how long attempts took, from claim to end, whatever they came to. Half of them took no longer than `…_p50`, 95 of
+    100 no longer than `…_p95` (estimated, to a tenth or so), and none longer than `…_max`. `retried` counts attempts
+    that failed and are tried again; `cancelled` and `failed` also count jobs that ended without having run.
+    """
+
+    at: datetime
+    enqueued: int
+    started: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    retried: int
+    wait_p50: float | None
+    wait_p95: float | None
+    wait_max: float | None
+    run_p50: float | None
+    run_p95: float | None
+    run_max: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitPoint:
+    """What was charged in the step that begins `at`: the sum of the costs of what started."""
+
+    at: datetime
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a rule allows a key: `count` in `per` seconds."""
+
+    count: int
+    per: float
+
+
+@dataclass(frozen=True, slots=True)
+class LimitHistory:
+    """The use of a limit, in steps of `step` seconds, and what its rule allows now.
+
+    `bound` is None for all keys together, for a limit that this program does not declare, and where what a key may use
+    is not a count in a time, as of permits and of dynamic windows.
+    """
+
+    limit: str
+    key: str | None
+    step: int
+    points: Sequence[LimitPoint]
+    bound: Bound | None
+
+
+class HistoryAdmin:
+    """What the processes of an app have counted; see `Settings.history`. The last ten seconds may not be there yet.
+
+    Steps in which nothing happened are not there. The last one may still go on. Processes that are killed, or cannot
+    reach their store for long, leave a gap: it is a chart, and nothing is decided by it.
+    """
+
+    def __init__(self, storage: Storage, rules: Mapping[str, AnyRule]) -> None:
+        self._storage = storage
+        self._rules = rules
+
+    async def jobs(
+        self,
+        queue: str | None = None,
+        task: str | None = None,
+        step: int = 60,
+        span: Duration = 3600,
+    ) -> Sequence[JobsPoint]:
+        """What jobs did in the last `span` (seconds), of a queue, of a task, or of all; oldest first.
+
+        `step` is 10, 60 or 3600 seconds; they are kept for an hour, a day and 60 days. At most 1,440 points. Raises
+        DeclarationError.
+        """
+        if step not in KEPT_FOR:
+            raise DeclarationError(f"step={step!r} must be one of {', '.join(map(str, KEPT_FOR))} seconds")
+        since = self._since(step, span)
+        rows = await self._storage.jobs_history(
+            step, ALL if queue is None else queue, ALL if task is None else task, since
+        )
+        # A task that runs in several queues has a row in each.
+        return [_point(reduce(JobsStep.plus, of_one)) for _, of_one in groupby(rows, key=attrgetter("at"))]
+
+    async def limit(self, name: str, key: str | None = None, span: Duration = 3600) -> LimitHistory:
+        """What was charged to one key of a limit in the last `span` (seconds, up to a day); None: to all together.
+
+        Up to an hour it is told in steps of 10 s, above that in steps of 60 s. Of a limit with more keys only the 1,000
+        that each process used most in a step are told of by themselves. Raises DeclarationError.
+        """
+        step = next((each for each in LIMIT_STEPS if microseconds(span) <= KEPT_FOR[each] * SECOND), LIMIT_STEPS[-1])
+        since = self._since(step, span)
+        rows = await self._storage.limit_history(step, name, key, since)
+        points = [LimitPoint(to_datetime(row.at), max(0, row.used)) for row in rows]
+        return LimitHistory(name, key, step, points, await self._bound(name, key))
+
+    def _since(self, step: int, span: Duration) -> int:
+        kept, asked = KEPT_FOR[step], microseconds(span)
+        if not step * SECOND <= asked <= kept * SECOND:
+            raise DeclarationError(
+                f"span={span!r} must be from {step} to {kept} seconds: for so long steps of {step} s are kept"
+            )
+        return step_at(self._storage.now() - asked, step) + step * SECOND
+
+    async def _bound(self, name: str, key: str | None) -> Bound | None:
+        declared = self._rules.get(name)
+        if declared is None or key is None or isinstance(declared, Semaphore | SharedCounter):
+            return None
+        rule = LiveRules(await self._storage.settings()).rule(Draw(name, key), declared)
+        count = getattr(rule, "count", None)
+        return Bound(count, (rule.period - rule.margin) / SECOND) if isinstance(count, int) else None
+
+
+def _point(row: JobsStep) -> JobsPoint:
+    return JobsPoint(
+        to_datetime(row.at),
+        row.enqueued,
+        row.started,
+        row.succeeded,
+        row.failed,
+        row.cancelled,
+        row.retried,
+        *_durations(row.waits, row.wait_max),
+        *_durations(row.runs, row.run_max),
+    )
+
+
+def _durations(counts: Sequence[int], longest: int) -> tuple[float | None, float | None, float | None]:
+    half, most = percentile(counts, 0.5, longest), percentile(counts, 0.95, longest)
+    if half is None or most is None:
+        return None, None, None
+    return half / SECOND, most / SECOND, longest / SECOND

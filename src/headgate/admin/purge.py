@@ -1,0 +1,104 @@
+"""Deleting final jobs before their retention does it: chunk by chunk, so that it can be watched and stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from headgate.admin.query import JobQuery
+from headgate.clock import to_datetime
+from headgate.errors import DeclarationError
+from headgate.jobs.audit import Deed
+from headgate.jobs.state import JobState
+from headgate.storage.protocol import Storage
+
+CHUNK = 200
+"""Jobs that are deleted in one commit, at most: nobody waits long for it."""
+
+FINAL = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+ALL_QUEUES = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """How many jobs were deleted, or with `is_dry_run` would be. `is_cut`: there are more, which the bound kept."""
+
+    deleted: int = 0
+    is_dry_run: bool = False
+    is_cut: bool = False
+
+
+async def purge(
+    storage: Storage,
+    query: JobQuery,
+    *,
+    actor: str,
+    before: int,
+    most: int,
+    dry_run: bool,
+    on_progress: Callable[[Purged], None] | None,
+) -> Purged:
+    """Delete what the query matches and was final before that wall time, up to `most`."""
+    queries = _final_queries(query, before)
+    if dry_run:
+        found = 0
+        for each in queries:
+            found += await storage.count_jobs(each.filter(), most + 1 - found)
+        return Purged(min(found, most), is_dry_run=True, is_cut=found > most)
+    work = _Purge(storage, before, most, on_progress)
+    try:
+        is_cut = not all([await work.delete(each) for each in queries])
+    finally:
+        if work.deleted:
+            # Whoever stops it has deleted these all the same.
+            detail = f"{work.deleted} jobs, {_told(query, before)}"
+            await storage.note(Deed(actor, "purge", "queue", query.queue or ALL_QUEUES, detail))
+    return Purged(work.deleted, is_cut=is_cut)
+
+
+class _Purge:
+    """Counts what it deletes, and ends when that is as much as was asked for."""
+
+    def __init__(self, storage: Storage, before: int, most: int, on_progress: Callable[[Purged], None] | None) -> None:
+        self.deleted = 0
+        self._storage = storage
+        self._before = before
+        self._most = most
+        self._on_progress = on_progress
+
+    async def delete(self, query: JobQuery) -> bool:
+        """Delete what a query of one final state matches; False if there is more than may be deleted."""
+        assert query.state is not None
+        cursor: str | None = None
+        while page := await self._storage.jobs(query.filter(cursor=cursor, count=CHUNK, oldest_first=True)):
+            ids = [record.id for record in page][: self._most - self.deleted]
+            if not ids:
+                return False
+            gone = await self._storage.prune(self._before, len(ids), frozenset({query.state}), ids=ids)
+            self.deleted += gone
+            if not gone:
+                # What somebody holds is left to them; those after it are looked for.
+                cursor = page[-1].id
+            if self._on_progress is not None:
+                self._on_progress(Purged(self.deleted))
+        return True
+
+
+def _final_queries(query: JobQuery, before: int) -> Sequence[JobQuery]:
+    if query.view is not None or query.state not in (None, *FINAL):
+        raise DeclarationError(
+            f"only final jobs are purged, and these are {query.state or 'waiting'}: cancel them first, "
+            "`headgate jobs cancel` does it for many"
+        )
+    until = to_datetime(before)
+    if query.finished_before is not None:
+        until = min(until, query.finished_before)
+    return [replace(query, state=state, finished_before=until) for state in FINAL if query.state in (None, state)]
+
+
+def _told(query: JobQuery, before: int) -> str:
+    """What was asked to be deleted, in words."""
+    said = {name: getattr(query, name) for name in JobQuery.__dataclass_fields__}
+    words = [f"{name} {value}" for name, value in said.items() if value is not None]
+    return ", ".join([*words, f"final before {to_datetime(before):%Y-%m-%d %H:%M:%S} UTC"])

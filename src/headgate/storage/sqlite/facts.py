@@ -1,0 +1,33 @@
+"""What a SQLite file says of itself, and of its disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+from headgate.storage.facts import SqliteFacts
+from headgate.storage.sqlite.connection import mount_of
+
+MOUNTS = Path("/proc/self/mounts")
+
+
+def read_facts(path: Path, synchronous: str, connection: sqlite3.Connection) -> SqliteFacts:
+    """The facts of an open file."""
+    disk = shutil.disk_usage(path.parent)
+    log = path.with_name(f"{path.name}-wal")
+    status = path.stat()
+    return SqliteFacts(
+        path=str(path),
+        version=sqlite3.sqlite_version_info,
+        journal_mode=str(connection.execute("PRAGMA journal_mode").fetchone()[0]),
+        synchronous=synchronous,
+        filesystem=mount_of(path.resolve().parent, MOUNTS.read_bytes())[1] if MOUNTS.exists() else "",
+        free_bytes=disk.free,
+        disk_bytes=disk.total,
+        file_bytes=status.st_size,
+        log_bytes=log.stat().st_size if log.exists() else 0,
+        mode=status.st_mode & 0o777,
+        can_write=os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK),
+    )

@@ -1,0 +1,12 @@
+-- Those of these jobs that finished in these states before then, how many lines each has logged, and its batch.
+SELECT json_group_array(
+    json_array(
+        seq, id, held, json(draws), json(terms), (SELECT count(*) FROM log_line WHERE log_line.job = job.seq), batch
+    )
+)
+FROM (
+    SELECT * FROM job
+    WHERE id IN (SELECT value FROM json_each(:ids))
+    AND state IN (SELECT value FROM json_each(:states)) AND finished_at < :before
+    LIMIT :count
+) AS job

@@ -1,0 +1,111 @@
+"""What is promised of the history that charts show."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headgate.clock import SECOND
+from headgate.jobs.history import ALL, JobsStep, LimitStep
+from headgate.testing.conformance.hands import Conformance, Hands
+
+AT = 1_700_000_000 * SECOND
+"""A whole multiple of ten seconds."""
+
+
+def at(steps: int) -> int:
+    return AT + steps * 10 * SECOND
+
+
+class ChartsConformance(Conformance):
+    async def test_what_several_nodes_count_of_one_step_is_added_up(self, hands: Hands) -> None:
+        await hands.storage.add_history([JobsStep(10, "q", "t", AT, 1, 2, 3, 4, 5, 6, 70, 8, (1, 0, 2), (5,))], ())
+        await hands.storage.add_history([JobsStep(10, "q", "t", AT, 10, 20, 30, 40, 50, 60, 7, 80, (4,), (0, 9))], ())
+        (both,) = await hands.storage.jobs_history(10, "q", "t", AT)
+        assert both == JobsStep(10, "q", "t", AT, 11, 22, 33, 44, 55, 66, 70, 80, (5, 0, 2), (5, 9))
+
+    async def test_empty_histograms_are_added_up_as_well(self, hands: Hands) -> None:
+        empty = JobsStep(10, "q", "t", AT, enqueued=1)
+        await hands.storage.add_history([empty], ())
+        await hands.storage.add_history([empty], ())
+        assert list(await hands.storage.jobs_history(10, "q", "t", AT)) == [JobsStep(10, "q", "t", AT, enqueued=2)]
+
+    async def test_a_histogram_of_more_than_ten_buckets_keeps_their_order(self, hands: Hands) -> None:
+        counts = tuple(range(1, 92))
+        for _ in range(3):
+            await hands.storage.add_history([JobsStep(10, "q", "t", AT, waits=counts)], ())
+        (row,) = await hands.storage.jobs_history(10, "q", "t", AT)
+        assert row.waits == tuple(3 * count for count in counts)
+
+    async def test_a_line_is_told_from_an_instant_on_in_order_and_without_the_others(self, hands: Hands) -> None:
+        places = [(10, "q", "t"), (10, "q", "u"), (10, "q", ALL), (10, ALL, ALL), (60, "q", "t")]
+        rows = [JobsStep(*place, at(number), enqueued=number) for place in places for number in (3, 1, 2, 0)]
+        await hands.storage.add_history(rows, ())
+        for place in places:
+            found = await hands.storage.jobs_history(*place, at(1))
+            assert list(found) == [JobsStep(*place, at(number), enqueued=number) for number in (1, 2, 3)]
+        assert list(await hands.storage.jobs_history(10, "nobody", "t", 0)) == []
+
+    async def test_of_a_task_in_all_queues_the_steps_of_each_are_told(self, hands: Hands) -> None:
+        rows = [
+            JobsStep(10, queue, task, at(number), enqueued=1)
+            for queue in ("q", "r")
+            for task in ("t", "u", ALL)
+            for number in (1, 0)
+        ]
+        await hands.storage.add_history([*rows, JobsStep(60, "q", "t", AT, enqueued=1)], ())
+        found = await hands.storage.jobs_history(10, ALL, "t", at(0))
+        assert [(row.at, row.queue, row.task) for row in found] == [
+            (at(number), queue, "t") for number in (0, 1) for queue in ("q", "r")
+        ]
+        assert [row.at for row in await hands.storage.jobs_history(10, ALL, "t", at(1))] == [at(1)] * 2
+
+    async def test_the_use_of_a_limit_is_added_up_by_key_and_for_all_together(self, hands: Hands) -> None:
+        rows = [
+            LimitStep(10, "calls", "acme", AT, 3),
+            LimitStep(10, "calls", "", AT, 5),
+            LimitStep(10, "calls", None, AT, 8),
+            LimitStep(10, "other", "acme", AT, 1),
+            LimitStep(60, "calls", "acme", AT, 2),
+        ]
+        await hands.storage.add_history((), rows)
+        await hands.storage.add_history((), [*rows, LimitStep(10, "calls", "acme", at(1), -1)])
+        for row in rows:
+            (found, *later) = await hands.storage.limit_history(row.step, row.limit, row.key, AT)
+            assert found == LimitStep(row.step, row.limit, row.key, AT, 2 * row.used)
+            assert len(later) == (row == rows[0])
+        after = await hands.storage.limit_history(10, "calls", "acme", at(1))
+        assert list(after) == [LimitStep(10, "calls", "acme", at(1), -1)]
+
+    async def test_what_is_old_is_forgotten_in_small_steps_and_by_its_length(self, hands: Hands) -> None:
+        jobs = [JobsStep(step, "q", "t", at(number), enqueued=1) for step in (10, 60) for number in range(5)]
+        limits = [LimitStep(step, "calls", None, at(number), 1) for step in (10, 60) for number in range(5)]
+        await hands.storage.add_history(jobs, limits)
+        assert await hands.storage.prune_history(10, at(4), 3) == 6
+        assert await hands.storage.prune_history(10, at(4), 3) == 2
+        assert await hands.storage.prune_history(10, at(4), 3) == 0
+        assert [row.at for row in await hands.storage.jobs_history(10, "q", "t", 0)] == [at(4)]
+        assert [row.at for row in await hands.storage.limit_history(10, "calls", None, 0)] == [at(4)]
+        assert len(await hands.storage.jobs_history(60, "q", "t", 0)) == 5
+        assert len(await hands.storage.limit_history(60, "calls", None, 0)) == 5
+
+    @pytest.mark.parametrize("name", ['"quoted"', "it's", "Zoë 🎈", "%s :name {}"])
+    async def test_any_name_is_a_name(self, hands: Hands, name: str) -> None:
+        row, used = JobsStep(10, name, name, AT, enqueued=1), LimitStep(10, name, name, AT, 1)
+        await hands.storage.add_history([row], [used])
+        assert list(await hands.storage.jobs_history(10, name, name, AT)) == [row]
+        assert list(await hands.storage.limit_history(10, name, name, AT)) == [used]
+
+    async def test_many_nodes_that_add_to_the_same_steps_at_once_lose_nothing(self, hands: Hands) -> None:
+        names = [f"task-{number}" for number in range(20)]
+        rows = [JobsStep(10, "q", name, AT, enqueued=1, waits=(1, 1)) for name in names]
+        uses = [LimitStep(10, "calls", name, AT, 1) for name in names]
+        await asyncio.gather(
+            *(hands.storage.add_history(rows[:: (-1) ** turn], uses[:: (-1) ** turn]) for turn in range(10))
+        )
+        for name in names:
+            (row,) = await hands.storage.jobs_history(10, "q", name, AT)
+            assert (row.enqueued, row.waits) == (10, (10, 10))
+            (used,) = await hands.storage.limit_history(10, "calls", name, AT)
+            assert used.used == 10

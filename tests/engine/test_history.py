@@ -1,0 +1,520 @@
+"""History in virtual time: what charts show adds up, costs no job anything, and is lost before anything else is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import DeclarationError, Headgate, RateLimited, RetryPolicy, StrictRate, current_job
+from headgate.admin.history import JobsPoint
+from headgate.clock import SECOND
+from headgate.engine.bus import EventBus
+from headgate.engine.historian import MOST_STEPS, Historian
+from headgate.engine.history_step import MOST_COUNTED, MOST_KEYS
+from headgate.errors import StorageUnavailable
+from headgate.jobs.event import StorageTroubled
+from headgate.jobs.history import ALL, JobsStep, LimitStep
+from headgate.jobs.job import ClaimedJob, Draw
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.protocol import Amendment
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+ONCE = RetryPolicy(retries=0)
+GAP = "writing history, of which some is lost: charts will have a gap"
+
+
+class Watched(MemoryStorage):
+    """A store that notes what is added to its history, and refuses it with `refusal`."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.writes: list[tuple[Sequence[JobsStep], Sequence[LimitStep]]] = []
+        self.refusal: Exception | None = None
+
+    async def add_history(self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.writes.append((jobs, limits))
+        await super().add_history(jobs, limits)
+
+
+def summed(points: Sequence[JobsPoint], what: str) -> int:
+    return sum(getattr(point, what) for point in points)
+
+
+def counts(points: Sequence[JobsPoint]) -> dict[str, int]:
+    names = ("enqueued", "started", "succeeded", "failed", "cancelled", "retried")
+    return {name: count for name in names if (count := summed(points, name))}
+
+
+# ------------------------------------------------------------------------------------------------- adding up
+
+
+def test_what_two_nodes_did_adds_up_in_steps_of_every_length() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        apps = [Headgate(store, clock=clock, concurrency=2, retry=ONCE) for _ in range(2)]
+        tasks = []
+        for app in apps:
+            app.queue("mail", concurrency=2)
+
+            @app.task
+            async def work(number: int) -> None:
+                await asyncio.sleep(1)
+                if number % 10 == 0:
+                    raise ValueError(number)
+
+            @app.task(queue="mail")
+            async def send(number: int) -> None:
+                await asyncio.sleep(1)
+
+            @app.task
+            async def both(number: int) -> None:
+                await asyncio.sleep(1)
+
+            tasks.append((work, send, both))
+        async with apps[0], apps[1]:
+            for number in range(300):
+                await tasks[number % 2][0].enqueue(number)
+                await tasks[number % 2][1].enqueue(number)
+                await tasks[number % 2][2].using(queue="mail" if number % 4 < 2 else None).enqueue(number)
+                await asyncio.sleep(1)
+            await asyncio.sleep(30)
+            for step, span in ((10, 3600), (60, 3600), (3600, 7200)):
+                history = apps[0].admin.history
+                everything = await history.jobs(step=step, span=span)
+                assert counts(everything) == {"enqueued": 900, "started": 900, "succeeded": 870, "failed": 30}
+                of_work = await history.jobs(task="work", step=step, span=span)
+                assert counts(of_work) == {"enqueued": 300, "started": 300, "succeeded": 270, "failed": 30}
+                assert await history.jobs("default", "work", step=step, span=span) == of_work
+                assert counts(await history.jobs("mail", step=step, span=span))["succeeded"] == 450
+                # Half of its jobs were enqueued to the other queue.
+                assert counts(await history.jobs(task="both", step=step, span=span)) == {
+                    "enqueued": 300,
+                    "started": 300,
+                    "succeeded": 300,
+                }
+                assert await history.jobs("mail", "work", step=step, span=span) == []
+                assert [point.at for point in everything] == sorted({point.at for point in everything})
+
+    run_virtual(main)
+
+
+def test_each_way_in_which_a_job_ends_is_counted() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=2, delay=1))
+
+        @app.task
+        async def work(what: str) -> None:
+            if what == "fail" or (what == "retry" and current_job().attempt == 1):
+                raise ValueError(what)
+            if what == "wait":
+                await asyncio.sleep(3600)
+
+        async with app:
+            for what in ("succeed", "fail", "retry", "wait"):
+                job = await work.enqueue(what)
+            await asyncio.sleep(10)
+            await job.cancel()
+            await work.using(delay=100, expires_at=app.admin.now() + timedelta(seconds=5)).enqueue("expire")
+            first = await work.using(delay=3000, unique_key="x").enqueue("once")
+            second = await work.using(delay=3000, unique_key="x").enqueue("once")
+            assert first.id == second.id
+            await asyncio.sleep(30)
+            points = await app.admin.history.jobs()
+        # 4, the one that expires and the one under a unique key; 4 and 2 + 1 more attempts.
+        assert counts(points) == {
+            "enqueued": 6, "started": 7, "succeeded": 2, "failed": 2, "cancelled": 1, "retried": 3
+        }  # fmt: skip
+
+    run_virtual(main)
+
+
+def test_waits_count_from_when_a_job_was_due_and_runs_from_its_claim() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.queue("narrow", concurrency=1)
+
+        @app.task(queue="narrow")
+        async def work() -> None:
+            await asyncio.sleep(2)
+
+        async with app:
+            # Delayed by ten minutes, which is no wait; each then waits for those before it: 0, 2, 4 … 18 s.
+            await work.using(delay=600).enqueue_many([()] * 10)
+            await asyncio.sleep(700)
+            (point,) = await app.admin.history.jobs(task="work", step=3600, span=3600)
+        assert point.wait_max == pytest.approx(18, abs=0.1)
+        assert point.wait_p50 == pytest.approx(8, rel=0.26)
+        assert point.wait_p95 == pytest.approx(18, rel=0.26)
+        assert point.run_p50 == point.run_p95 == pytest.approx(2, rel=0.26)
+        assert point.run_max == pytest.approx(2, abs=0.01)
+
+    run_virtual(main)
+
+
+def test_a_process_that_only_enqueues_is_counted_when_it_closes() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Watched(clock)
+        app = Headgate(store, clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            await work.enqueue_many([()] * 5)
+            assert store.writes == []
+        async with app.open():
+            (point,) = await app.admin.history.jobs(step=10)
+            assert (point.enqueued, point.started, point.wait_p50, point.run_max) == (5, 0, None, None)
+
+    run_virtual(main)
+
+
+async def test_jobs_in_a_transaction_of_ones_own_are_counted_when_they_are_enqueued(tmp_path: Path) -> None:
+    app = Headgate(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+
+    @app.task
+    async def work() -> None: ...
+
+    async with app.open():
+        with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db")) as connection, connection:
+            connection.execute("CREATE TABLE mine (name TEXT)")
+            connection.execute("INSERT INTO mine VALUES ('ada')")
+            await work.using(connection=connection).enqueue_many([()] * 3)
+    async with app.open():
+        assert counts(await app.admin.history.jobs(task="work")) == {"enqueued": 3}
+
+
+# ----------------------------------------------------------------------------------------------- use of limits
+
+
+def test_the_use_of_a_limit_is_told_by_key_against_what_it_allows() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("15/m", key="{tenant}", name="calls", margin=0)])
+        async def work(tenant: str) -> None: ...
+
+        async with app:
+            await work.enqueue_many([("acme",)] * 40 + [("globex",)] * 5)
+            await asyncio.sleep(200)
+            acme = await app.admin.history.limit("calls", "acme")
+            assert [point.used for point in acme.points] == [15, 15, 10]
+            assert acme.bound is not None
+            assert (acme.step, acme.bound.count, acme.bound.per) == (10, 15, 60.0)
+            assert [point.used for point in (await app.admin.history.limit("calls", "globex")).points] == [5]
+            everybody = await app.admin.history.limit("calls", span=86400)
+            assert (everybody.step, everybody.bound, everybody.points[0].used) == (60, None, 20)
+            await app.admin.limits.set("calls", StrictRate("30/m"), key="acme")
+            acme = await app.admin.history.limit("calls", "acme")
+            assert acme.bound is not None
+            assert acme.bound.count == 30
+            assert (await app.admin.history.limit("unheard of", "x")).points == []
+
+    run_virtual(main)
+
+
+def test_what_a_start_turns_out_to_cost_is_told_of_the_step_in_which_it_was_charged() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=ONCE)
+
+        @app.task(limits=[StrictRate(1000, per=60, name="tokens", cost=100, key="{key}", margin=0)])
+        async def work(key: str, seconds: float, actual: int | None) -> None:
+            await asyncio.sleep(seconds)
+            if actual is None:
+                raise RateLimited(retry_after=3600)
+            current_job().settle("tokens", actual)
+
+        async with app:
+            await work.enqueue("a", 25, 7)
+            await work.enqueue("b", 25, 250)
+            await work.enqueue("c", 25, None)
+            await asyncio.sleep(15)
+            assert [point.used for point in (await app.admin.history.limit("tokens")).points] == [300]
+            await asyncio.sleep(30)
+            assert [point.used for point in (await app.admin.history.limit("tokens")).points] == [257]
+            # So long ago that it is told of now.
+            await work.enqueue("d", 1200, 300)
+            await asyncio.sleep(1300)
+            points = (await app.admin.history.limit("tokens", span=86400)).points
+            assert [point.used for point in points] == [257 + 100, 200]
+
+    run_virtual(main)
+
+
+def test_a_hundred_thousand_keys_take_no_more_room_than_a_thousand() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Watched(clock)
+        historian = Historian(store, clock=clock, bus=EventBus())
+        now = store.now()
+
+        def claimed(key: str) -> ClaimedJob:
+            draws = (Draw("calls", key),)
+            return ClaimedJob("id", "work", "default", "{}", 1, 1, 0, now, now, now, draws, charged_at=now)
+
+        for turn in range(5):
+            for start in range(0, 20_000, 1000):
+                historian.note_started([claimed(f"key {turn} {start + number}") for number in range(1000)])
+                historian.note_started([claimed("busy")] * 10)
+                (step,) = historian._steps.values()
+                assert len(step.uses["calls"].keys) <= MOST_COUNTED
+            await asyncio.sleep(10)
+        await historian.close(1)
+        rows = [row for _, limits in store.writes for row in limits]
+        for length in (10, 60):
+            named: dict[int, set[str]] = {}
+            for row in rows:
+                if row.step == length and row.key is not None:
+                    named.setdefault(row.at, set()).add(row.key)
+            assert max(map(len, named.values())) == MOST_KEYS
+            assert all("busy" in keys for keys in named.values())
+            whole = await store.limit_history(length, "calls", None, 0)
+            busy = await store.limit_history(length, "calls", "busy", 0)
+            assert sum(row.used for row in whole) == 5 * 20_200
+            assert sum(row.used for row in busy) == 5 * 200
+
+    run_virtual(main)
+
+
+def test_what_is_kept_for_a_store_that_is_away_is_bounded_by_the_keys_that_will_have_a_row() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Watched(clock)
+        store.refusal = StorageUnavailable("away")
+        historian = Historian(store, clock=clock, bus=EventBus())
+        for _ in range(3):
+            now = store.now()
+            for number in range(3000):
+                draws = (Draw("calls", f"key {number}"),)
+                job = ClaimedJob("id", "work", "default", "{}", 1, 1, 0, now, now, now, draws, charged_at=now)
+                historian.note_started([job])
+            await asyncio.sleep(11)
+        assert len(historian._steps) == 3
+        assert [len(step.uses["calls"].keys) for step in historian._steps.values()] == [MOST_KEYS] * 3
+        store.refusal = None
+        await historian.close(1)
+        assert sum(row.used for row in await store.limit_history(60, "calls", None, 0)) == 9000
+
+    run_virtual(main)
+
+
+def test_a_charge_that_is_amended_in_another_store_is_told_of_now() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Watched(clock)
+        historian = Historian(store, clock=clock, bus=EventBus())
+        await asyncio.sleep(5)
+        # Its instants are of that store's time, which is nobody's here.
+        historian.note_amended(Amendment(Draw("calls", "acme"), 7, 10, 7, 3), is_local=False)
+        historian.note_amended(Amendment(Draw("calls", "acme"), 7, 10, 9, 10), is_local=False)
+        await historian.close(1)
+        (row,) = await store.limit_history(10, "calls", "acme", 0)
+        assert (row.used, store.now() - row.at < 10 * SECOND) == (-7, True)
+
+    run_virtual(main)
+
+
+# ------------------------------------------------------------------------------------------------ when it is written
+
+
+def test_a_process_writes_once_in_ten_seconds_and_never_while_nothing_happens() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Watched(clock)
+        app = Headgate(store, clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            await asyncio.sleep(3600)
+            assert store.writes == []
+            for _ in range(200):
+                await work.enqueue_many([()] * 3)
+                await asyncio.sleep(0.5)
+            assert 9 <= len(store.writes) <= 10
+            await asyncio.sleep(60)
+            written = len(store.writes)
+            await asyncio.sleep(3600)
+            assert len(store.writes) == written
+
+    run_virtual(main)
+
+
+def test_whoever_is_killed_loses_at_most_the_last_ten_seconds() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app = Headgate(store, clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            for second in range(100):
+                # What is in the store is what is left if it were killed now.
+                rows = await store.jobs_history(10, ALL, ALL, 0)
+                assert sum(row.succeeded for row in rows) >= second - 11
+                await work.enqueue()
+                await asyncio.sleep(1)
+
+    run_virtual(main)
+
+
+def test_nobody_waits_for_a_store_that_takes_no_history_and_nothing_is_lost_for_minutes() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Watched(clock)
+        app = Headgate(store, clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        troubles: list[StorageTroubled] = []
+        app.subscribe(troubles.append, StorageTroubled)  # type: ignore[arg-type]
+        async with app:
+            store.refusal = StorageUnavailable("away")
+            for _ in range(240):
+                await (await work.enqueue()).result(timeout=1)
+                await asyncio.sleep(1)
+            store.refusal = None
+            await asyncio.sleep(20)
+            assert counts(await app.admin.history.jobs()) == {"enqueued": 240, "started": 240, "succeeded": 240}
+            assert troubles == []
+
+    run_virtual(main)
+
+
+def test_of_a_store_that_stays_away_the_last_five_minutes_are_kept_and_the_rest_is_counted_as_lost() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Watched(clock)
+        app = Headgate(store, clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        troubles: list[StorageTroubled] = []
+        app.subscribe(troubles.append, StorageTroubled)  # type: ignore[arg-type]
+        async with app:
+            store.refusal = StorageUnavailable("away")
+            for _ in range(600):
+                await work.enqueue()
+                await asyncio.sleep(1)
+            assert len(app._historian._steps) <= MOST_STEPS + 1
+            lost = app._historian.statistics()["lost"]
+            assert 29 <= lost <= 32
+            assert [trouble.doing for trouble in troubles] == [GAP]
+            store.refusal = None
+            await asyncio.sleep(20)
+            assert summed(await app.admin.history.jobs(), "succeeded") == 600 - 10 * lost
+
+    run_virtual(main)
+
+
+def test_history_that_the_store_cannot_hold_is_told_of_and_harms_nothing() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Watched(clock)
+        store.refusal = TypeError("no such verb")
+        app = Headgate(store, clock=clock)
+
+        @app.task
+        async def work() -> int:
+            return 7
+
+        troubles: list[StorageTroubled] = []
+        app.subscribe(troubles.append, StorageTroubled)  # type: ignore[arg-type]
+        async with app:
+            assert await (await work.enqueue()).result(timeout=1) == 7
+            await asyncio.sleep(60)
+            assert await (await work.enqueue()).result(timeout=1) == 7
+        assert [(trouble.doing, trouble.error) for trouble in troubles] == [(GAP, "TypeError: no such verb")]
+
+    run_virtual(main)
+
+
+def test_closing_waits_two_seconds_for_a_store_that_hangs() -> None:
+    class Hanging(MemoryStorage):
+        async def add_history(self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep]) -> None:
+            await asyncio.sleep(3600)
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(Hanging(clock), clock=clock)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            await work.enqueue()
+            await asyncio.sleep(15)
+            closed_at = clock.monotonic()
+        assert clock.monotonic() - closed_at == 2 * SECOND
+
+    run_virtual(main)
+
+
+def test_without_history_nothing_is_counted_or_written() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = Watched(clock)
+        app = Headgate(store, clock=clock, history=False)
+
+        @app.task(limits=[StrictRate("15/m", name="calls")])
+        async def work() -> None:
+            raise RateLimited(retry_after=1)
+
+        async with app:
+            await work.enqueue()
+            await asyncio.sleep(60)
+            assert app._historian._steps == {}
+        assert store.writes == []
+
+    run_virtual(main)
+
+
+# ------------------------------------------------------------------------------------------------- how long
+
+
+def test_short_steps_are_forgotten_after_an_hour_and_longer_ones_are_kept() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app = Headgate(store, clock=clock)
+
+        @app.task(limits=[StrictRate("15/m", name="calls")])
+        async def work() -> None: ...
+
+        async with app:
+            await work.enqueue()
+            await asyncio.sleep(3500)
+            assert await store.jobs_history(10, ALL, ALL, 0)
+            assert await store.limit_history(10, "calls", None, 0)
+            await asyncio.sleep(200)
+            assert not await store.jobs_history(10, ALL, ALL, 0)
+            assert not await store.limit_history(10, "calls", None, 0)
+            assert await store.jobs_history(60, "default", "work", 0)
+            assert await store.limit_history(60, "calls", None, 0)
+            assert await store.jobs_history(3600, "default", "work", 0)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"step": 30}, "step=30 must be one of 10, 60, 3600 seconds"),
+        ({"step": 10, "span": 3601}, "must be from 10 to 3600 seconds"),
+        ({"step": 60, "span": 30}, "must be from 60 to 86400 seconds"),
+        ({"step": 60, "span": timedelta(days=2)}, "must be from 60 to 86400 seconds"),
+        ({"step": 3600, "span": -1}, "must be from 3600 to 5184000 seconds"),
+    ],
+)
+def test_a_chart_of_more_points_than_are_kept_is_refused(asked: dict[str, Any], told: str) -> None:
+    async def main(clock: VirtualClock) -> None:
+        async with Headgate("memory://", clock=clock).open() as app:
+            with pytest.raises(DeclarationError, match=told):
+                await app.admin.history.jobs(**asked)
+            with pytest.raises(DeclarationError, match="must be from"):
+                await app.admin.history.limit("calls", "acme", span=100_000)
+
+    run_virtual(main)

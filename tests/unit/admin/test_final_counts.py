@@ -1,0 +1,114 @@
+"""Counting final jobs beside the looks: as fresh as it is cheap, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+
+from headgate.admin.final_counts import CountedFinals, FinalCounts
+from headgate.clock import to_datetime
+from headgate.errors import StorageUnavailable
+from headgate.storage.protocol import QueueCounts
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+class Counting:
+    """Counts as many as it was asked, in so many seconds."""
+
+    def __init__(self, clock: VirtualClock, takes: float) -> None:
+        self._clock = clock
+        self._finals = FinalCounts(clock)
+        self.takes = takes
+        self.times = 0
+        self.error: Exception | None = None
+
+    def now(self) -> datetime:
+        return to_datetime(self._clock.now())
+
+    async def count(self) -> Sequence[QueueCounts]:
+        self.times += 1
+        found = [QueueCounts("default", 0, 0, self.times, 0, 0)]
+        await asyncio.sleep(self.takes)
+        if self.error is not None:
+            raise self.error
+        return found
+
+    async def look(self) -> CountedFinals | None:
+        self._finals.begin(self.count, self.now)
+        return await self._finals.look()
+
+    async def close(self) -> None:
+        await self._finals.close()
+
+
+def test_what_is_counted_quickly_is_there_with_the_first_look_and_a_second_old_at_most() -> None:
+    async def main(clock: VirtualClock) -> None:
+        counting = Counting(clock, takes=0.001)
+        for times in (1, 1, 2, 2, 3):
+            found = await counting.look()
+            assert found is not None
+            assert found.queues[0].succeeded == times
+            await asyncio.sleep(0.6)
+
+    run_virtual(main)
+
+
+def test_what_takes_long_is_waited_for_by_nobody_and_takes_no_more_than_a_fiftieth_of_the_store() -> None:
+    async def main(clock: VirtualClock) -> None:
+        counting = Counting(clock, takes=2)
+        began = clock.monotonic()
+        assert await counting.look() is None
+        assert await counting.look() is None
+        assert clock.monotonic() - began <= 100_000
+        await asyncio.sleep(2)
+        found = await counting.look()
+        assert found is not None
+        # It is told as of when it began.
+        assert found.at == to_datetime(clock.now()) - (to_datetime(2_060_000) - to_datetime(0))
+        for _ in range(98):
+            assert await counting.look() is found
+            await asyncio.sleep(1)
+        assert counting.times == 1
+        await asyncio.sleep(3)
+        assert await counting.look() is found
+        assert counting.times == 2
+        await counting.close()
+
+    run_virtual(main)
+
+
+def test_a_count_that_the_store_refuses_takes_nothing_else_with_it_and_is_asked_no_more_often() -> None:
+    """As on PostgreSQL, which ends what takes longer than its statement timeout."""
+
+    async def main(clock: VirtualClock) -> None:
+        counting = Counting(clock, takes=0.001)
+        known = await counting.look()
+        assert known is not None
+        counting.error, counting.takes = StorageUnavailable("canceling statement due to statement timeout"), 9
+        for _ in range(400):
+            await asyncio.sleep(1)
+            assert await counting.look() is known
+        assert counting.times == 2
+        counting.error = None
+        await asyncio.sleep(100)
+        assert await counting.look() is known
+        await asyncio.sleep(10)
+        found = await counting.look()
+        assert found is not None
+        assert found.queues[0].succeeded == 3
+
+    run_virtual(main)
+
+
+def test_a_first_count_that_fails_at_once_is_tried_again_in_a_second() -> None:
+    async def main(clock: VirtualClock) -> None:
+        counting = Counting(clock, takes=0.001)
+        counting.error = StorageUnavailable("away")
+        assert await counting.look() is None
+        counting.error = None
+        assert await counting.look() is None
+        await asyncio.sleep(1)
+        assert await counting.look() is not None
+
+    run_virtual(main)

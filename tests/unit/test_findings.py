@@ -1,0 +1,177 @@
+"""What a checkup comes to: each fact that may hurt is told with what to do about it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from headgate.admin import NodeStatus
+from headgate.admin.checkup import Checkup
+from headgate.admin.findings import Finding, findings_of
+from headgate.cli.process_facts import ProcessFacts, process_facts, process_findings
+from headgate.clock import from_datetime
+from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts, StoreFacts, TableFacts
+from headgate.storage.protocol import Obstacle
+
+NOW = datetime(2026, 5, 1, 8, tzinfo=UTC)
+GIB = 2**30
+
+SQLITE = SqliteFacts(
+    path="/var/lib/jobs.db",
+    version=(3, 51, 3),
+    journal_mode="wal",
+    synchronous="FULL",
+    filesystem="ext4",
+    free_bytes=50 * GIB,
+    disk_bytes=100 * GIB,
+    file_bytes=GIB,
+    log_bytes=4096,
+    mode=0o640,
+    can_write=True,
+)
+
+POSTGRES = PostgresFacts(
+    version=160004,
+    is_pooled=False,
+    listens=True,
+    is_replica=False,
+    skew=2000,
+    connections=8,
+    used_connections=20,
+    max_connections=100,
+    autovacuum=True,
+    fsync=True,
+    synchronous_commit="on",
+    tables=[TableFacts(name="job", live=1000, dead=20, is_vacuumed=True)],
+)
+
+
+def node(state: Any = "alive", *, name: str = "web-1:7", version: str = "1.2.0") -> NodeStatus:
+    return NodeStatus("n1", name, 7, state, 45.0 if state == "silent" else 1.0, 3, {"default": 4}, version, NOW)
+
+
+def checkup(store: StoreFacts = SQLITE, **facts: Any) -> Checkup:
+    fine: dict[str, Any] = {
+        "nodes": [node()],
+        "ready": 0,
+        "unknown_tasks": {},
+        "overdue": [],
+        "obstacles": [],
+        "contradictions": None,
+    }
+    return Checkup(now=NOW, store=store, **{**fine, **facts})
+
+
+def bad(found: list[Finding]) -> list[tuple[str, str]]:
+    return [(each.level, each.check) for each in found if each.level != "ok"]
+
+
+@pytest.mark.parametrize("store", [SQLITE, POSTGRES, MemoryFacts()])
+def test_where_all_is_fine_nothing_is_said_to_be_done(store: StoreFacts) -> None:
+    found = findings_of(checkup(store, contradictions=[]))
+    assert bad(found) == []
+    assert all(each.advice is None for each in found)
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "check", "part"),
+    [
+        ({"version": (3, 50, 4)}, "warning", "SQLite version", "WAL-reset bug"),
+        ({"journal_mode": "delete"}, "problem", "journal mode", "not WAL"),
+        ({"synchronous": "NORMAL"}, "warning", "synchronous", "power cut"),
+        ({"synchronous": "OFF"}, "problem", "synchronous", "corrupt"),
+        ({"filesystem": "nfs4"}, "problem", "filesystem", "nfs4"),
+        ({"free_bytes": GIB // 2}, "warning", "disk space", "512 MiB"),
+        ({"free_bytes": 2**20}, "problem", "disk space", "1 MiB"),
+        ({"can_write": False}, "problem", "permissions", "may not write"),
+        ({"mode": 0o666}, "warning", "permissions", "0666"),
+        ({"log_bytes": 2 * GIB}, "warning", "write-ahead log", "2048 MiB"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told(change: dict[str, Any], level: str, check: str, part: str) -> None:
+    found = findings_of(checkup(msgspec.structs.replace(SQLITE, **change)))
+    assert bad(found) == [(level, check)]
+    [told] = [each for each in found if each.level != "ok"]
+    assert part in told.seen
+    assert told.advice
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "check", "part"),
+    [
+        ({"version": 130014}, "warning", "PostgreSQL version", "13"),
+        ({"is_replica": True}, "problem", "primary", "replica"),
+        ({"is_pooled": True, "listens": False}, "warning", "pooler", "poll"),
+        ({"skew": 30_000_000}, "warning", "clock", "30.0 s behind the server"),
+        ({"skew": -30_000_000}, "warning", "clock", "30.0 s ahead of the server"),
+        ({"used_connections": 95}, "warning", "connections", "95 of 100"),
+        ({"max_connections": 10, "used_connections": 1}, "warning", "connections", "may open 9 each"),
+        ({"autovacuum": False}, "problem", "autovacuum", "off"),
+        ({"fsync": False}, "problem", "fsync", "off"),
+        ({"synchronous_commit": "off"}, "warning", "synchronous_commit", "last commits"),
+        (
+            {"tables": [TableFacts(name="job", live=10, dead=90_000, is_vacuumed=True)]},
+            "warning",
+            "dead rows",
+            "90,000 dead rows",
+        ),
+        (
+            {"tables": [TableFacts(name="job", live=10, dead=0, is_vacuumed=False)]},
+            "problem",
+            "autovacuum",
+            "table job",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_server_is_told(change: dict[str, Any], level: str, check: str, part: str) -> None:
+    found = findings_of(checkup(msgspec.structs.replace(POSTGRES, **change)))
+    assert bad(found) == [(level, check)]
+    assert part in next(each.seen for each in found if each.level != "ok")
+
+
+def test_a_pooler_with_a_way_around_it_is_fine() -> None:
+    assert bad(findings_of(checkup(msgspec.structs.replace(POSTGRES, is_pooled=True)))) == []
+
+
+def test_what_is_wrong_with_nodes_is_told() -> None:
+    assert bad(findings_of(checkup(nodes=[]))) == [("warning", "nodes")]
+    assert bad(findings_of(checkup(nodes=[], ready=3))) == [("problem", "nodes")]
+    found = findings_of(checkup(nodes=[node(), node("silent", name="web-2:9")]))
+    assert bad(found) == [("warning", "nodes")]
+    assert any("web-2:9 has not been heard of for 45 s" in each.seen for each in found)
+    # By number: 1.10 is newer than 1.9.
+    deploying = [node(version="1.9.0", name="old:1"), node(version="1.10.0", name="new:2")]
+    [told] = [each for each in findings_of(checkup(nodes=deploying)) if each.level != "ok"]
+    assert (told.check, told.advice) == ("releases", "end the deploy: restart old:1")
+
+
+def test_what_is_wrong_with_the_work_is_told() -> None:
+    since = from_datetime(NOW - timedelta(minutes=10))
+    found = findings_of(
+        checkup(
+            POSTGRES,
+            unknown_tasks={"sync": 12},
+            obstacles=[
+                Obstacle("long transaction", 71, since, "psql lets no dead row be cleared away"),
+                Obstacle("long transaction", 72, from_datetime(NOW - timedelta(seconds=9)), "a short one"),
+                Obstacle("blocks", 73, since, "psql keeps 3 waiting"),
+            ],
+            contradictions=["job 1 waits in no lane"],
+        )
+    )
+    assert bad(found) == [
+        ("warning", "tasks"), ("warning", "in the way"), ("problem", "in the way"), ("problem", "integrity")
+    ]  # fmt: skip
+    told = {each.seen: each.advice or "" for each in found}
+    assert "pg_terminate_backend(73)" in told["for 600 s: psql keeps 3 waiting"]
+    assert "headgate jobs cancel --task sync" in told["12 jobs wait for task 'sync', which this app does not declare"]
+
+
+def test_what_is_wrong_with_the_process_is_told() -> None:
+    assert bad(process_findings(ProcessFacts((3, 13, 1), (3, 51, 3), True, True, None))) == []
+    found = process_findings(ProcessFacts((3, 13, 1), (3, 51, 3), False, False, 256))
+    assert bad(found) == [("problem", "time zones"), ("warning", "open files")]
+    assert process_facts().has_zones
