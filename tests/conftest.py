@@ -1,8 +1,23 @@
 """What all tests share."""
 
+import logging
+from collections.abc import Generator
+
 import pytest
 
 # So that their assertions explain themselves as those of test files do.
 pytest.register_assert_rewrite("headgate.testing.conformance", "headgate.testing.bucket_conformance")
 
 pytest_plugins = ["tests.postgres_server", "tests.redis_server"]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol() -> Generator[None, bool | None, bool | None]:
+    """Leave logging as it was: a worker that runs inside of a test, ours or Celery's, sets it up for its process."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    try:
+        return (yield)
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers

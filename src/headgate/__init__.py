@@ -1,4 +1,7 @@
-"""Headgate: durable background jobs with a budget per key."""
+"""Headgate: durable background jobs with a budget per key.
+
+PYTEST_DONT_REWRITE: pytest finds our plugin, and would otherwise warn where this is imported before pytest is.
+"""
 
 from headgate.app import Headgate
 from headgate.errors import (

@@ -28,6 +28,7 @@ from headgate.engine.bus import Callback, EventBus
 from headgate.engine.cause import cause_of
 from headgate.engine.declaration import declare, warn_if_too_fast
 from headgate.engine.fetcher import Elsewhere
+from headgate.engine.historian import Historian
 from headgate.engine.intake import Intake, standing_ids
 from headgate.engine.node import Node, NodeSettings
 from headgate.engine.parts import parts_of
@@ -46,12 +47,15 @@ from headgate.errors import (
 from headgate.jobs.audit import AuditWord, Deed, audit_level
 from headgate.jobs.event import Event
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import JobState, NewJob
+from headgate.jobs.job import JobRecord, JobState, NewJob
 from headgate.jobs.retry import RetryPolicy, require_policy
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit
+from headgate.limits.standalone.current_buckets import CurrentBuckets
 from headgate.limits.standalone.limiter import Limiter, open_store
+from headgate.limits.standalone.memory_buckets import MemoryBuckets
+from headgate.observe.instrument import Instrument, Observed
 from headgate.observe.log import log_event, logged_kinds
 from headgate.schedules.calendar import Calendar
 from headgate.schedules.cron import Cron
@@ -80,6 +84,7 @@ from headgate.tasks.resource import declare_resource, needs_of
 from headgate.tasks.schedule import DeclaredSchedule, First, Schedule, ScheduleSpec, ScheduleStatus, schedule_spec
 from headgate.tasks.task import Call, EnqueueOptions, Task, checked_timeout, require_priority
 from headgate.tasks.ties import Batch, BatchStatus, batch_status
+from headgate.tasks.tracing import Tracing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,6 +95,10 @@ DEFAULT_URL = "sqlite:///headgate.db"
 
 LAST_WORDS = 5.0
 """Seconds that callbacks, and then subscribers, get to end when the app is closed, at most."""
+
+
+LAST_CHART = 2.0
+"""Seconds in which the end of the charts is written then, at most."""
 
 
 class Headgate:
@@ -107,6 +116,8 @@ class Headgate:
     `async with app:`. A worker process: `await app.run()`, or `headgate worker module:app`.
     """
 
+    _node_kind = Node
+
     def __init__(
         self,
         url: str | Storage | None = None,
@@ -122,15 +133,29 @@ class Headgate:
         self._retry = RetryPolicy() if retry is None else retry
         require_policy(self._retry, "Headgate(…)")
         url = url if url is not None else os.environ.get("HEADGATE_URL", DEFAULT_URL)
-        self._storage = self._choose_storage(url)
-        self._address = _address_of(url, self._storage)
+        storage = self._choose_storage(url)
         self._registry = Registry()
         self._ids = IdSource(random)
-        self._bus = EventBus()
-        self._teller = Teller(self._storage, self._registry, self._clock, self._bus)
+        self._wire(storage, _address_of(url, storage), self._clock, EventBus(), history=self._settings.history)
+
+    def _wire(self, storage: Storage, address: Address, clock: Clock, bus: EventBus, *, history: bool) -> None:
+        """Let all that is declared work on this store, by this clock."""
+        self._storage = storage
+        self._address = address
+        self._clock = clock
+        self._bus = bus
+        self._teller = Teller(storage, self._registry, clock, bus)
+        self._historian = Historian(storage, clock=clock, bus=bus, is_on=history)
         self._intake = Intake(
-            self._storage, self._registry, clock=self._clock, bus=self._bus, ids=self._ids, teller=self._teller
+            storage,
+            self._registry,
+            clock=clock,
+            bus=bus,
+            ids=self._ids,
+            teller=self._teller,
+            historian=self._historian,
         )
+        self._instruments: list[Instrument] = []
         self._bucket_stores: dict[str, BucketStore] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened_by = 0
@@ -451,8 +476,9 @@ class Headgate:
             known = ", ".join(sorted(self._registry.limits)) or "none"
             raise UnknownLimit(f"this app declares no limit {name!r}; it declares: {known}")
         store = self._bucket_store(limit)
-        buckets = StoredBuckets(self._storage) if store is None else store
-        return Limiter(_named(limit, name), store=buckets, clock=self._clock)
+        if not isinstance(store, MemoryBuckets):
+            store = CurrentBuckets(lambda: self._bucket_store(limit) or StoredBuckets(self._storage))
+        return Limiter(_named(limit, name), store=store, clock=self._clock)
 
     def queue(
         self,
@@ -511,6 +537,31 @@ class Headgate:
         """
         return self._bus.subscribe(callback, *kinds)
 
+    def instrument(self, instrument: Instrument) -> None:
+        """Let metrics or traces be taken of this app in this process: `app.instrument(PrometheusMetrics())`.
+
+        To be called before the app is opened. Raises DeclarationError for a second one that makes traces.
+        """
+        observed = Observed(
+            self._clock, self._storage, self._registry, self._bus.tap, self._trace_by, self._events_lost,
+            self._loop_here, _version(),
+        )  # fmt: skip
+        instrument.attach(observed)
+        self._instruments.append(instrument)
+
+    @property
+    def instruments(self) -> Sequence[Instrument]:
+        """What takes metrics or traces of this app."""
+        return tuple(self._instruments)
+
+    def _trace_by(self, tracing: Tracing) -> None:
+        if self._intake.tracing is not None:
+            raise DeclarationError("this app makes traces already; call app.instrument(…) once with what makes them")
+        self._intake.tracing = self._teller.tracing = tracing
+
+    def _events_lost(self) -> int:
+        return int(self._bus.statistics()["lost"])
+
     @property
     def tasks(self) -> Mapping[str, Task[Any, Any]]:
         """The declared tasks by name."""
@@ -520,8 +571,9 @@ class Headgate:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
-        """Connect, for enqueueing and looking; runs no jobs. May be entered again while it is open."""
+        """Connect, for enqueueing and looking; runs no jobs. May be entered again while open, on the same loop."""
         self._require_shared()
+        self._require_one_loop()
         while self._openings == 0 and self._opening is not None:
             # Somebody else is at it; where that fails, one of those who wait is the next to try.
             await asyncio.wait([self._opening])
@@ -539,18 +591,31 @@ class Headgate:
         try:
             yield self
         finally:
-            self._openings -= 1
-            if self._openings == 0:
-                assert self._results is not None
-                self._intake.close()
-                await self._results.close()
-                await self._teller.close(min(self._settings.grace, LAST_WORDS))
-                await self._bus.close(self._clock, LAST_WORDS)
-                self._end_log()
-                self._loop = None
-                for store in self._bucket_stores.values():
-                    await store.close()
-                await self._storage.close()
+            try:
+                if self._openings == 1:
+                    # The callbacks that are told of the last ends may still enqueue and look.
+                    await self._teller.close(min(self._settings.grace, LAST_WORDS))
+            finally:
+                self._openings -= 1
+                if self._openings == 0:
+                    # Who opens it meanwhile waits, as for somebody else's opening.
+                    self._opening = asyncio.ensure_future(self._close())
+                    try:
+                        await self._opening
+                    finally:
+                        self._opening = None
+
+    async def _close(self) -> None:
+        assert self._results is not None
+        self._intake.close()
+        await self._results.close()
+        await self._historian.close(LAST_CHART)
+        await self._bus.close(self._clock, LAST_WORDS)
+        self._end_log()
+        self._loop = None
+        for store in self._bucket_stores.values():
+            await store.close()
+        await self._storage.close()
 
     async def migrate(self, *, dry_run: bool = False) -> list[str]:
         """Bring the storage's tables up to date, which opening does as well; the names of what was applied.
@@ -617,31 +682,38 @@ class Headgate:
                 "this process runs process tasks for a node, and would now run jobs itself; what starts a program has "
                 'to stand under `if __name__ == "__main__":`, because child processes import it'
             )
+        return self._node_kind(
+            self._storage,
+            self._registry,
+            self._node_settings(queues, grace),
+            clock=self._clock,
+            bus=self._bus,
+            random=self._random,
+            ids=self._ids,
+            teller=self._teller,
+            historian=self._historian,
+            elsewhere=self._elsewhere(),
+            tracing=self._intake.tracing,
+        )
+
+    def _node_settings(
+        self, queues: Mapping[str, int | None] | None = None, grace: Duration | None = None
+    ) -> NodeSettings:
         settings = self._settings
         chosen = dict.fromkeys(self._registry.queues) if queues is None else queues
         slots: dict[str, int] = {}
         for queue, given in chosen.items():
             self._registry.require_queue(queue, "this worker")
             slots[queue] = given or self._registry.concurrency(queue, settings.concurrency)
-        return Node(
-            self._storage,
-            self._registry,
-            NodeSettings(
-                queues=slots,
-                heartbeat=settings.heartbeat,
-                lease=settings.lease,
-                grace=settings.grace if grace is None else microseconds(grace) / SECOND,
-                retention=settings.retention,
-                log_lines=settings.log_lines,
-                log_level=logging.getLevelNamesMapping()[settings.log_level],
-                version=_version(),
-            ),
-            clock=self._clock,
-            bus=self._bus,
-            random=self._random,
-            ids=self._ids,
-            teller=self._teller,
-            elsewhere=self._elsewhere(),
+        return NodeSettings(
+            queues=slots,
+            heartbeat=settings.heartbeat,
+            lease=settings.lease,
+            grace=settings.grace if grace is None else microseconds(grace) / SECOND,
+            retention=settings.retention,
+            log_lines=settings.log_lines,
+            log_level=logging.getLevelNamesMapping()[settings.log_level],
+            version=_version(),
         )
 
     def _elsewhere(self) -> dict[str, Elsewhere]:
@@ -676,7 +748,7 @@ class Headgate:
         parts = parts_of(task, options, calls)
         if options.connection is not None:
             jobs = await self._intake.jobs_to_enlist(task, parts)
-            return self._handles(jobs, await self._intake.enlists.add_in(options.connection, jobs))
+            return self._handles(jobs, await self._intake.enlist(options.connection, jobs))
         ids = await self._intake.take(task, parts)
         asked = self._intake.must_promise(task, parts)
         return [Job(id, self, await self._promise(id) if asks else None) for id, asks in zip(ids, asked, strict=True)]
@@ -689,7 +761,7 @@ class Headgate:
             return self._portal.run(self.enqueue_calls(task, options, calls))
         require_blocking(options.connection)
         jobs = self._portal.run(self._intake.jobs_to_enlist(task, parts_of(task, options, calls)))
-        return self._handles(jobs, run_at_once(self._intake.enlists.add_in(options.connection, jobs)))
+        return self._handles(jobs, run_at_once(self._intake.enlist(options.connection, jobs)))
 
     def _handles(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[Job[Any]]:
         return [Job(id, self) for id in standing_ids(jobs, others)]
@@ -758,7 +830,11 @@ class Headgate:
         """As `Job.result`."""
         self._require_open()
         assert self._results is not None
-        record = await self._results.wait(job_id, timeout)
+        return self._result_of(await self._results.wait(job_id, timeout))
+
+    def _result_of(self, record: JobRecord) -> Any:
+        """What a final job came to."""
+        job_id = record.id
         match record.state:
             case JobState.CANCELLED:
                 raise JobCancelled(job_id) from None if record.error is None else cause_of(record.error)
@@ -815,7 +891,7 @@ class Headgate:
         """What operators see and steer."""
         self._require_open()
         elsewhere = {name: limit.store for name, limit in self._elsewhere().items()}
-        tasks = self._registry.names
+        tasks = {name: task.queue for name, task in self._registry.named()}
         queues = frozenset(self._registry.queues)
         schedules = SchedulesAdmin(self._storage, self._registry, self._ids)
         return Admin(
@@ -843,6 +919,13 @@ class Headgate:
             raise DeclarationError(
                 "jobs on memory:// are in the memory of another process: a process task cannot enqueue there; "
                 "use sqlite:///path or postgresql://…"
+            )
+
+    def _require_one_loop(self) -> None:
+        if self._openings and self._opened_by == os.getpid() and self._loop is not asyncio.get_running_loop():
+            raise DeclarationError(
+                "this app is open on another event loop; where code that cannot await has opened it (`app.sync`, "
+                "`task.sync`), end that first: `app.sync.close()`"
             )
 
     def _require_open(self) -> None:

@@ -28,6 +28,7 @@ class Settings:
     `audit` ("full"): what is kept of a job's life, "none", "errors", "minimal" or "full", where its task does not say.
     `log_lines` (1,000): of what a job logs the first so many lines are kept, 0 for none; of `log_level` ("INFO") and
     above.
+    `history` (True): whether this process counts what charts show, and adds it to the store every 10 s.
     `max_payload` (262,144): bytes of JSON that the arguments or the result of one job may take.
     `synchronous` ("FULL"): of SQLite; "NORMAL" may lose the last commits in a power cut. `limits_url` ("redis://…",
     "postgresql://…"): where the limits that count starts are kept, unless they say `store=` (default: with the jobs).
@@ -45,6 +46,7 @@ class Settings:
     audit: AuditLevel = AuditLevel.FULL
     log_lines: int = 1000
     log_level: str = "INFO"
+    history: bool = True
     max_payload: int = 256 * 1024
     synchronous: str = "FULL"
     limits_url: str | None = None
@@ -74,6 +76,8 @@ class Settings:
             raise DeclarationError(f"log_lines={self.log_lines} must be from 0 to {MOST_LOG_LINES}")
         if self.log_level not in logging.getLevelNamesMapping():
             raise DeclarationError(f"log_level={self.log_level!r} must be the name of a level of logging, as INFO")
+        if not isinstance(self.history, bool):
+            raise DeclarationError(f"history={self.history!r} must be True or False")
         if self.max_payload < 1024:
             raise DeclarationError(f"max_payload={self.max_payload} must be at least 1024 bytes")
 
@@ -94,6 +98,7 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = 
     return Settings(**values)  # type: ignore[arg-type]
 
 
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _DURATIONS = frozenset({"timeout", "heartbeat", "lease", "grace"})
 
 
@@ -114,6 +119,10 @@ def _parse(name: str, text: str) -> object:
         return text.upper()
     if name in ("limits_url", "schema", "listen_url"):
         return text
+    if name == "history":
+        if text.lower() not in _SWITCH:
+            raise DeclarationError(f"HEADGATE_HISTORY={text!r} must be one of {', '.join(_SWITCH)}")
+        return _SWITCH[text.lower()]
     try:
         return float(text) if name in _DURATIONS else int(text)
     except ValueError:

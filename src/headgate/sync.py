@@ -46,12 +46,9 @@ class LoopPortal:
 
         An interrupt (Ctrl-C) cancels the coroutine; what it asked the store for may have happened.
         """
+        self.require_elsewhere(coroutine)
         try:
             loop = self._loop_of_app() or self._own_loop()
-            if _is_running_here(loop):
-                raise HeadgateError(
-                    "a sync verb was called on the event loop that would have to run it; await the verb itself instead"
-                )
         except BaseException:
             coroutine.close()
             raise
@@ -61,6 +58,21 @@ class LoopPortal:
         except BaseException:
             running.cancel()
             raise
+
+    def require_elsewhere(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Raise HeadgateError on the loop of the app, which this would block; the coroutine is closed then."""
+        if any(_is_running_here(loop) for loop in (self._loop_of_app(), self._loop) if loop is not None):
+            coroutine.close()
+            raise HeadgateError(
+                "a sync verb was called on the event loop that would have to run it; await the verb itself instead"
+            )
+
+    async def reach(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it on the loop on which the app is open, and await it on this one; here if the app is open nowhere."""
+        loop = self._loop_of_app()
+        if loop is None or _is_running_here(loop):
+            return await coroutine
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
     def open(self) -> None:
         """Open the app now, not with the first call."""

@@ -15,6 +15,7 @@ from headgate import (
     JobCancelled,
     JobContext,
     JobFailed,
+    JobState,
     LimitRejected,
     RetryPolicy,
     Snooze,
@@ -292,6 +293,33 @@ def test_callbacks_that_are_under_way_get_a_moment_when_the_app_is_closed() -> N
                 began = clock.monotonic()
             assert clock.monotonic() - began <= teller.PATIENCE * SECOND
         assert told == ["ended", "cancelled"]
+
+    run_virtual(main)
+
+
+def test_the_last_callbacks_of_a_closing_app_can_still_enqueue_and_look() -> None:
+    """The fault: the app counted as closed before they were told, and they met NotOpen."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        enqueued: list[str] = []
+
+        @app.task
+        async def follow() -> None: ...
+
+        @app.task
+        async def work() -> None: ...
+
+        @work.on_completed
+        async def completed(job: JobContext, result: None) -> None:
+            await asyncio.sleep(1)
+            assert (await app.admin.status(job.id)).state is JobState.SUCCEEDED
+            enqueued.append((await follow.enqueue()).id)
+
+        async with app:
+            await (await work.enqueue()).result()
+        async with app.open():
+            assert [each.id for each in await app.admin.jobs(task="follow")] == enqueued != []
 
     run_virtual(main)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from headgate import Headgate
-from headgate.errors import StorageUnusable
+from headgate.errors import DeclarationError, StorageUnusable
 from headgate.storage.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
@@ -47,3 +49,24 @@ def test_when_an_opening_fails_one_of_those_who_wait_tries_again_and_the_others_
         assert (store.openings, store.most_at_once) == (2, 1)
 
     run_virtual(main)
+
+
+def test_an_app_that_sync_code_has_opened_is_not_opened_on_another_loop_beside() -> None:
+    """The fault: it was, without a word, and jobs then waited for wake-ups that went to the other loop."""
+    app = Headgate("memory://")
+
+    @app.task
+    async def work() -> int:
+        return 3
+
+    async def main() -> int:
+        async with app:
+            return await (await work.enqueue()).result(timeout=5)
+
+    work.sync.enqueue()
+    try:
+        with pytest.raises(DeclarationError, match=r"open on another event loop.*app\.sync\.close"):
+            asyncio.run(main())
+    finally:
+        app.sync.close()
+    assert asyncio.run(main()) == 3

@@ -740,8 +740,8 @@ def test_a_hundred_thousand_final_jobs_are_pruned_in_steps_between_which_others_
         sizes: list[int] = []
 
         class Pruned(MemoryStorage):
-            async def prune(self, finished_before: int, count: int = 1000, states: Any = frozenset()) -> int:
-                pruned = await super().prune(finished_before, count, states)
+            async def prune(self, finished_before: int, count: int = 1000, states: Any = frozenset(), **of: Any) -> int:
+                pruned = await super().prune(finished_before, count, states, **of)
                 sizes.append(pruned)
                 return pruned
 

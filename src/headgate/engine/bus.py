@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from headgate.clock import Clock, wait_for_event
-from headgate.jobs.event import Event
+from headgate.clock import SECOND, Clock, wait_for_event
+from headgate.jobs.event import Event, StorageUsed
 
 Callback = Callable[[Event], Awaitable[None] | None]
+Tap = Callable[[Any], None]
 
 logger = logging.getLogger("headgate.events")
 
@@ -80,34 +81,53 @@ class EventBus:
 
     def __init__(self) -> None:
         self._subscriptions: list[Subscription] = []
-        self._wanted: dict[type[Event], bool] = {}
+        self._taps: dict[type[Event], tuple[Tap, ...]] = {}
+        # Who is told of a kind; found out once, as it is asked for every job.
+        self._routes: dict[type[Event], tuple[tuple[Tap, ...], tuple[Subscription, ...]]] = {}
 
     def subscribe(self, callback: Callback, *kinds: type[Event], room: int = 10_000) -> Callable[[], None]:
         """Call `callback` with each event of these kinds (default: all). Returns the function that ends it."""
         subscription = Subscription(callback, kinds or (Event,), room)
         self._subscriptions.append(subscription)
-        self._wanted.clear()
+        self._routes.clear()
 
         def unsubscribe() -> None:
             if subscription in self._subscriptions:
                 self._subscriptions.remove(subscription)
-                self._wanted.clear()
+                self._routes.clear()
 
         return unsubscribe
 
+    def tap(self, taps: Mapping[type[Event], Tap]) -> None:
+        """Call these at once, inside `publish`, with each event of exactly their kind: none is ever lost.
+
+        For what counts and is done in a microsecond. What one raises is logged.
+        """
+        for kind, tap in taps.items():
+            self._taps[kind] = (*self._taps.get(kind, ()), tap)
+        self._routes.clear()
+
     def wants(self, kind: type[Event]) -> bool:
         """Whether anybody listens; events that nobody wants are not even made."""
-        wanted = self._wanted.get(kind)
-        if wanted is None:
-            wanted = self._wanted[kind] = any(subscription.wants(kind) for subscription in self._subscriptions)
-        return wanted
+        taps, subscriptions = self._routes.get(kind) or self._route(kind)
+        return bool(taps or subscriptions)
 
     def publish(self, event: Event) -> None:
         """Tell the subscribers; returns at once."""
-        if self.wants(type(event)):
-            for subscription in self._subscriptions:
-                if subscription.wants(type(event)):
-                    subscription.put(event)
+        kind = type(event)
+        taps, subscriptions = self._routes.get(kind) or self._route(kind)
+        for tap in taps:
+            try:
+                tap(event)
+            except Exception:
+                logger.exception("what counts events failed on %s", kind.__name__)
+        for subscription in subscriptions:
+            subscription.put(event)
+
+    def _route(self, kind: type[Event]) -> tuple[tuple[Tap, ...], tuple[Subscription, ...]]:
+        wanting = tuple(subscription for subscription in self._subscriptions if subscription.wants(kind))
+        self._routes[kind] = self._taps.get(kind, ()), wanting
+        return self._routes[kind]
 
     async def drain(self) -> None:
         """Return when every subscriber has been told everything."""
@@ -131,3 +151,10 @@ class EventBus:
     def statistics(self) -> dict[str, Any]:
         """How many subscribers there are, and how many events were lost by slow ones."""
         return {"subscribers": len(self._subscriptions), "lost": sum(s.lost for s in self._subscriptions)}
+
+
+def publish_use(bus: EventBus, clock: Clock, verb: str, asked_at: int, jobs: int) -> None:
+    """Tell how long a verb of the storage took that was asked at `asked_at` (monotonic), if anybody wants to know."""
+    if bus.wants(StorageUsed):
+        seconds = (clock.monotonic() - asked_at) / SECOND
+        bus.publish(StorageUsed(at=clock.now(), verb=verb, seconds=seconds, jobs=jobs))

@@ -41,6 +41,7 @@ from headgate.tasks.job_log import Reports
 from headgate.tasks.place import Place
 from headgate.tasks.signals import RateLimited, Snooze
 from headgate.tasks.task import Task
+from headgate.tasks.tracing import Tracing
 
 STARTS_WITHIN = 30.0
 """Seconds that a child has to be ready after nobody waits for it any more."""
@@ -70,6 +71,7 @@ class Workshop:
     reports: Reports
     may_start: Callable[[Attempt], bool]
     on_linger: Callable[[Attempt], None]
+    tracing: Tracing | None = None
 
 
 class Attempt:
@@ -81,6 +83,7 @@ class Attempt:
         "_context",
         "_shop",
         "_thread",
+        "began_at",
         "cause",
         "charge",
         "error",
@@ -98,6 +101,7 @@ class Attempt:
         self.charge = charge
         # Whether the handler was called: before that, nothing has cost the callee anything.
         self.has_begun = False
+        self.began_at = 0
         # The instance of a task that is a class. What the callbacks are told is only kept for tasks that have any.
         self.handler: Any = None
         self.result: Any = None
@@ -137,7 +141,10 @@ class Attempt:
         return self.task.retry.with_terms(options.retry)
 
     def start(self) -> asyncio.Task[Outcome]:
-        self._asyncio_task = asyncio.get_running_loop().create_task(self._run())
+        shop = self._shop
+        self.began_at = shop.clock.monotonic()
+        run = self._run() if shop.tracing is None else self._traced(shop.tracing)
+        self._asyncio_task = asyncio.get_running_loop().create_task(run)
         return self._asyncio_task
 
     def cancel(self, cause: Cause) -> None:
@@ -173,6 +180,12 @@ class Attempt:
                 failure = asyncio.CancelledError("the handler's own code raised CancelledError")
         failure.__cause__ = error
         return self._failed(failure)
+
+    async def _traced(self, tracing: Tracing) -> Outcome:
+        with tracing.running(self.job, self.task.name) as told:
+            outcome = await self._run()
+            told(outcome)
+        return outcome
 
     async def _run(self) -> Outcome:
         task = self.task
@@ -298,6 +311,8 @@ class Attempt:
         task = self.task
         try:
             job = replace(self.job, payload=task.payload.of_today(self.job.payload))
+            if self._shop.tracing is not None:
+                job = replace(job, headers=self._shop.tracing.carried(job.headers))
         except PayloadError as error:
             return self._unreadable(error)
         call = self._shop.children.begin(task.function.__module__)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from headgate.clock import SECOND, Clock, sleep
 from headgate.engine.bus import EventBus
+from headgate.engine.historian import Historian
 from headgate.engine.teller import Teller
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobFailure, JobFinished, StorageTroubled
+from headgate.jobs.history import KEPT_FOR
 from headgate.jobs.job import JobState
 from headgate.jobs.retention import Retention
 from headgate.storage.protocol import FINAL_STATES, Dropped, Storage
@@ -30,11 +32,21 @@ PRUNED_AT_ONCE = 500
 class Housekeeper:
     """Works in small steps, so that nobody waits for it. Every node has one; they do not get in each other's way."""
 
-    def __init__(self, storage: Storage, *, clock: Clock, bus: EventBus, teller: Teller, retention: Retention) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        clock: Clock,
+        bus: EventBus,
+        teller: Teller,
+        historian: Historian,
+        retention: Retention,
+    ) -> None:
         self._storage = storage
         self._clock = clock
         self._bus = bus
         self._teller = teller
+        self._historian = historian
         self._retention = retention
         self._kept_for: dict[int, set[JobState]] = {}
         for state in FINAL_STATES:
@@ -64,6 +76,7 @@ class Housekeeper:
         """However many are late, as whole backlogs are: a step a second would leave the last of them for hours."""
         for _ in range(EXPIRING_STEPS):
             dropped = await self._storage.expire(EXPIRED_AT_ONCE)
+            self._historian.note_dropped(dropped)
             publish_dropped(self._bus, self._teller, self._clock, dropped)
             if len(dropped) < EXPIRED_AT_ONCE:
                 return
@@ -77,6 +90,9 @@ class Housekeeper:
                 await sleep(self._clock, PAUSE)
         while await self._storage.prune_audit(self._storage.now() - round(self._retention.audit * SECOND), 1000):
             await sleep(self._clock, PAUSE)
+        for step, kept in KEPT_FOR.items():
+            while await self._storage.prune_history(step, self._storage.now() - kept * SECOND, 1000):
+                await sleep(self._clock, PAUSE)
 
 
 def publish_dropped(bus: EventBus, teller: Teller, clock: Clock, dropped: Sequence[Dropped]) -> None:

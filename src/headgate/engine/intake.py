@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,8 @@ from msgspec.structs import replace
 
 from headgate.clock import Clock
 from headgate.engine.backlog import Backlogs
-from headgate.engine.bus import EventBus
+from headgate.engine.bus import EventBus, publish_use
+from headgate.engine.historian import Historian
 from headgate.engine.hopeless import reject_hopeless
 from headgate.engine.parts import Part, queue_counts
 from headgate.engine.teller import Teller
@@ -29,13 +31,22 @@ from headgate.tasks.gate import UNGATED, Gate, Gated
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
 from headgate.tasks.task import Call, EnqueueOptions, Task
+from headgate.tasks.tracing import Tracing
 
 
 class Intake:
     """What enqueueing does in one process. Raises what `Task.enqueue` says that it raises."""
 
     def __init__(
-        self, storage: Storage, registry: Registry, *, clock: Clock, bus: EventBus, ids: IdSource, teller: Teller
+        self,
+        storage: Storage,
+        registry: Registry,
+        *,
+        clock: Clock,
+        bus: EventBus,
+        ids: IdSource,
+        teller: Teller,
+        historian: Historian,
     ) -> None:
         self._storage = storage
         self._registry = registry
@@ -43,6 +54,8 @@ class Intake:
         self._bus = bus
         self._ids = ids
         self._teller = teller
+        self._historian = historian
+        self.tracing: Tracing | None = None
         self._backlogs = Backlogs(storage, clock, registry.queues.__getitem__)
         self._skipped: set[tuple[str, str]] = set()
 
@@ -58,7 +71,7 @@ class Intake:
         jobs = self._jobs_of(task, parts, queues)
         if is_patient:
             jobs = await reject_hopeless(self._storage, self._registry.rules, jobs)
-        others = await self._storage.add(jobs)
+        others = await self._add(jobs)
         if is_patient and task.callbacks.exist:
             self._teller.tell_unrun([job.id for job in jobs if job.rejection is not None])
         self._tell(jobs, others)
@@ -73,7 +86,7 @@ class Intake:
         if any(job.give_up_at is not None for job in jobs):
             jobs = await reject_hopeless(self._storage, self._registry.rules, jobs)
         now = self._storage.now()
-        await self._storage.add(jobs, [NewBatch(id, total, now) for id, total in batches])
+        await self._add(jobs, [NewBatch(id, total, now) for id, total in batches])
         rejected = [job for job in jobs if job.rejection is not None]
         self._teller.tell_unrun([job.id for job in rejected if self._registry.tasks[job.task].callbacks.exist])
         self._tell(jobs, {})
@@ -83,7 +96,15 @@ class Intake:
         counts = queue_counts(task, parts)
         # Waiting for room with a transaction open would keep others waiting, and on SQLite those who make room.
         queues = {wanted: await self._backlogs.admit(wanted, count, may_wait=False) for wanted, count in counts.items()}
-        return self._jobs_of(task, parts, queues)
+        jobs = self._jobs_of(task, parts, queues)
+        # Whether their transaction commits is not known here; most do.
+        self._historian.note_enqueued(jobs)
+        return jobs
+
+    async def enlist(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+        """Add the jobs to the transaction of the caller's connection; who stands for which, as `Storage.add`."""
+        with self._sending(jobs) as sent:
+            return await self.enlists.add_in(connection, sent)
 
     def must_promise(self, task: Task[Any, Any], parts: Sequence[Part]) -> list[bool]:
         """Of each call, whether it is to be told what the limits of its job promise."""
@@ -131,6 +152,16 @@ class Intake:
             options=options.options,
             audit=task.audit if options.audit is None else options.audit,
         )
+
+    async def _add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
+        asked_at = self._clock.monotonic()
+        with self._sending(jobs) as sent:
+            others = await (self._storage.add(sent, batches) if batches else self._storage.add(sent))
+        publish_use(self._bus, self._clock, "add", asked_at, len(jobs))
+        return others
+
+    def _sending(self, jobs: Sequence[NewJob]) -> AbstractContextManager[Sequence[NewJob]]:
+        return nullcontext(jobs) if self.tracing is None or not jobs else self.tracing.sending(jobs)
 
     def _tied_job(self, tied: TiedCall, queue: str, gates: dict[str, BatchGate]) -> NewJob:
         task, batch = tied.task, tied.origin.batch
@@ -206,6 +237,7 @@ class Intake:
             self._bus.publish(LimitSkipped(at=self._clock.now(), task=task, limit=limit, reason=reason))
 
     def _tell(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> None:
+        self._historian.note_enqueued(jobs, others)
         if not self._bus.wants(JobEnqueued) and not self._bus.wants(JobReplaced):
             return
         at = self._clock.now()

@@ -16,12 +16,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock, Timer, sleep, wait_for_event
-from headgate.engine.bus import EventBus
+from headgate.engine.bus import EventBus, publish_use
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.children import Children
 from headgate.engine.described import described
 from headgate.engine.executor import LINGERS_AFTER, Attempt, Cause, Workshop
 from headgate.engine.fetcher import Elsewhere, Fetcher
+from headgate.engine.historian import Historian
 from headgate.engine.housekeeper import Housekeeper, publish_dropped
 from headgate.engine.lease import LeaseWatch
 from headgate.engine.punctuality import Start, judge_start
@@ -40,10 +41,12 @@ from headgate.jobs.event import (
     ClockSkewed,
     JobStarted,
     JobThrottled,
+    LimitsClosed,
     LoopBlocked,
     NodeCrashed,
     NodeDisowned,
     NodeLost,
+    NodeMeasured,
     NodeStarted,
     NodeStopped,
     NodeStopping,
@@ -62,6 +65,7 @@ from headgate.storage.protocol import Amendment, Claim, Room, Storage, Throttled
 from headgate.tasks.callbacks import Moment
 from headgate.tasks.context import JobLogCapture
 from headgate.tasks.registry import Registry
+from headgate.tasks.tracing import Tracing
 
 SWEEP_EVERY = 30
 """Seconds between two looks without cause."""
@@ -101,7 +105,9 @@ class Node:
         random: Random,
         ids: IdSource,
         teller: Teller,
+        historian: Historian,
         elsewhere: Mapping[str, Elsewhere] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._storage = storage
         self._registry = registry
@@ -114,6 +120,7 @@ class Node:
         self._name = f"{socket.gethostname()}:{os.getpid()}"
         self._pool = ThreadPoolExecutor(sum(settings.queues.values()), thread_name_prefix="headgate-job")
         self._teller = teller
+        self._historian = historian
         self._children = Children()
         self._resources = ResourceRoom(clock, bus)
         self._reporter = Reporter(
@@ -129,6 +136,7 @@ class Node:
             self._reporter,
             self._may_start,
             self._note_lingering,
+            tracing,
         )
         self._lingering: set[Attempt] = set()
         self._running: dict[str, Attempt] = {}
@@ -137,7 +145,9 @@ class Node:
         self._is_leaving = False
         self._busy = dict.fromkeys(settings.queues, 0)
         self._odd_for_gated = dict.fromkeys(settings.queues, True)
-        self._recorder = Recorder(self.id, storage, registry, self._reporter, clock=clock, bus=bus, random=random)
+        self._recorder = Recorder(
+            self.id, storage, registry, self._reporter, clock=clock, bus=bus, random=random, historian=historian
+        )
         self._elsewhere = elsewhere or {}
         self._fetcher = Fetcher(storage, self._elsewhere, clock=clock, bus=bus, ids=ids)
         self._rules = {
@@ -145,8 +155,12 @@ class Node:
             **{name: Fetched(limit.limit.rule) for name, limit in self._elsewhere.items()},
         }
         self._regater = Regater(storage, registry, clock=clock, bus=bus)
-        self._housekeeper = Housekeeper(storage, clock=clock, bus=bus, teller=teller, retention=settings.retention)
-        self._recurring = Recurring(storage, registry, clock=clock, bus=bus, teller=teller, ids=ids, random=random)
+        self._housekeeper = Housekeeper(
+            storage, clock=clock, bus=bus, teller=teller, historian=historian, retention=settings.retention
+        )
+        self._recurring = Recurring(
+            storage, registry, clock=clock, bus=bus, teller=teller, historian=historian, ids=ids, random=random
+        )
         self._look = asyncio.Event()
         self._beating = asyncio.Lock()
         self._is_sweep = False
@@ -290,8 +304,10 @@ class Node:
                 self._wake()
                 continue
             self._claiming_since = None
+            publish_use(self._bus, self._clock, "claim", asked_at, len(claimed.jobs))
             if is_sweep and claimed.jobs and not self._look.is_set():
                 self._swept += len(claimed.jobs)
+            self._historian.note_started(claimed.jobs)
             for job in claimed.jobs:
                 if self._stopping.is_set():
                     # Told to end while the claim was on its way.
@@ -306,6 +322,7 @@ class Node:
             self._arm(asked_at, claimed.next_in)
             if claimed.throttled:
                 self._publish_throttled(claimed.throttled)
+            self._historian.note_dropped(claimed.dropped)
             publish_dropped(self._bus, self._teller, self._clock, claimed.dropped)
             for task in claimed.unknown:
                 if task not in self._unknown_tasks:
@@ -352,7 +369,15 @@ class Node:
         self._busy[job.queue] += 1
         if self._bus.wants(JobStarted):
             self._bus.publish(
-                JobStarted(at=self._clock.now(), job_id=job.id, task=job.task, queue=job.queue, attempt=job.attempt)
+                JobStarted(
+                    at=self._clock.now(),
+                    job_id=job.id,
+                    task=job.task,
+                    queue=job.queue,
+                    attempt=job.attempt,
+                    waited=max(0, job.started_at - job.run_at) / SECOND,
+                    limits=tuple([draw.limit for draw in job.draws]),
+                )
             )
         attempt.start().add_done_callback(lambda done: self._attempt_ended(attempt, done))
 
@@ -363,7 +388,9 @@ class Node:
 
     def _amend(self, amendment: Amendment) -> None:
         """A charge is amended where it was made."""
-        if amendment.draw.limit in self._elsewhere:
+        is_elsewhere = amendment.draw.limit in self._elsewhere
+        self._historian.note_amended(amendment, is_local=not is_elsewhere)
+        if is_elsewhere:
             self._fetcher.amend(amendment)
         else:
             self._recorder.amend(amendment)
@@ -422,7 +449,9 @@ class Node:
                 ending = replace(ending, run_at=self._storage.now() + outcome.retry_after)
             if charge is not None and charge.final is not None:
                 ending = replace(ending, charge=charge.final)
-            self._recorder.end(job, ending, self._to_tell(attempt, ending) if attempt.task.callbacks.exist else None)
+            then = self._to_tell(attempt, ending) if attempt.task.callbacks.exist else None
+            ran = (self._clock.monotonic() - attempt.began_at) / SECOND
+            self._recorder.end(job, ending, then, ran=ran)
 
     def _outcome(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> Outcome:
         if done.cancelled():
@@ -548,6 +577,7 @@ class Node:
             free = 0
         elsewhere = any(draw.limit in self._elsewhere for draw in job.draws)
         if free > 0 and job.task in self._registry.names and not elsewhere and not self._stopping.is_set():
+            self._historian.note_started([job])
             self._start(job)
         else:
             self._hand_back(job)
@@ -608,6 +638,7 @@ class Node:
                 self._sweep()
                 self._recurring.look()
             late = (self._clock.monotonic() - expected) / SECOND
+            self._publish_measured(late)
             if late > 1.0:
                 self._bus.publish(LoopBlocked(at=self._clock.now(), seconds=late))
 
@@ -640,10 +671,27 @@ class Node:
     def _publish_started(self) -> None:
         self._bus.publish(NodeStarted(at=self._clock.now(), node=self.id, storage=str(self._storage)))
 
+    def _publish_measured(self, loop_lag: float) -> None:
+        if self._bus.wants(NodeMeasured):
+            own = self._clock.now()
+            self._bus.publish(
+                NodeMeasured(
+                    at=own,
+                    node=self.id,
+                    slots=self._settings.queues,
+                    busy=dict(self._busy),
+                    unrecorded=len(self._recorder.pending),
+                    loop_lag=max(0.0, loop_lag),
+                    clock_skew=(own - self._storage.now()) / SECOND,
+                )
+            )
+
     def _publish_throttled(self, throttled: Sequence[Throttled]) -> None:
         if self._bus.wants(JobThrottled):
             for event in self._throttles.events(throttled, self._clock.now(), self._clock.monotonic()):
                 self._bus.publish(event)
+        if self._bus.wants(LimitsClosed):
+            self._bus.publish(LimitsClosed(at=self._clock.now(), limits=tuple([met.draw.limit for met in throttled])))
 
     # ------------------------------------------------------------------------------------------ statistics
 
@@ -660,6 +708,7 @@ class Node:
             "lingering": sorted(attempt.job.id for attempt in self._lingering),
             "processes": self._children.statistics(),
             "resources": self._resources.statistics(),
+            "history": self._historian.statistics(),
         }
 
 

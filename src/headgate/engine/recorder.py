@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import compress
 from random import Random
 
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock, sleep, wait_for_event
-from headgate.engine.bus import EventBus
+from headgate.engine.bus import EventBus, publish_use
 from headgate.engine.described import described, said
+from headgate.engine.historian import Historian
 from headgate.engine.reporter import Reporter
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned, StorageTroubled
@@ -26,7 +28,8 @@ UNSTORED = "how this attempt ended could not be stored"
 """What is said of a job that is failed for that."""
 
 Then = Callable[[], None]
-_Ended = tuple[ClaimedJob, Ending, Then | None]
+_Ended = tuple[ClaimedJob, Ending, int, Then | None, float | None]
+# A job, how it ended, when (the wall time of the store), what is called once that is stored, the seconds that it ran.
 
 
 class Recorder:
@@ -42,6 +45,7 @@ class Recorder:
         clock: Clock,
         bus: EventBus,
         random: Random,
+        historian: Historian,
     ) -> None:
         self.node = node
         self._storage = storage
@@ -50,6 +54,7 @@ class Recorder:
         self._clock = clock
         self._bus = bus
         self._random = random
+        self._historian = historian
         self._endings: list[_Ended] = []
         self._on_their_way: list[_Ended] = []
         self._held: list[_Ended] = []
@@ -58,9 +63,9 @@ class Recorder:
         self._has_news = asyncio.Event()
         self._is_empty = asyncio.Event()
 
-    def end(self, job: ClaimedJob, ending: Ending, then: Then | None = None) -> None:
-        """An attempt has ended; `then` is called when that is stored, and never if it is refused."""
-        self._endings.append((job, ending, then))
+    def end(self, job: ClaimedJob, ending: Ending, then: Then | None = None, *, ran: float | None = None) -> None:
+        """An attempt has ended that `ran` so many seconds; `then` is called when that is stored, never if refused."""
+        self._endings.append((job, ending, self._storage.now(), then, ran))
         self._has_news.set()
 
     def amend(self, amendment: Amendment) -> None:
@@ -71,7 +76,7 @@ class Recorder:
     @property
     def pending(self) -> set[str]:
         """The jobs whose endings are not stored yet."""
-        return {job.id for job, _, _ in self._endings + self._on_their_way + self._held}
+        return {job.id for job, *_ in self._endings + self._on_their_way + self._held}
 
     def drop(self) -> None:
         """Forget what has not been sent: the jobs are another node's now."""
@@ -95,14 +100,14 @@ class Recorder:
                     amendments = []
                 if self._on_their_way and self._reporter.is_told_anything:
                     # What they said goes first: whoever sees that a job is final sees all its lines.
-                    held = await self._reporter.flush({job.id for job, _, _ in self._on_their_way})
+                    held = await self._reporter.flush({job.id for job, *_ in self._on_their_way})
                     self._hold([each for each in self._on_their_way if each[0].id in held])
                 if self._on_their_way:
-                    written = await self._finish([ending for _, ending, _ in self._on_their_way])
+                    written = await self._finish([ending for _, ending, *_ in self._on_their_way])
                     self._hold([each for each, word in zip(self._on_their_way, written, strict=True) if word is None])
                     self._tell([word for word in written if word is not None])
                     if self._reporter.is_told_anything:
-                        self._reporter.forget(job.id for job, _, _ in self._on_their_way)
+                        self._reporter.forget(job.id for job, *_ in self._on_their_way)
             except StorageUnavailable as error:
                 self._endings = self._on_their_way + self._endings
                 self._on_their_way = []
@@ -136,7 +141,7 @@ class Recorder:
             if not self._held:
                 self._held_until = self._clock.monotonic() + round(AGAIN_AFTER * SECOND)
             self._held += held
-            jobs = {job.id for job, _, _ in held}
+            jobs = {job.id for job, *_ in held}
             self._on_their_way = [each for each in self._on_their_way if each[0].id not in jobs]
 
     async def _amend(self, amendments: list[Amendment]) -> None:
@@ -161,12 +166,15 @@ class Recorder:
 
     async def _finish(self, endings: Sequence[Ending]) -> Sequence[bool | None]:
         """Write them; a job whose ending the store cannot hold is failed alone. Raises what even that comes to."""
+        asked_at = self._clock.monotonic()
         try:
-            return await self._storage.finish(self.node, endings)
+            written = await self._storage.finish(self.node, endings)
         except StorageUnavailable:
             raise
         except Exception:
             return [await self._finish_one(place, ending) for place, ending in enumerate(endings)]
+        publish_use(self._bus, self._clock, "finish", asked_at, len(endings))
+        return written
 
     async def _finish_one(self, place: int, ending: Ending) -> bool | None:
         try:
@@ -179,19 +187,21 @@ class Recorder:
             ending.id, ending.fence, JobState.FAILED, error=replace(why, message=f"{UNSTORED}: {why.message}")
         )
         was_written = (await self._storage.finish(self.node, [plain]))[0]
-        self._on_their_way[place] = (self._on_their_way[place][0], plain, None)
+        job, _, ended_at, _, ran = self._on_their_way[place]
+        self._on_their_way[place] = (job, plain, ended_at, None, ran)
         return was_written
 
     def _tell(self, written: Sequence[bool]) -> None:
-        for (job, ending, then), was_written in zip(self._on_their_way, written, strict=True):
+        self._historian.note_ended(self._on_their_way if all(written) else list(compress(self._on_their_way, written)))
+        for (job, ending, _, then, ran), was_written in zip(self._on_their_way, written, strict=True):
             if was_written:
-                self._tell_ending(job, ending)
+                self._tell_ending(job, ending, ran)
                 if then is not None:
                     then()
             else:
                 self._bus.publish(EndingRefused(at=self._clock.now(), job_id=job.id, task=job.task))
 
-    def _tell_ending(self, job: ClaimedJob, ending: Ending) -> None:
+    def _tell_ending(self, job: ClaimedJob, ending: Ending, ran: float | None) -> None:
         match ending:
             case Finished():
                 kind = JobFailure if ending.state is JobState.FAILED else JobFinished
@@ -205,6 +215,7 @@ class Recorder:
                             attempt=job.attempt,
                             state=ending.state,
                             error=ending.error,
+                            ran=ran,
                         )
                     )
             case Returned(spent=True, run_at=int(run_at)):
@@ -217,11 +228,17 @@ class Recorder:
                         attempt=job.attempt,
                         run_at=run_at,
                         error=ending.error,
+                        ran=ran,
                     )
                 )
             case Returned():
                 self._bus.publish(
                     JobReturned(
-                        at=self._clock.now(), job_id=job.id, task=job.task, queue=job.queue, reason=ending.outcome
+                        at=self._clock.now(),
+                        job_id=job.id,
+                        task=job.task,
+                        queue=job.queue,
+                        reason=ending.outcome,
+                        ran=ran,
                     )
                 )

@@ -7,6 +7,7 @@ import contextvars
 import inspect
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from headgate.tasks.callbacks import AnyCallback, Moment
 from headgate.tasks.context import JobContext, enter
 from headgate.tasks.registry import Registry
 from headgate.tasks.task import Task
+from headgate.tasks.tracing import Tracing
 
 AT_ONCE = 100
 """How many jobs are told of at the same time; others wait their turn."""
@@ -45,6 +47,7 @@ class Teller:
         self._registry = registry
         self._clock = clock
         self._bus = bus
+        self.tracing: Tracing | None = None
         self._telling: set[asyncio.Task[None]] = set()
         self._last: dict[str, asyncio.Task[None]] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
@@ -112,21 +115,35 @@ class Teller:
     ) -> None:
         if before is not None:
             await asyncio.wait([before])
+        following = (
+            nullcontext() if self.tracing is None or not callbacks else self.tracing.calling_back(job, moment.value)
+        )
         async with self._room:
             enter(job)
-            for callback in callbacks:
-                calling = asyncio.ensure_future(self._call(callback, job, *details))
-                when = self._clock.monotonic() + PATIENCE * SECOND
-                timer = self._clock.call_at(when, partial(_cancel, calling))
-                try:
-                    await asyncio.wait([calling])
-                finally:
-                    timer.cancel()
-                    calling.cancel()
-                if calling.cancelled():
-                    self._failed(task, moment, job, f"cancelled: it took more than {PATIENCE} s, or cancelled itself")
-                elif (raised := calling.exception()) is not None:
-                    self._failed(task, moment, job, said(raised))
+            with following:
+                await self._call_each(task, moment, callbacks, job, details)
+
+    async def _call_each(
+        self,
+        task: Task[Any, Any],
+        moment: Moment,
+        callbacks: list[AnyCallback],
+        job: JobContext,
+        details: tuple[Any, ...],
+    ) -> None:
+        for callback in callbacks:
+            calling = asyncio.ensure_future(self._call(callback, job, *details))
+            when = self._clock.monotonic() + PATIENCE * SECOND
+            timer = self._clock.call_at(when, partial(_cancel, calling))
+            try:
+                await asyncio.wait([calling])
+            finally:
+                timer.cancel()
+                calling.cancel()
+            if calling.cancelled():
+                self._failed(task, moment, job, f"cancelled: it took more than {PATIENCE} s, or cancelled itself")
+            elif (raised := calling.exception()) is not None:
+                self._failed(task, moment, job, said(raised))
 
     async def _call(self, callback: AnyCallback, job: JobContext, *details: Any) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -34,12 +35,14 @@ class JobReplaced(Event, frozen=True):
 
 
 class JobStarted(Event, frozen=True):
-    """An attempt begins on this node."""
+    """An attempt begins on this node, `waited` seconds after it was due; it was charged to these `limits`."""
 
     job_id: str
     task: str
     queue: str
     attempt: int
+    waited: float = 0.0
+    limits: tuple[str, ...] = ()
 
 
 class JobProgressed(Event, frozen=True):
@@ -54,7 +57,7 @@ class JobProgressed(Event, frozen=True):
 
 
 class JobFinished(Event, frozen=True):
-    """A job is final."""
+    """A job is final, after a last attempt that `ran` for so many seconds; None for a job that did not run."""
 
     job_id: str
     task: str
@@ -62,6 +65,7 @@ class JobFinished(Event, frozen=True):
     attempt: int
     state: JobState
     error: JobError | None = None
+    ran: float | None = None
 
 
 class JobFailure(JobFinished, frozen=True):
@@ -77,6 +81,7 @@ class JobRetried(Event, frozen=True):
     attempt: int
     run_at: int
     error: JobError | None
+    ran: float | None = None
 
 
 class JobReturned(Event, frozen=True):
@@ -86,6 +91,7 @@ class JobReturned(Event, frozen=True):
     task: str
     queue: str
     reason: str
+    ran: float | None = None
 
 
 class JobThrottled(Event, frozen=True):
@@ -99,6 +105,12 @@ class JobThrottled(Event, frozen=True):
     opens_at: int | None
     waiting: int
     count: int
+
+
+class LimitsClosed(Event, frozen=True):
+    """A claim of this node met buckets of these limits closed, one entry for each: jobs stay throttled there."""
+
+    limits: tuple[str, ...]
 
 
 class LimitSkipped(Event, frozen=True):
@@ -305,6 +317,29 @@ class ReportDropped(Event, frozen=True):
     task: str
     attempt: int
     error: str
+
+
+class NodeMeasured(Event, frozen=True):
+    """What this node has to do, told each second: the `slots` that it has, and those `busy`, by queue.
+
+    `unrecorded` endings wait for the store. The event loop came back `loop_lag` seconds late, and the clock is
+    `clock_skew` seconds ahead of the store's.
+    """
+
+    node: str
+    slots: Mapping[str, int]
+    busy: Mapping[str, int]
+    unrecorded: int
+    loop_lag: float
+    clock_skew: float
+
+
+class StorageUsed(Event, frozen=True):
+    """A verb of the storage took so many seconds, for so many jobs: "add", "claim" or "finish"."""
+
+    verb: str
+    seconds: float
+    jobs: int
 
 
 class StorageTroubled(Event, frozen=True):

@@ -39,7 +39,7 @@ class Callbacks:
             if handler is not None and getattr(handler, moment, None) is not getattr(silent, moment, None)
         )
         # Looked at for every attempt of every task, so it is no question but an attribute.
-        self.exist = bool(self._methods)
+        self.exist: bool = bool(self._methods)
 
     def wants(self, moment: Moment) -> bool:
         """Whether anybody is to be told."""

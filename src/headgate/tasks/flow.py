@@ -25,7 +25,7 @@ class ChainPlan:
     """Steps that follow each other; made by `chain(…)`."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        self.steps = tuple(steps)
+        self.steps: tuple[Step, ...] = tuple(steps)
 
     async def enqueue(self) -> Chain:
         """Store all jobs in one commit; each is blocked until the step before it has succeeded.
@@ -49,8 +49,8 @@ class BatchPlan:
     """Calls that run side by side, and what comes when all of them are final; made by `batch(…)`."""
 
     def __init__(self, steps: Sequence[Step], limits: Sequence[BatchLimit]) -> None:
-        self.steps = tuple(steps)
-        self.limits = tuple(limits)
+        self.steps: tuple[Step, ...] = tuple(steps)
+        self.limits: tuple[BatchLimit, ...] = tuple(limits)
         self.next: Step | None = None
         self.on: On = "success"
 

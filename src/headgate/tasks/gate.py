@@ -37,14 +37,14 @@ class BoundLimit:
             raise DeclarationError(f"{self._where} shares a ceiling among keys, so it needs a key=")
         fixed = isinstance(limit.cost, int)
         self._cost = None if fixed else compile_key(limit.cost, parameters, f"the cost of {self._where}", fields)
-        self.fixed_cost = limit.cost if isinstance(limit.cost, int) else 0
+        self.fixed_cost: int = limit.cost if isinstance(limit.cost, int) else 0
         self.holding: Holding | None = None
         self._owner = None
         if isinstance(limit, Concurrency):
             self.holding = Holding(limit.hold)
             if limit.owner is not None:
                 self._owner = compile_key(limit.owner, parameters, f"the owner of {self._where}", fields)
-        self.patience = _patience(limit)
+        self.patience: int | None = _patience(limit)
 
     @property
     def has_owners(self) -> bool:
@@ -114,8 +114,8 @@ class Gate:
     """All limits of a task: they admit a job together or not at all."""
 
     def __init__(self, limits: Sequence[BoundLimit]) -> None:
-        self.limits = tuple(limits)
-        self.names = tuple(limit.name for limit in limits)
+        self.limits: tuple[BoundLimit, ...] = tuple(limits)
+        self.names: tuple[str, ...] = tuple(limit.name for limit in limits)
         self._all_cost_one = all(limit.fixed_cost == 1 for limit in self.limits)
         self._has_owners = any(limit.has_owners for limit in self.limits)
         self._terms: dict[tuple[BoundLimit, ...], GateTerms | None] = {}

@@ -117,8 +117,8 @@ class Job(Generic[R_co]):
     __slots__ = ("_jobs", "id", "promise")
 
     def __init__(self, id: str, jobs: Jobs, promise: Promise | None = None) -> None:
-        self.id = id
-        self.promise = promise
+        self.id: str = id
+        self.promise: Promise | None = promise
         self._jobs = jobs
 
     async def status(self) -> JobStatus:

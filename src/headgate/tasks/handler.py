@@ -6,7 +6,19 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar, Unpack, get_args, get_origin, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_origin,
+    overload,
+)
 
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
@@ -92,8 +104,8 @@ class Handler(Generic[PayloadT]):
     and only those that are overridden. What one of them raises is logged and changes nothing.
     """
 
-    task = _TaskOf()
-    sync = _SyncOf()
+    task: ClassVar[_TaskOf] = _TaskOf()
+    sync: ClassVar[_SyncOf] = _SyncOf()
 
     @overload
     @classmethod

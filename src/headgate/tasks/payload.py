@@ -56,14 +56,14 @@ class PayloadType:
                 raise DeclarationError(
                     f"{where} takes {parameter}; a job's arguments are stored by name, so declare each of them"
                 )
-        self.parameters = tuple(parameter.name for parameter in parameters)
+        self.parameters: tuple[str, ...] = tuple(parameter.name for parameter in parameters)
         self._positional = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
         self._positional_only = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_ONLY)
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._required = frozenset(p.name for p in parameters if p.default is p.empty)
         self._names = frozenset(self.parameters)
         types = {name: hints.get(name, Any) for name in self.parameters}
-        self.fields = fields_of(types[self.parameters[0]]) if len(types) == 1 else frozenset()
+        self.fields: frozenset[str] = fields_of(types[self.parameters[0]]) if len(types) == 1 else frozenset()
         """What the only argument is made of, where there is only one and it has named fields."""
         # Without a type nothing tells what JSON made of a value, so these have to keep the one they had.
         self._untyped = tuple(name for name, kind in types.items() if kind in (Any, object))

@@ -35,7 +35,7 @@ class QueueLimits:
         self, queue: str, global_concurrency: int | None, limits: Sequence[Limit | str], shared: Mapping[str, Limit]
     ) -> None:
         self._where = f"queue {queue!r}"
-        self.concurrency = (
+        self.concurrency: BoundLimit | None = (
             None
             if global_concurrency is None
             else BoundLimit(Concurrency(global_concurrency), RESERVED + queue, (), self._where)

@@ -148,7 +148,7 @@ class Schedule(Generic[R_co]):
     __slots__ = ("_schedules", "name")
 
     def __init__(self, name: str, schedules: Schedules) -> None:
-        self.name = name
+        self.name: str = name
         self._schedules = schedules
 
     async def status(self) -> ScheduleStatus:

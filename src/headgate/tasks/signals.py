@@ -13,7 +13,7 @@ class Snooze(Exception):
 
     def __init__(self, delay: Duration) -> None:
         super().__init__(f"run again in {delay}")
-        self.delay = max(0, microseconds(delay))
+        self.delay: int = max(0, microseconds(delay))
 
 
 class RateLimited(Exception):
@@ -25,4 +25,4 @@ class RateLimited(Exception):
 
     def __init__(self, retry_after: Duration) -> None:
         super().__init__(f"refused for {retry_after}")
-        self.retry_after = max(0, microseconds(retry_after))
+        self.retry_after: int = max(0, microseconds(retry_after))

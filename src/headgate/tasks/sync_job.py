@@ -23,7 +23,7 @@ class SyncJob(Generic[R_co]):
     __slots__ = ("_job", "_portal", "id")
 
     def __init__(self, job: Job[R_co], portal: Portal) -> None:
-        self.id = job.id
+        self.id: str = job.id
         self._job = job
         self._portal = portal
 

@@ -20,7 +20,7 @@ class SyncSchedule(Generic[R_co]):
     __slots__ = ("_portal", "_schedule", "name")
 
     def __init__(self, schedule: Schedule[R_co], portal: Portal) -> None:
-        self.name = schedule.name
+        self.name: str = schedule.name
         self._schedule = schedule
         self._portal = portal
 

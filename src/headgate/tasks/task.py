@@ -151,16 +151,16 @@ class Task(Generic[P, R]):
         self.queue = queue
         self.payload = payload
         self.gate = gate
-        self.aliases = tuple(aliases)
+        self.aliases: tuple[str, ...] = tuple(aliases)
         self.priority = priority
         self.audit = audit
         self._retry = retry
         self._timeout = timeout
-        self.place = place or place_of(function, process=False)
-        self.is_async = self.place is Place.LOOP
-        self.needs = needs or {}
+        self.place: Place = place or place_of(function, process=False)
+        self.is_async: bool = self.place is Place.LOOP
+        self.needs: Mapping[str, Resource] = needs or {}
         self.handler = handler
-        self.callbacks = Callbacks(handler, Handler)
+        self.callbacks: Callbacks = Callbacks(handler, Handler)
         self._is_bare = self.is_async and handler is None and not self.needs
         self.__doc__ = function.__doc__
 

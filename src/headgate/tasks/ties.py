@@ -66,9 +66,9 @@ class Batch:
     __slots__ = ("_app", "id", "jobs", "then")
 
     def __init__(self, id: str, jobs: Sequence[Job[Any]], app: Batches, then: Job[Any] | Batch | None = None) -> None:
-        self.id = id
-        self.jobs = tuple(jobs)
-        self.then = then
+        self.id: str = id
+        self.jobs: tuple[Job[Any], ...] = tuple(jobs)
+        self.then: Job[Any] | Batch | None = then
         self._app = app
 
     async def status(self) -> BatchStatus:
@@ -101,8 +101,8 @@ class Chain:
     __slots__ = ("jobs", "last")
 
     def __init__(self, jobs: Sequence[Job[Any]], last: Job[Any] | Batch) -> None:
-        self.jobs = tuple(jobs)
-        self.last = last
+        self.jobs: tuple[Job[Any], ...] = tuple(jobs)
+        self.last: Job[Any] | Batch = last
 
     async def result(self, timeout: float | None = None) -> Any:
         """The result of its last step, when that has one; of a batch, those of its jobs.
@@ -129,8 +129,8 @@ class SyncBatch:
     __slots__ = ("_batch", "_portal", "id", "jobs")
 
     def __init__(self, batch: Batch, portal: Portal) -> None:
-        self.id = batch.id
-        self.jobs = tuple(SyncJob(job, portal) for job in batch.jobs)
+        self.id: str = batch.id
+        self.jobs: tuple[SyncJob[Any], ...] = tuple(SyncJob(job, portal) for job in batch.jobs)
         self._batch = batch
         self._portal = portal
 
@@ -157,7 +157,7 @@ class SyncChain:
     __slots__ = ("_chain", "_portal", "jobs")
 
     def __init__(self, chain: Chain, portal: Portal) -> None:
-        self.jobs = tuple(SyncJob(job, portal) for job in chain.jobs)
+        self.jobs: tuple[SyncJob[Any], ...] = tuple(SyncJob(job, portal) for job in chain.jobs)
         self._chain = chain
         self._portal = portal
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -36,7 +37,7 @@ def _read(kind: type[Any], data: Any) -> Any:
         raise ValueError(_in_one_line(error)) from error
 
 
-to_json = msgspec.json.Encoder(enc_hook=_written).encode
+to_json: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=_written).encode
 """A value as JSON. Raises TypeError, ValueError, RecursionError or whatever a model's own code raises."""
 
 

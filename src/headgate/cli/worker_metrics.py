@@ -1,0 +1,34 @@
+"""The metrics that a worker serves: those of its app, if the app has any, or ones of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from headgate.app import Headgate
+from headgate.cli.supervisor import NUMBER
+from headgate.errors import HeadgateError
+
+if TYPE_CHECKING:
+    from headgate.observe.metrics import MetricsServer
+
+
+def serve_metrics(app: Headgate, port: int, host: str, *, store: bool) -> MetricsServer:
+    """Serve them over HTTP, as the n-th worker of a supervisor on the n-th port.
+
+    Raises HeadgateError if the package for it is missing, or the port is taken.
+    """
+    try:
+        from headgate.observe.metrics import PrometheusMetrics
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "prometheus_client":
+            raise
+        raise HeadgateError(f"--metrics-port: {error}") from None
+    number = int(os.environ.get(NUMBER, "1"))
+    for instrument in app.instruments:
+        if isinstance(instrument, PrometheusMetrics):
+            return instrument.serve(port + number - 1, host)
+    # One reads the store for all: each would tell the same.
+    metrics = PrometheusMetrics(store=store and number == 1)
+    app.instrument(metrics)
+    return metrics.serve(port + number - 1, host)

@@ -1,0 +1,40 @@
+"""Instruments: what takes metrics or traces of an app. `app.instrument(…)` attaches one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headgate.clock import Clock
+from headgate.jobs.event import Event
+from headgate.storage.protocol import Storage
+from headgate.tasks.registry import Registry
+from headgate.tasks.tracing import Tracing
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What an instrument is given of the app that it is attached to.
+
+    `tap` has functions called at once with each event of their kind, on the app's event loop; `trace_by` makes it the
+    app's tracing; `events_lost` counts what slow subscribers have lost; `loop` is where the app is open, if it is.
+    """
+
+    clock: Clock
+    storage: Storage
+    registry: Registry
+    tap: Callable[[Mapping[type[Event], Callable[[Any], None]]], None]
+    trace_by: Callable[[Tracing], None]
+    events_lost: Callable[[], int]
+    loop: Callable[[], asyncio.AbstractEventLoop | None]
+    version: str
+
+
+class Instrument(Protocol):
+    """Takes metrics or traces of one app."""
+
+    def attach(self, observed: Observed) -> None:
+        """Called once, before the app is opened."""
+        ...

@@ -1,0 +1,92 @@
+"""A formatter for ordinary logging that writes each line as one JSON object, with the job that it came from."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headgate.clock import to_datetime
+from headgate.errors import HeadgateError
+from headgate.tasks.context import current_job
+
+_ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What every record has; the rest was passed as `extra`."""
+
+_encoder = msgspec.json.Encoder(enc_hook=repr, decimal_format="string")
+
+
+class JsonFormatter(logging.Formatter):
+    """`handler.setFormatter(JsonFormatter())`: one JSON object a line, for whatever collects logs.
+
+    Each has `time`, `level`, `logger` and `message`, what was passed as `extra`, and the `error` with its traceback.
+    Inside a job: `job_id`, `task`, `queue` and `attempt`. Inside a span of OpenTelemetry: `trace_id` and `span_id`.
+    Headgate's own lines have `event`, its kind, and `headgate`, its fields. Payloads are in none of it. `fields` are
+    put into every line: `JsonFormatter({"service": "billing"})`.
+    """
+
+    def __init__(self, fields: Mapping[str, object] | None = None) -> None:
+        super().__init__()
+        self._fields = dict(fields or {})
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line of JSON; what has no JSON form is there as its `repr`."""
+        line: dict[str, Any] = {
+            "time": to_datetime(int(record.created * 1_000_000)).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._fields,
+            **job_fields(),
+            **_trace_fields(),
+        }
+        for name, value in vars(record).items():
+            if name not in _ORDINARY and name not in line:
+                line[name] = value
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        return _encoded(line)
+
+
+def job_fields() -> dict[str, str | int]:
+    """`job_id`, `task`, `queue` and `attempt` of the job that this code runs in; empty outside of one."""
+    try:
+        job = current_job()
+    except HeadgateError:
+        return {}
+    return {"job_id": job.id, "task": job.task, "queue": job.queue, "attempt": job.attempt}
+
+
+def _trace_fields() -> dict[str, str]:
+    # Only where the program has loaded it: nobody else has spans.
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return {}
+    span = trace.get_current_span().get_span_context()
+    if not span.is_valid:
+        return {}
+    return {"trace_id": trace.format_trace_id(span.trace_id), "span_id": trace.format_span_id(span.span_id)}
+
+
+def _encoded(line: Mapping[str, Any]) -> str:
+    try:
+        return _encoder.encode(line).decode()
+    except Exception:
+        # A key that is no text, a repr that raises, a structure that contains itself: the line is worth more than it.
+        return _encoder.encode({name: _safe(value) for name, value in line.items()}).decode()
+
+
+def _safe(value: object) -> object:
+    try:
+        _encoder.encode(value)
+    except Exception:
+        try:
+            return repr(value)
+        except Exception:
+            return f"<{type(value).__name__} that cannot be shown>"
+    return value

@@ -1,0 +1,136 @@
+"""The metrics: their names, labels and meaning, for whatever they are read with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+RUN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 3600.0, 21600.0, 86400.0)
+STORE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: durations are seconds; `buckets` are those of a histogram."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    meaning: str
+    buckets: tuple[float, ...] = ()
+
+
+_QUEUE_TASK = ("queue", "task")
+
+ENQUEUED = Metric("headgate_jobs_enqueued_total", "counter", _QUEUE_TASK, "Jobs that this process has stored.")
+FINISHED = Metric(
+    "headgate_jobs_finished_total",
+    "counter",
+    (*_QUEUE_TASK, "outcome"),
+    "Jobs that this process has made final: succeeded, failed, cancelled.",
+)
+RETRIED = Metric("headgate_jobs_retried_total", "counter", _QUEUE_TASK, "Attempts that failed and are tried again.")
+RETURNED = Metric(
+    "headgate_jobs_returned_total",
+    "counter",
+    (*_QUEUE_TASK, "reason"),
+    "Attempts put back unspent: snoozed, refused by the callee, interrupted by a shutdown.",
+)
+RUN = Metric("headgate_job_run_seconds", "histogram", _QUEUE_TASK, "How long attempts ran.", RUN_BUCKETS)
+WAIT = Metric(
+    "headgate_job_wait_seconds", "histogram", _QUEUE_TASK, "From when a job was due until it started.", WAIT_BUCKETS
+)
+THROTTLED = Metric(
+    "headgate_job_throttled_seconds",
+    "histogram",
+    ("limit",),
+    "The same, of the jobs that draw on a limit: what they waited for it, and then for a slot.",
+    WAIT_BUCKETS,
+)
+DECISIONS = Metric(
+    "headgate_limit_decisions_total",
+    "counter",
+    ("limit", "decision"),
+    "What limits said: granted (a start was charged), throttled (a claim met a bucket closed), rejected.",
+)
+LIMIT_STORE_ERRORS = Metric(
+    "headgate_limit_store_errors_total", "counter", ("limit",), "The store of a limit kept elsewhere did not answer."
+)
+FENCED = Metric(
+    "headgate_fenced_writes_total",
+    "counter",
+    ("task",),
+    "Endings that were refused, because the job was no longer this node's.",
+)
+LEASES_EXPIRED = Metric(
+    "headgate_leases_expired_total", "counter", (), "Nodes whose lease ran out and whose jobs this node took back."
+)
+RECOVERED = Metric(
+    "headgate_jobs_recovered_total",
+    "counter",
+    ("outcome",),
+    "Jobs of such nodes: returned to wait again, or poisonous and failed.",
+)
+SKIPPED = Metric(
+    "headgate_occurrences_skipped_total",
+    "counter",
+    ("reason",),
+    "Occurrences of schedules that did not run: misfire, overlap, max_runs.",
+)
+CALLBACKS_FAILED = Metric(
+    "headgate_callbacks_failed_total", "counter", ("task",), "Callbacks that raised, or could not be called."
+)
+STORE_OP = Metric(
+    "headgate_store_op_seconds",
+    "histogram",
+    ("op",),
+    "How long the store took: add, claim and finish, each for many jobs at once.",
+    STORE_BUCKETS,
+)
+STORE_ERRORS = Metric(
+    "headgate_store_errors_total", "counter", ("op",), "What the engine could not do because of the store; it tries on."
+)
+EVENTS_LOST = Metric("headgate_events_lost_total", "counter", (), "Events that slow subscribers have lost.")
+SLOTS = Metric("headgate_worker_slots", "gauge", ("queue", "state"), "Slots of this node: busy and free.")
+UNRECORDED = Metric("headgate_endings_unrecorded", "gauge", (), "Finished attempts that wait to be stored.")
+LOOP_LAG = Metric(
+    "headgate_event_loop_lag_seconds",
+    "gauge",
+    (),
+    "How late the event loop woke up, the worst of the last minute: a handler blocks it.",
+)
+CLOCK_SKEW = Metric("headgate_clock_skew_seconds", "gauge", (), "How far the node's clock is ahead of the store's.")
+BUILD = Metric("headgate_build_info", "gauge", ("version",), "1, with the version of Headgate.")
+
+COUNTED = (
+    ENQUEUED, FINISHED, RETRIED, RETURNED, RUN, WAIT, THROTTLED, DECISIONS, LIMIT_STORE_ERRORS, FENCED, LEASES_EXPIRED,
+    RECOVERED, SKIPPED, CALLBACKS_FAILED, STORE_OP, STORE_ERRORS, EVENTS_LOST, SLOTS, UNRECORDED, LOOP_LAG, CLOCK_SKEW,
+    BUILD,
+)  # fmt: skip
+"""What every process tells of itself."""
+
+UP = Metric("headgate_up", "gauge", (), "1 if the store answered in time, else 0; without it the others are missing.")
+DEPTH = Metric("headgate_queue_depth", "gauge", ("queue", "state"), "Jobs that wait or run.")
+WAITING = Metric(
+    "headgate_jobs_waiting",
+    "gauge",
+    ("queue", "task", "view"),
+    "What waiting jobs wait for: scheduled, throttled, ready, blocked; of the first 100,000.",
+)
+JOBS_THROTTLED = Metric(
+    "headgate_jobs_throttled", "gauge", ("limit",), "Jobs behind closed buckets of a limit; of its 1,000 fullest keys."
+)
+KEYS_THROTTLED = Metric("headgate_limit_keys_throttled", "gauge", ("limit",), "How many keys those are.")
+TOP_KEYS = Metric(
+    "headgate_top_key_waiting", "gauge", ("limit", "key"), "The keys with most waiting jobs, if `top_keys` asks for it."
+)
+OLDEST = Metric("headgate_queue_oldest_age_seconds", "gauge", ("queue",), "Age of the oldest job that is due.")
+LAG = Metric("headgate_queue_lag_seconds", "gauge", ("queue",), "For how long a job has lacked only a slot.")
+PAUSED = Metric("headgate_queue_paused", "gauge", ("queue",), "1 while the queue is paused.")
+NODES = Metric("headgate_nodes", "gauge", ("state",), "Engine processes: alive, silent for 30 s, gone.")
+
+READ = (UP, DEPTH, WAITING, JOBS_THROTTLED, KEYS_THROTTLED, TOP_KEYS, OLDEST, LAG, PAUSED, NODES)
+"""What one process reads from the store for all of them."""

@@ -1,0 +1,229 @@
+"""Prometheus metrics of an app: `app.instrument(PrometheusMetrics())`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError
+from threading import Thread
+from typing import Any
+from wsgiref.simple_server import WSGIServer
+
+from headgate.errors import DeclarationError, HeadgateError
+from headgate.observe import metric
+from headgate.observe.instrument import Observed
+from headgate.observe.store_reading import StoreReading
+from headgate.observe.tally import Tally
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+    from prometheus_client.core import Metric as Family
+    from prometheus_client.exposition import choose_encoder
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "prometheus_client":
+        raise
+    raise ModuleNotFoundError(
+        "metrics for Prometheus need the prometheus-client package, which is missing; "
+        "pip install 'headgate[prometheus]'",
+        name=error.name,
+    ) from None
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+SLACK = 0.5
+"""Seconds that a busy event loop gets on top of the deadline before a scrape goes without it."""
+
+
+class PrometheusMetrics:
+    """Counts what this process does, and with `store` also reads what is in the store, for all processes at once.
+
+    Every process may count; one should read the store: its numbers would be the same from each. A scrape reads them
+    again when they are older than `max_age` (5) seconds, and waits no longer than `deadline` (2) seconds for them:
+    `headgate_up` is 0 then, and all that is counted is still there. With `top_keys` the keys with most waiting jobs
+    are told by name, which is off by default: keys are often people.
+
+    The metrics are those of `registry` (default: the one of prometheus_client, with your own and those of the process).
+    They are served by the worker (`headgate worker --metrics-port 9100`), by `serve`, by `asgi` as a route of a web
+    application, or by whatever serves the registry already.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: CollectorRegistry = REGISTRY,
+        store: bool = False,
+        top_keys: int = 0,
+        deadline: float = 2.0,
+        max_age: float = 5.0,
+    ) -> None:
+        if top_keys and not store:
+            raise DeclarationError("top_keys= are read from the store; write PrometheusMetrics(store=True, top_keys=…)")
+        if not 0 <= top_keys <= 1000:
+            raise DeclarationError(f"top_keys={top_keys} must be from 0 to 1000")
+        if deadline <= 0 or max_age < 0:
+            raise DeclarationError(f"deadline={deadline} must be above 0 seconds, and max_age={max_age} not below")
+        self.registry = registry
+        self._reads_store = store
+        self._top_keys = top_keys
+        self._deadline = deadline
+        self._max_age = max_age
+        self._observed: Observed | None = None
+        self._tally: Tally | None = None
+        self._reading: StoreReading | None = None
+        self._refreshing: asyncio.Task[None] | None = None
+
+    def attach(self, observed: Observed) -> None:
+        """As `app.instrument(…)` calls it. Raises DeclarationError if it has an app already."""
+        if self._observed is not None:
+            raise DeclarationError("these metrics are of another app already; make one PrometheusMetrics for each")
+        try:
+            self.registry.register(self)
+        except ValueError as error:
+            raise DeclarationError(
+                "this registry has the metrics of a Headgate app already; give each app one of its own: "
+                "PrometheusMetrics(registry=CollectorRegistry())"
+            ) from error
+        self._observed = observed
+        self._tally = Tally(observed)
+        if self._reads_store:
+            self._reading = StoreReading(
+                observed, top_keys=self._top_keys, deadline=self._deadline, max_age=self._max_age
+            )
+
+    # ---------------------------------------------------------------------------------------------- serving
+
+    def serve(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
+        """Serve the registry over HTTP from a thread of its own, until the server is closed.
+
+        It answers also while the event loop is blocked. `port` 0 takes a free one. Raises HeadgateError.
+        """
+        try:
+            server, thread = start_http_server(port, host, self.registry)
+        except OSError as error:
+            raise HeadgateError(
+                f"metrics cannot be served on {host}:{port}: {error}; choose another port, or end what listens there"
+            ) from error
+        return MetricsServer(server, thread)
+
+    @property
+    def asgi(self) -> MetricsRoute:
+        """An ASGI application that answers with the registry: `fastapi_app.add_route("/metrics", metrics.asgi)`."""
+        return MetricsRoute(self)
+
+    async def refresh(self) -> None:
+        """Read the store, if that is wanted and time; returns within the deadline."""
+        if self._reading is not None and self._observed is not None:
+            if self._observed.loop() is asyncio.get_running_loop():
+                await self._reading.refresh()
+            else:
+                # The app is open in another thread, or not at all.
+                await asyncio.get_running_loop().run_in_executor(None, self._refresh_from_thread)
+
+    def _refresh_from_thread(self) -> None:
+        """Have the app's event loop read the store, and wait for it, unless this is the loop itself."""
+        assert self._observed is not None
+        assert self._reading is not None
+        loop = self._observed.loop()
+        if loop is None or not loop.is_running():
+            self._reading.give_up()
+            return
+        if _is_running_here(loop):
+            # A registry is read in one go: what is known is told, and the next time it will be news.
+            if self._refreshing is None or self._refreshing.done():
+                self._refreshing = loop.create_task(self._reading.refresh(), name="headgate-metrics-refresh")
+            return
+        refreshing = self._reading.refresh()
+        try:
+            waiting = asyncio.run_coroutine_threadsafe(refreshing, loop)
+        except RuntimeError:
+            # The app was closed in this moment.
+            refreshing.close()
+            self._reading.give_up()
+            return
+        try:
+            waiting.result(self._deadline + SLACK)
+        except (TimeoutError, CancelledError):
+            waiting.cancel()
+            self._reading.give_up()
+
+    # ------------------------------------------------------------------------------------------- collecting
+
+    def describe(self) -> Iterable[Family]:
+        """The names, for the registry to see that they are not taken."""
+        told = metric.COUNTED + (metric.READ if self._reads_store else ())
+        return [_family(each) for each in told]
+
+    def collect(self) -> Iterator[Family]:
+        """What the registry asks for at each scrape."""
+        if self._tally is None:
+            return
+        if self._reading is not None:
+            self._refresh_from_thread()
+        numbers = list(self._tally.numbers())
+        if self._reading is not None:
+            numbers += self._reading.numbers
+        families: dict[metric.Metric, Any] = {}
+        for told, values, number in numbers:
+            _family_of(families, told).add_metric(values, number)
+        for told, values, histogram in self._tally.histograms():
+            _family_of(families, told).add_metric(values, histogram.cumulated(), histogram.total)
+        yield from families.values()
+
+
+class MetricsRoute:
+    """Answers each HTTP request with the metrics; an object, as frameworks take functions for views of their own."""
+
+    def __init__(self, metrics: PrometheusMetrics) -> None:
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        await self._metrics.refresh()
+        accept = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"), "")
+        encode, content_type = choose_encoder(accept)
+        body = encode(self._metrics.registry)
+        headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+class MetricsServer:
+    """Serves metrics over HTTP on `port`, until it is closed."""
+
+    def __init__(self, server: WSGIServer, thread: Thread) -> None:
+        self.port = int(server.server_address[1])
+        self._server = server
+        self._thread = thread
+
+    def close(self) -> None:
+        """End it; waits for what is being answered."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _family_of(families: dict[metric.Metric, Any], told: metric.Metric) -> Any:
+    if told not in families:
+        families[told] = _family(told)
+    return families[told]
+
+
+def _family(told: metric.Metric) -> Family:
+    match told.kind:
+        case "counter":
+            return CounterMetricFamily(told.name, told.meaning, labels=told.labels)
+        case "gauge":
+            return GaugeMetricFamily(told.name, told.meaning, labels=told.labels)
+        case "histogram":
+            return HistogramMetricFamily(told.name, told.meaning, labels=told.labels)
+
+
+def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

@@ -1,0 +1,164 @@
+"""What metrics read from the store, within a deadline: depth, age and lag of queues, throttled keys, nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
+from heapq import nlargest
+
+from headgate.clock import SECOND, microseconds, wait_for_event
+from headgate.errors import HeadgateError
+from headgate.observe import metric
+from headgate.observe.instrument import Observed
+from headgate.observe.labels import Labels
+from headgate.storage.protocol import BucketRecord, NodeRecord, QueueCounts, QueueRecord, Storage, WaitingCount
+
+logger = logging.getLogger("headgate.metrics")
+
+Number = tuple[metric.Metric, tuple[str, ...], float]
+
+MOST_KEYS = 1000
+"""How many keys are looked at, those with most waiting jobs first."""
+
+SILENT_AFTER = 30 * SECOND
+"""Microseconds without a heartbeat; the default lease."""
+
+AWAY: tuple[Number, ...] = ((metric.UP, (), 0.0),)
+
+
+class StoreReading:
+    """The last reading, no older than `max_age` seconds when it is asked for, unless the store is away."""
+
+    def __init__(self, observed: Observed, *, top_keys: int, deadline: float, max_age: float) -> None:
+        self._observed = observed
+        self._labels = Labels(observed.registry)
+        self._top_keys = top_keys
+        self._deadline = deadline
+        self._max_age = microseconds(max_age)
+        self._read_at: int | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self.numbers: tuple[Number, ...] = AWAY
+
+    async def refresh(self) -> None:
+        """Read again if it is time, within the deadline; what is told when the store is away is that it is."""
+        if self._reading is None:
+            now = self._observed.clock.monotonic()
+            if self._read_at is not None and now - self._read_at < self._max_age:
+                return
+            self._reading = asyncio.get_running_loop().create_task(self._read_in_time(), name="headgate-metrics")
+            self._reading.add_done_callback(self._note_read)
+        # Whoever asks while one reads shares what comes of it.
+        await asyncio.wait([self._reading])
+
+    def give_up(self) -> None:
+        """The event loop that would have to read does not answer, or there is none."""
+        self.numbers = AWAY
+
+    def _note_read(self, _: asyncio.Future[None]) -> None:
+        self._reading = None
+        self._read_at = self._observed.clock.monotonic()
+
+    async def _read_in_time(self) -> None:
+        is_over = asyncio.Event()
+        reading = asyncio.ensure_future(_numbers(self._observed.storage, self._labels, self._top_keys))
+        reading.add_done_callback(partial(_set, is_over))
+        try:
+            in_time = await wait_for_event(self._observed.clock, is_over, self._deadline)
+        finally:
+            # Not waited for: a store that hangs may be slow to be cancelled, too.
+            reading.cancel()
+        if not in_time or reading.cancelled():
+            self.numbers = AWAY
+        elif (error := reading.exception()) is not None:
+            self.numbers = AWAY
+            if not isinstance(error, HeadgateError):
+                logger.error("the store could not be read for metrics", exc_info=error)
+        else:
+            self.numbers = reading.result()
+
+
+def _set(is_over: asyncio.Event, _: asyncio.Future[tuple[Number, ...]]) -> None:
+    is_over.set()
+
+
+async def _numbers(storage: Storage, labels: Labels, top_keys: int) -> tuple[Number, ...]:
+    now = storage.now()
+    counts, waiting = await storage.counts(finals=False), await storage.waiting()
+    queues, nodes = await storage.queues(), await storage.nodes()
+    buckets = [each for each in await storage.buckets(None, None, MOST_KEYS) if each.waiting]
+    return (
+        (metric.UP, (), 1.0),
+        *_added_up(_depths(counts, labels)),
+        *_added_up(_waiting(waiting, labels)),
+        *_ages(queues, labels, now),
+        *_added_up(_throttled(buckets, labels)),
+        *_top_keys(buckets, labels, top_keys),
+        *_nodes(nodes, now),
+    )
+
+
+def _depths(counts: Iterable[QueueCounts], labels: Labels) -> Iterator[Number]:
+    for each in counts:
+        queue = labels.queue(each.queue)
+        # Those that are final are not read: a store may have to look at each of them.
+        for state in ("waiting", "running"):
+            yield metric.DEPTH, (queue, state), getattr(each, state)
+
+
+def _waiting(waiting: Iterable[WaitingCount], labels: Labels) -> Iterator[Number]:
+    for each in waiting:
+        yield metric.WAITING, (labels.queue(each.queue), labels.task(each.task), each.view), each.jobs
+
+
+def _ages(queues: Iterable[QueueRecord], labels: Labels, now: int) -> list[Number]:
+    """Of the queues that are not declared here, the worst."""
+    told = dict.fromkeys(labels.queues, (0.0, 0.0, 0.0))
+    for each in queues:
+        queue = labels.queue(each.queue)
+        oldest, lag, paused = told.get(queue, (0.0, 0.0, 0.0))
+        told[queue] = (
+            max(oldest, _seconds_since(each.oldest_at, now)),
+            max(lag, _seconds_since(each.ready_at, now)),
+            max(paused, float(each.paused_at is not None)),
+        )
+    kinds = (metric.OLDEST, metric.LAG, metric.PAUSED)
+    return [(kind, (queue,), age) for queue, ages in told.items() for kind, age in zip(kinds, ages, strict=True)]
+
+
+def _seconds_since(instant: int | None, now: int) -> float:
+    return 0.0 if instant is None else max(0, now - instant) / SECOND
+
+
+def _throttled(buckets: Iterable[BucketRecord], labels: Labels) -> Iterator[Number]:
+    for name in labels.limits:
+        yield metric.JOBS_THROTTLED, (name,), 0
+        yield metric.KEYS_THROTTLED, (name,), 0
+    for each in buckets:
+        limit = labels.limit(each.draw.limit)
+        yield metric.JOBS_THROTTLED, (limit,), each.waiting
+        yield metric.KEYS_THROTTLED, (limit,), 1
+
+
+def _top_keys(buckets: Iterable[BucketRecord], labels: Labels, count: int) -> Iterator[Number]:
+    declared = (each for each in buckets if each.draw.limit in labels.limits)
+    for each in nlargest(count, declared, key=lambda bucket: bucket.waiting):
+        yield metric.TOP_KEYS, (each.draw.limit, each.draw.key), each.waiting
+
+
+def _nodes(nodes: Iterable[NodeRecord], now: int) -> Iterator[Number]:
+    states = Counter(
+        "gone" if node.is_gone else "silent" if now - node.beat_at > SILENT_AFTER else "alive" for node in nodes
+    )
+    for state in ("alive", "silent", "gone"):
+        yield metric.NODES, (state,), states[state]
+
+
+def _added_up(numbers: Iterable[Number]) -> list[Number]:
+    """One number for each series: names that are not declared here share one."""
+    sums: dict[tuple[metric.Metric, tuple[str, ...]], float] = {}
+    for kind, values, number in numbers:
+        sums[kind, values] = sums.get((kind, values), 0.0) + number
+    return [(kind, values, number) for (kind, values), number in sums.items()]

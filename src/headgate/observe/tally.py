@@ -1,0 +1,274 @@
+"""The tally: counts what happens in this process, in plain numbers, so that counting costs a job next to nothing."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from headgate.jobs.event import (
+    CallbackFailed,
+    EndingRefused,
+    JobEnqueued,
+    JobFailure,
+    JobFinished,
+    JobRetried,
+    JobReturned,
+    JobStarted,
+    LimitsClosed,
+    LimitStoreTroubled,
+    NodeLost,
+    NodeMeasured,
+    NodeStarted,
+    NodeStopped,
+    OccurrencesSkipped,
+    StorageTroubled,
+    StorageUsed,
+)
+from headgate.observe import metric
+from headgate.observe.instrument import Observed
+from headgate.observe.labels import Labels
+from headgate.storage.endings import REJECTED
+
+Values = tuple[str, ...]
+
+OPS: Mapping[str, str] = {
+    "claiming": "claim",
+    "recording finished jobs": "finish",
+    "sending a heartbeat": "beat",
+    "looking after the nodes": "watch",
+    "leaving": "leave",
+    "storing schedules": "schedules",
+    "enqueueing occurrences": "fire",
+    "looking for what has expired": "expire",
+    "housekeeping": "housekeeping",
+    "storing what jobs say": "report",
+    "laying down starts": "deposit",
+    "taking back starts": "withdraw",
+}
+"""The engine's words for what it was doing when the store failed, as labels; whatever else it did is `other`."""
+
+
+class Histogram:
+    """How many values fell below each bound, not cumulated; the last place is for those above all."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulated(self) -> list[tuple[str, float]]:
+        """The buckets as Prometheus has them: up to which bound how many."""
+        told: list[tuple[str, float]] = []
+        count = 0
+        for bound, more in zip((*map(repr, self.bounds), "+Inf"), tuple(self.counts), strict=True):
+            count += more
+            told.append((bound, float(count)))
+        return told
+
+
+class _Jobs:
+    """The series of one task in one queue; plain attributes, as they are counted up for every job."""
+
+    __slots__ = ("enqueued", "finished", "labels", "retried", "returned", "run", "wait")
+
+    def __init__(self, labels: Values) -> None:
+        self.labels = labels
+        self.enqueued = 0
+        self.retried = 0
+        self.finished: Counter[str] = Counter()
+        self.returned: Counter[str] = Counter()
+        self.run = Histogram(metric.RUN_BUCKETS)
+        self.wait = Histogram(metric.WAIT_BUCKETS)
+
+
+class _Limit:
+    """The series of one limit."""
+
+    __slots__ = ("decisions", "throttled")
+
+    def __init__(self) -> None:
+        self.decisions: Counter[str] = Counter()
+        self.throttled = Histogram(metric.WAIT_BUCKETS)
+
+
+class Tally:
+    """Everything that one process has counted since it began; read from whatever thread."""
+
+    def __init__(self, observed: Observed) -> None:
+        self._observed = observed
+        self._labels = Labels(observed.registry)
+        self._known: dict[tuple[str, str], _Jobs] = {}
+        self._jobs: dict[Values, _Jobs] = {}
+        self._limits: dict[str, _Limit] = {}
+        self._counters: dict[str, Counter[Values]] = {}
+        self._store: dict[str, Histogram] = {}
+        self._measured: dict[str, NodeMeasured] = {}
+        # One a second. The last alone would hide all that happens between two scrapes.
+        self._lags: deque[float] = deque(maxlen=60)
+        observed.tap(
+            {
+                JobEnqueued: self._enqueued,
+                JobStarted: self._started,
+                JobFinished: self._finished,
+                JobFailure: self._finished,
+                JobRetried: self._retried,
+                JobReturned: self._returned,
+                LimitsClosed: self._closed,
+                LimitStoreTroubled: lambda event: self._count(
+                    metric.LIMIT_STORE_ERRORS, self._labels.limit(event.limit)
+                ),
+                EndingRefused: lambda event: self._count(metric.FENCED, self._labels.task(event.task)),
+                CallbackFailed: lambda event: self._count(metric.CALLBACKS_FAILED, self._labels.task(event.task)),
+                OccurrencesSkipped: lambda event: self._count(metric.SKIPPED, event.reason),
+                StorageTroubled: lambda event: self._count(metric.STORE_ERRORS, OPS.get(event.doing, "other")),
+                StorageUsed: self._used,
+                NodeStarted: self._begin,
+                NodeLost: self._lost,
+                NodeMeasured: self._note_measured,
+                NodeStopped: self._stopped,
+            }
+        )
+
+    # --------------------------------------------------------------------------------------------- counting
+
+    def _series(self, event: Any) -> _Jobs:
+        found = self._known.get((event.queue, event.task))
+        return self._new_series(event.queue, event.task) if found is None else found
+
+    def _new_series(self, queue: str, task: str) -> _Jobs:
+        labels = (self._labels.queue(queue), self._labels.task(task))
+        found = self._jobs.get(labels)
+        if found is None:
+            found = self._jobs[labels] = _Jobs(labels)
+        if labels[0] == queue and task in self._observed.registry.names:
+            # Only what is declared is kept: names out of the store may be any, and any number.
+            self._known[queue, task] = found
+        return found
+
+    def _begin(self, event: NodeStarted) -> None:
+        # Counters that are there with 0 from the start: Prometheus cannot see that one which appears has grown.
+        for task in self._observed.registry.tasks.values():
+            self._new_series(task.queue, task.name)
+
+    def _limit(self, name: str) -> _Limit:
+        found = self._limits.get(name)
+        if found is None:
+            label = self._labels.limit(name)
+            found = self._limits.get(label)
+            if found is None:
+                found = self._limits[label] = _Limit()
+        return found
+
+    def _count(self, metric: metric.Metric, *labels: str, by: int = 1) -> None:
+        self._counters.setdefault(metric.name, Counter())[labels] += by
+
+    def _enqueued(self, event: JobEnqueued) -> None:
+        self._series(event).enqueued += 1
+
+    def _started(self, event: JobStarted) -> None:
+        self._series(event).wait.observe(event.waited)
+        for name in event.limits:
+            limit = self._limit(name)
+            limit.decisions["granted"] += 1
+            limit.throttled.observe(event.waited)
+
+    def _finished(self, event: JobFinished) -> None:
+        series = self._series(event)
+        series.finished[event.state.value] += 1
+        if event.ran is not None:
+            series.run.observe(event.ran)
+        error = event.error
+        if error is not None and error.type == REJECTED and error.data is not None:
+            self._limit(str(error.data.get("limit"))).decisions["rejected"] += 1
+
+    def _retried(self, event: JobRetried) -> None:
+        series = self._series(event)
+        series.retried += 1
+        if event.ran is not None:
+            series.run.observe(event.ran)
+
+    def _returned(self, event: JobReturned) -> None:
+        series = self._series(event)
+        series.returned[event.reason] += 1
+        if event.ran is not None:
+            series.run.observe(event.ran)
+
+    def _closed(self, event: LimitsClosed) -> None:
+        for name in event.limits:
+            self._limit(name).decisions["throttled"] += 1
+
+    def _used(self, event: StorageUsed) -> None:
+        found = self._store.get(event.verb)
+        if found is None:
+            found = self._store[event.verb] = Histogram(metric.STORE_BUCKETS)
+        found.observe(event.seconds)
+
+    def _lost(self, event: NodeLost) -> None:
+        self._count(metric.LEASES_EXPIRED)
+        self._count(metric.RECOVERED, "returned", by=event.returned)
+        self._count(metric.RECOVERED, "poisonous", by=event.poisonous)
+
+    def _note_measured(self, event: NodeMeasured) -> None:
+        # One node in a process: one that was declared dead has begun anew under another id.
+        self._measured = {event.node: event}
+        self._lags.append(event.loop_lag)
+
+    def _stopped(self, event: NodeStopped) -> None:
+        self._measured.pop(event.node, None)
+
+    # ---------------------------------------------------------------------------------------------- reading
+
+    def numbers(self) -> Iterator[tuple[metric.Metric, Values, float]]:
+        """Every counter and gauge, with the values of its labels."""
+        for series in list(self._jobs.values()):
+            yield metric.ENQUEUED, series.labels, series.enqueued
+            yield metric.RETRIED, series.labels, series.retried
+            for outcome in ("succeeded", "failed", "cancelled"):
+                yield metric.FINISHED, (*series.labels, outcome), series.finished[outcome]
+            for reason, count in list(series.returned.items()):
+                yield metric.RETURNED, (*series.labels, reason), count
+        for name, limit in list(self._limits.items()):
+            for decision in ("granted", "throttled", "rejected"):
+                yield metric.DECISIONS, (name, decision), limit.decisions[decision]
+        for told in (metric.LIMIT_STORE_ERRORS, metric.FENCED, metric.RECOVERED, metric.SKIPPED):
+            yield from self._counted(told)
+        for told in (metric.CALLBACKS_FAILED, metric.STORE_ERRORS):
+            yield from self._counted(told)
+        yield metric.LEASES_EXPIRED, (), self._counters.get(metric.LEASES_EXPIRED.name, Counter())[()]
+        yield metric.EVENTS_LOST, (), self._observed.events_lost()
+        yield metric.BUILD, (self._observed.version,), 1
+        for measured in list(self._measured.values()):
+            yield from _gauges(measured)
+            yield metric.LOOP_LAG, (), max(tuple(self._lags), default=0.0)
+
+    def histograms(self) -> Iterator[tuple[metric.Metric, Values, Histogram]]:
+        """Every histogram, with the values of its labels."""
+        for series in list(self._jobs.values()):
+            for told, histogram in ((metric.RUN, series.run), (metric.WAIT, series.wait)):
+                if any(histogram.counts):
+                    yield told, series.labels, histogram
+        for name, limit in list(self._limits.items()):
+            yield metric.THROTTLED, (name,), limit.throttled
+        for op, histogram in list(self._store.items()):
+            yield metric.STORE_OP, (op,), histogram
+
+    def _counted(self, told: metric.Metric) -> Iterator[tuple[metric.Metric, Values, float]]:
+        for labels, count in list(self._counters.get(told.name, {}).items()):
+            yield told, labels, count
+
+
+def _gauges(measured: NodeMeasured) -> Iterator[tuple[metric.Metric, Values, float]]:
+    for queue, slots in measured.slots.items():
+        busy = measured.busy.get(queue, 0)
+        yield metric.SLOTS, (queue, "busy"), busy
+        yield metric.SLOTS, (queue, "free"), slots - busy
+    yield metric.UNRECORDED, (), measured.unrecorded
+    yield metric.CLOCK_SKEW, (), measured.clock_skew

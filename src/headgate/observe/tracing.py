@@ -1,0 +1,271 @@
+"""OpenTelemetry: `app.instrument(OpenTelemetry())` traces jobs from who enqueues them to who runs them.
+
+Names follow the conventions for messaging. No payload and no key of a limit is ever in a span.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import Literal, assert_never
+
+from msgspec.structs import replace
+
+from headgate.clock import SECOND
+from headgate.errors import DeclarationError
+from headgate.jobs.event import CallbackFailed
+from headgate.jobs.job import ClaimedJob, JobError, NewJob
+from headgate.jobs.outcome import (
+    Cancelled,
+    Failed,
+    Interrupted,
+    Outcome,
+    Refused,
+    Snoozed,
+    Succeeded,
+    Unreadable,
+)
+from headgate.observe.instrument import Observed
+from headgate.observe.labels import Labels
+from headgate.tasks.context import JobContext, current_job
+
+try:
+    from opentelemetry import context, propagate, trace
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.util.types import AttributeValue
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] != "opentelemetry":
+        raise
+    raise ModuleNotFoundError(
+        "traces need the opentelemetry-api package, which is missing; pip install 'headgate[opentelemetry]'",
+        name=error.name,
+    ) from None
+
+from headgate.observe.otel_metrics import OtelMetrics
+
+SYSTEM = "headgate"
+SCOPE = "headgate"
+"""The name of the instrumentation, as tracers and meters are known by it."""
+
+Relation = Literal["link", "child"]
+
+_callbacks: ContextVar[trace.Span | None] = ContextVar("headgate_callbacks_span", default=None)
+
+
+class OpenTelemetry:
+    """Spans `send {queue}` where jobs are enqueued and `process {queue}` for each attempt, and the metrics of both.
+
+    The context travels in the headers of the job, as the configured propagators write it (W3C traceparent and baggage
+    by default). Each attempt is a trace of its own that links to who enqueued the job; with `run_as="child"` it goes on
+    in that trace instead, which suits jobs that run within minutes. `key_salt` adds a hash of each limit's key, salted
+    with it, by which the spans of one key are found without being told whose they are.
+
+    `tracer_provider` and `meter_provider` default to the global ones; `metrics=False` leaves the metrics out.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_as: Relation = "link",
+        key_salt: str | None = None,
+        metrics: bool = True,
+        tracer_provider: trace.TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+    ) -> None:
+        if run_as not in ("link", "child"):
+            raise DeclarationError(f'run_as={run_as!r} must be "link" or "child"')
+        if key_salt == "":
+            raise DeclarationError("key_salt='' salts nothing; pass a secret of your own, or leave it out")
+        self._run_as = run_as
+        self._key_salt = key_salt
+        self._with_metrics = metrics
+        self._tracer_provider = tracer_provider
+        self._meter_provider = meter_provider
+
+    def attach(self, observed: Observed) -> None:
+        """As `app.instrument(…)` calls it. Raises DeclarationError if the app is traced already."""
+        tracer = trace.get_tracer(SCOPE, observed.version, self._tracer_provider)
+        spans = Spans(tracer, Labels(observed.registry), run_as=self._run_as, key_salt=self._key_salt)
+        observed.trace_by(spans)
+        observed.tap({CallbackFailed: spans.note_failed_callback})
+        if self._with_metrics:
+            OtelMetrics(observed, self._meter_provider)
+
+
+class Spans:
+    """The app's tracing: makes its spans with one tracer."""
+
+    def __init__(self, tracer: trace.Tracer, labels: Labels, *, run_as: Relation, key_salt: str | None) -> None:
+        self._tracer = tracer
+        self._labels = labels
+        self._run_as = run_as
+        self._salt = None if key_salt is None else key_salt.encode()
+
+    @contextmanager
+    def sending(self, jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
+        """One span however many they are; all of them carry its context."""
+        queues = {job.queue for job in jobs}
+        queue = queues.pop() if len(queues) == 1 else None
+        attributes = _attributes("send", "send", queue)
+        tasks = {job.task for job in jobs}
+        if len(tasks) == 1:
+            attributes["headgate.task.name"] = tasks.pop()
+        if len(jobs) == 1:
+            attributes["messaging.message.id"] = jobs[0].id
+            attributes["messaging.message.body.size"] = len(jobs[0].payload.encode())
+        else:
+            attributes["messaging.batch.message_count"] = len(jobs)
+        name = "send" if queue is None else f"send {queue}"
+        with self._tracer.start_as_current_span(name, kind=trace.SpanKind.PRODUCER, attributes=attributes) as span:
+            carried: dict[str, str] = {}
+            propagate.inject(carried)
+            try:
+                yield [replace(job, headers={**(job.headers or {}), **carried}) for job in jobs] if carried else jobs
+            except Exception as error:
+                span.set_attribute("error.type", _type_name(error))
+                raise
+
+    @contextmanager
+    def running(self, job: ClaimedJob, task: str) -> Iterator[Callable[[Outcome], None]]:
+        """The span of an attempt, current in the handler, also in its thread."""
+        attributes = _attributes("process", "process", job.queue)
+        attributes |= {
+            "messaging.message.id": job.id,
+            "messaging.message.body.size": len(job.payload.encode()),
+            "headgate.task.name": task,
+            "headgate.attempt": job.attempt,
+            "headgate.wait": max(0, job.started_at - job.run_at) / SECOND,
+        }
+        if job.origin is not None:
+            if job.origin.batch is not None:
+                attributes["messaging.message.conversation_id"] = job.origin.batch
+            if job.origin.schedule is not None:
+                attributes["headgate.schedule"] = job.origin.schedule
+        if job.draws:
+            attributes["headgate.limits"] = [draw.limit for draw in job.draws]
+            if self._salt is not None:
+                attributes["headgate.ratelimit.key_hash"] = [self._hash(draw.key, self._salt) for draw in job.draws]
+        with self._following(job.headers, f"process {job.queue}", trace.SpanKind.CONSUMER, attributes) as span:
+
+            def told(outcome: Outcome) -> None:
+                _tell(span, outcome)
+
+            yield told
+
+    @contextmanager
+    def calling_back(self, job: JobContext, moment: str) -> Iterator[None]:
+        """Callbacks come when the attempt is over, so their span is beside that of the attempt."""
+        task = self._labels.task(job.task)
+        attributes: dict[str, AttributeValue] = {
+            "messaging.system": SYSTEM,
+            "messaging.message.id": job.id,
+            "headgate.task.name": task,
+        }
+        with self._following(job.headers, f"{moment} {task}", trace.SpanKind.INTERNAL, attributes) as span:
+            _callbacks.set(span)
+            yield
+
+    def note_failed_callback(self, event: CallbackFailed) -> None:
+        """Told where it failed, so the span of the callbacks is known there, if they were called at all."""
+        span = _callbacks.get()
+        if span is not None:
+            span.set_status(trace.StatusCode.ERROR, event.error)
+
+    def carried(self, headers: Mapping[str, str] | None) -> dict[str, str]:
+        """The headers with the context of the span that is current here."""
+        carried = dict(headers or {})
+        propagate.inject(carried)
+        return carried
+
+    @contextmanager
+    def _following(
+        self,
+        headers: Mapping[str, str] | None,
+        name: str,
+        kind: trace.SpanKind,
+        attributes: Mapping[str, AttributeValue],
+    ) -> Iterator[trace.Span]:
+        """A span that follows who enqueued the job, in the way that is asked for; its baggage is there in both."""
+        producer = propagate.extract(headers or {}, context.Context())
+        sent = trace.get_current_span(producer).get_span_context()
+        links: list[trace.Link] = []
+        if sent.is_valid and self._run_as == "link":
+            links.append(trace.Link(sent))
+            producer = trace.set_span_in_context(trace.INVALID_SPAN, producer)
+        # What is current where the job is claimed is of no concern to it.
+        before = context.attach(producer)
+        try:
+            with self._tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=links) as span:
+                yield span
+        finally:
+            context.detach(before)
+
+    @staticmethod
+    def _hash(key: str, salt: bytes) -> str:
+        return hmac.new(salt, key.encode(), hashlib.sha256).hexdigest()[:16]
+
+
+def continued_trace() -> AbstractContextManager[None]:
+    """In a `process=True` task: let what is traced inside be part of the attempt's span, which its node has made.
+
+    `with continued_trace(): …`. The child process needs a tracer provider of its own, as any program does.
+    """
+    return _attached(propagate.extract(current_job().headers))
+
+
+@contextmanager
+def _attached(carried: context.Context) -> Iterator[None]:
+    before = context.attach(carried)
+    try:
+        yield
+    finally:
+        context.detach(before)
+
+
+def _attributes(name: str, kind: str, queue: str | None) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        "messaging.system": SYSTEM,
+        "messaging.operation.name": name,
+        "messaging.operation.type": kind,
+    }
+    if queue is not None:
+        attributes["messaging.destination.name"] = queue
+    return attributes
+
+
+def _tell(span: trace.Span, outcome: Outcome) -> None:
+    match outcome:
+        case Succeeded():
+            span.set_attribute("headgate.outcome", "succeeded")
+        case Failed(error) | Unreadable(error):
+            span.set_attribute("headgate.outcome", "failed")
+            _tell_error(span, error)
+        case Snoozed():
+            span.set_attribute("headgate.outcome", "snoozed")
+        case Refused(retry_after):
+            span.set_attribute("headgate.outcome", "refused")
+            span.set_attribute("headgate.retry_after", retry_after / SECOND)
+        case Cancelled():
+            span.set_attribute("headgate.outcome", "cancelled")
+        case Interrupted():
+            span.set_attribute("headgate.outcome", "interrupted")
+        case _:
+            assert_never(outcome)
+
+
+def _tell_error(span: trace.Span, error: JobError) -> None:
+    # As `record_exception` does it; the error itself may have been raised in another process.
+    said: dict[str, AttributeValue] = {"exception.type": error.type, "exception.message": error.message}
+    if error.traceback is not None:
+        said["exception.stacktrace"] = error.traceback
+    span.add_event("exception", said)
+    span.set_attribute("error.type", error.type)
+    span.set_status(trace.StatusCode.ERROR, f"{error.type}: {error.message}")
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,413 @@
+"""Metrics: they count exactly, under names that are few, and a scrape answers whatever the store does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import urllib.request
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from httpx import ASGITransport, AsyncClient
+from prometheus_client import CollectorRegistry, generate_latest
+
+from headgate import Headgate, RateLimited, RetryPolicy, StrictRate
+from headgate.clock import SECOND
+from headgate.errors import DeclarationError, HeadgateError
+from headgate.jobs.event import JobEnqueued, JobFinished, JobStarted, NodeMeasured
+from headgate.jobs.job import JobState
+from headgate.observe import tally
+from headgate.observe.metrics import PrometheusMetrics
+from headgate.storage.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+def measured(app: Headgate, **options: Any) -> PrometheusMetrics:
+    metrics = PrometheusMetrics(registry=CollectorRegistry(), **options)
+    app.instrument(metrics)
+    return metrics
+
+
+def value(metrics: PrometheusMetrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def names(metrics: PrometheusMetrics) -> set[str]:
+    return {sample.name for family in metrics.registry.collect() for sample in family.samples}
+
+
+def test_a_job_is_counted_from_when_it_is_enqueued_until_it_is_final_with_its_seconds() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        metrics = measured(app)
+
+        @app.task(retry=RetryPolicy(retries=1, delay=10))
+        async def work(seconds: float, fails: bool = False) -> None:
+            await asyncio.sleep(seconds)
+            if fails:
+                raise ValueError
+
+        async with app:
+            good = await work.enqueue(2)
+            bad = await work.enqueue(7, fails=True)
+            await good.result()
+            await asyncio.sleep(60)
+            assert (await bad.status()).state is JobState.FAILED
+            of = {"queue": "default", "task": "work"}
+            assert value(metrics, "headgate_jobs_enqueued_total", **of) == 2
+            assert value(metrics, "headgate_jobs_retried_total", **of) == 1
+            assert value(metrics, "headgate_jobs_finished_total", outcome="succeeded", **of) == 1
+            assert value(metrics, "headgate_jobs_finished_total", outcome="failed", **of) == 1
+            assert value(metrics, "headgate_job_run_seconds_sum", **of) == pytest.approx(2 + 7 + 7, abs=0.01)
+            assert value(metrics, "headgate_job_run_seconds_bucket", le="2.5", **of) == 1
+            assert value(metrics, "headgate_job_run_seconds_count", **of) == 3
+            assert value(metrics, "headgate_job_wait_seconds_count", **of) == 3
+            assert value(metrics, "headgate_worker_slots", queue="default", state="busy") == 0
+
+    run_virtual(main)
+
+
+def test_limits_tell_what_they_granted_and_met_closed_and_how_long_jobs_waited_but_never_a_key() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        metrics = measured(app, store=True)
+        app.limit("mail", StrictRate("1/m", key="{to}", margin=0))
+        app.limit("now", StrictRate("1/m", on_limit="discard"))
+
+        @app.task(limits=["mail"])
+        async def send(to: str) -> None: ...
+
+        @app.task(limits=["now"])
+        async def ping() -> None: ...
+
+        async with app:
+            await send.enqueue_many([("ada@example.com",)] * 3)
+            await asyncio.sleep(90)
+            for _ in range(2):
+                await ping.enqueue()
+                await asyncio.sleep(1)
+            await metrics.refresh()
+            assert value(metrics, "headgate_limit_decisions_total", limit="mail", decision="granted") == 2
+            assert (value(metrics, "headgate_limit_decisions_total", limit="mail", decision="throttled") or 0) >= 2
+            assert value(metrics, "headgate_limit_decisions_total", limit="now", decision="rejected") == 1
+            assert value(metrics, "headgate_job_throttled_seconds_sum", limit="mail") == pytest.approx(60, abs=0.1)
+            assert value(metrics, "headgate_jobs_throttled", limit="mail") == 1
+            assert value(metrics, "headgate_limit_keys_throttled", limit="mail") == 1
+            assert value(metrics, "headgate_jobs_waiting", queue="default", task="send", view="throttled") == 1
+            assert b"ada@example.com" not in generate_latest(metrics.registry)
+
+    run_virtual(main)
+
+
+def test_refused_attempts_are_returned_ones() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        metrics = measured(app)
+        refusals = iter([True, False])
+
+        @app.task(limits=[StrictRate("10/s")])
+        async def call() -> None:
+            if next(refusals):
+                raise RateLimited(retry_after=5)
+
+        async with app:
+            await (await call.enqueue()).result()
+            await asyncio.sleep(1)
+            of = {"queue": "default", "task": "call"}
+            assert value(metrics, "headgate_jobs_returned_total", reason="refused", **of) == 1
+            assert value(metrics, "headgate_jobs_finished_total", outcome="succeeded", **of) == 1
+
+    run_virtual(main)
+
+
+def test_no_job_is_lost_from_the_count_however_many_come_at_once() -> None:
+    """A subscriber has room for 10,000 events; what counts must not lose the rest."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        metrics = measured(app)
+        app.subscribe(lambda event: None, JobEnqueued)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            await work.enqueue_many([()] * 12_000)
+            assert value(metrics, "headgate_jobs_enqueued_total", queue="default", task="work") == 12_000
+            assert value(metrics, "headgate_events_lost_total") == 2_000
+
+    run_virtual(main)
+
+
+def test_names_that_this_program_does_not_declare_share_one_label() -> None:
+    async def main(clock: VirtualClock) -> None:
+        storage = MemoryStorage(clock)
+        theirs = Headgate(storage, clock=clock)
+        for number in range(5):
+            theirs.queue(f"tenant-{number}")
+
+            @theirs.task(name=f"job-{number}", queue=f"tenant-{number}", aliases=[f"old-{number}"])
+            async def work() -> None: ...
+
+        ours = Headgate(storage, clock=clock)
+        metrics = measured(ours, store=True)
+
+        @ours.task(name="job-0", aliases=["old-0"])
+        async def known() -> None: ...
+
+        async with theirs.open(), ours.open():
+            for task in theirs.tasks.values():
+                await task.using(expires_at=None).enqueue()
+            for name in ("job-0", "old-0", "job-1", "anything", "else"):
+                ours._bus.publish(JobEnqueued(at=0, job_id="1", task=name, queue="default", run_at=0))
+            await metrics.refresh()
+            assert value(metrics, "headgate_jobs_enqueued_total", queue="default", task="job-0") == 2
+            assert value(metrics, "headgate_jobs_enqueued_total", queue="default", task="(other)") == 3
+            assert value(metrics, "headgate_queue_depth", queue="(other)", state="waiting") == 5
+            assert value(metrics, "headgate_jobs_waiting", queue="(other)", task="job-0", view="ready") == 1
+            assert value(metrics, "headgate_jobs_waiting", queue="(other)", task="(other)", view="ready") == 4
+            text = generate_latest(metrics.registry).decode()
+            assert "tenant-" not in text
+            assert "anything" not in text
+
+    run_virtual(main)
+
+
+def test_a_declared_task_is_there_with_zero_before_its_first_job() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        metrics = measured(app)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            await asyncio.sleep(2)
+            assert value(metrics, "headgate_jobs_finished_total", queue="default", task="work", outcome="failed") == 0
+
+    run_virtual(main)
+
+
+def test_a_handler_that_blocked_the_event_loop_is_seen_by_the_next_scrape_and_forgotten_after_a_minute() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        metrics = measured(app)
+        async with app:
+            await asyncio.sleep(2)
+            told = NodeMeasured(at=0, node="node-1", slots={}, busy={}, unrecorded=0, loop_lag=4.0, clock_skew=0.0)
+            app._bus.publish(told)
+            await asyncio.sleep(50)
+            assert value(metrics, "headgate_event_loop_lag_seconds") == 4
+            await asyncio.sleep(20)
+            assert value(metrics, "headgate_event_loop_lag_seconds") == 0
+
+    run_virtual(main)
+
+
+def test_the_fullest_keys_are_told_on_request_and_go_when_others_are_fuller() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        metrics = measured(app, store=True, top_keys=1, max_age=0)
+
+        @app.task(limits=[StrictRate("1/h", key="{key}", name="hourly")])
+        async def work(key: str) -> None: ...
+
+        async with app:
+            await work.enqueue_many([("a",)] * 3)
+            await asyncio.sleep(1)
+            await metrics.refresh()
+            assert value(metrics, "headgate_top_key_waiting", limit="hourly", key="a") == 2
+            await work.enqueue_many([("b",)] * 5)
+            await asyncio.sleep(1)
+            await metrics.refresh()
+            assert value(metrics, "headgate_top_key_waiting", limit="hourly", key="b") == 4
+            assert value(metrics, "headgate_top_key_waiting", limit="hourly", key="a") is None
+
+    run_virtual(main)
+
+
+class StorageAway(MemoryStorage):
+    """A store that can be made to fail, or to hang, when it is read, and that counts how often it is."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.does: Callable[[], Awaitable[None]] | None = None
+        self.reads = 0
+
+    async def counts(self, *, finals: bool = True) -> Any:
+        self.reads += 1
+        if self.does is not None:
+            await self.does()
+        return await super().counts(finals=finals)
+
+
+@pytest.mark.parametrize("how", ["fails", "hangs", "breaks"])
+def test_a_scrape_answers_in_time_and_with_all_that_is_counted_when_the_store_is_away(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails() -> None:
+        raise HeadgateError("away")
+
+    async def hangs() -> None:
+        await asyncio.Event().wait()
+
+    async def breaks() -> None:
+        raise ZeroDivisionError
+
+    async def main(clock: VirtualClock) -> None:
+        storage = StorageAway(clock)
+        app = Headgate(storage, clock=clock)
+        metrics = measured(app, store=True, deadline=2, max_age=0)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            await work.enqueue()
+            await metrics.refresh()
+            assert value(metrics, "headgate_up") == 1
+            storage.does = {"fails": fails, "hangs": hangs, "breaks": breaks}[how]
+            began = clock.monotonic()
+            await metrics.refresh()
+            assert clock.monotonic() - began <= 2.1 * SECOND
+            assert value(metrics, "headgate_up") == 0
+            assert value(metrics, "headgate_jobs_enqueued_total", queue="default", task="work") == 1
+            assert "headgate_queue_depth" not in names(metrics), "what is not known is not told"
+            storage.does = None
+            await metrics.refresh()
+            assert value(metrics, "headgate_up") == 1
+
+    run_virtual(main)
+    assert ("could not be read for metrics" in caplog.text) is (how == "breaks")
+
+
+def test_the_store_is_read_once_for_scrapes_that_come_close_together() -> None:
+    async def main(clock: VirtualClock) -> None:
+        storage = StorageAway(clock)
+        app = Headgate(storage, clock=clock)
+        metrics = measured(app, store=True, max_age=5)
+        async with app.open():
+            await asyncio.gather(*(metrics.refresh() for _ in range(10)))
+            await metrics.refresh()
+            assert storage.reads == 1
+            await asyncio.sleep(6)
+            await metrics.refresh()
+            assert storage.reads == 2
+
+    run_virtual(main)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
+    if request.param == "sqlite":
+        return Headgate(f"sqlite:///{tmp_path}/jobs.db")
+    return Headgate(request.getfixturevalue("postgres_url"), schema=request.getfixturevalue("postgres_schema"))
+
+
+async def test_each_store_can_be_read(stored: Headgate) -> None:
+    app = stored
+    metrics = measured(app, store=True, top_keys=2)
+    app.queue("still")
+
+    @app.task(limits=[StrictRate("1/h", key="{key}", name="hourly")])
+    async def work(key: str) -> None: ...
+
+    @app.task(queue="still")
+    async def rest() -> None: ...
+
+    async with app:
+        await app.admin.queues.pause("still")
+        await rest.enqueue()
+        jobs = await work.enqueue_many([("a",)] * 3)
+        await jobs[0].result(timeout=10)
+        await metrics.refresh()
+        assert value(metrics, "headgate_up") == 1
+        assert value(metrics, "headgate_queue_depth", queue="default", state="waiting") == 2
+        assert value(metrics, "headgate_jobs_waiting", queue="default", task="work", view="throttled") == 2
+        assert value(metrics, "headgate_top_key_waiting", limit="hourly", key="a") == 2
+        assert value(metrics, "headgate_queue_paused", queue="still") == 1
+        assert (value(metrics, "headgate_queue_oldest_age_seconds", queue="still") or 0) > 0
+        assert value(metrics, "headgate_queue_lag_seconds", queue="still") == 0
+        assert value(metrics, "headgate_nodes", state="alive") == 1
+
+
+def test_without_metrics_no_event_of_a_job_is_made() -> None:
+    app = Headgate("memory://")
+    assert not app._bus.wants(JobStarted)
+    measured(app)
+    assert app._bus.wants(JobStarted)
+    assert app._bus.wants(JobFinished)
+
+
+def test_what_cannot_be_is_refused_with_a_word_on_what_to_do() -> None:
+    registry = CollectorRegistry()
+    metrics = PrometheusMetrics(registry=registry)
+    Headgate("memory://").instrument(metrics)
+    with pytest.raises(DeclarationError, match="make one PrometheusMetrics for each"):
+        Headgate("memory://").instrument(metrics)
+    with pytest.raises(DeclarationError, match="registry=CollectorRegistry"):
+        Headgate("memory://").instrument(PrometheusMetrics(registry=registry))
+    with pytest.raises(DeclarationError, match="store=True"):
+        PrometheusMetrics(top_keys=3)
+
+
+async def test_a_registry_that_is_read_on_the_event_loop_itself_is_brought_up_to_date_beside_it() -> None:
+    """Other programs' own `/metrics` routes read the registry in one go."""
+    app = Headgate("memory://")
+    metrics = measured(app, store=True, max_age=0)
+    async with app.open():
+        assert value(metrics, "headgate_up") == 0
+        # The first look has begun a reading, which this one shares.
+        await metrics.refresh()
+        assert value(metrics, "headgate_up") == 1
+
+
+async def test_it_is_a_route_of_a_web_application() -> None:
+    app = Headgate("memory://")
+    metrics = measured(app, store=True)
+    web = FastAPI()
+    web.add_route("/metrics", metrics.asgi)  # type: ignore[arg-type]
+    async with app.open(), AsyncClient(transport=ASGITransport(web), base_url="http://test") as client:
+        answer = await client.get("/metrics")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/plain")
+        assert "headgate_up 1.0" in answer.text
+        other = await client.get("/metrics", headers={"accept": "application/openmetrics-text"})
+        assert other.headers["content-type"].startswith("application/openmetrics-text")
+        assert other.text.endswith("# EOF\n")
+        assert (await client.head("/metrics")).text == ""
+
+
+async def test_the_server_answers_while_the_event_loop_is_blocked() -> None:
+    app = Headgate("memory://")
+    metrics = measured(app, store=True, deadline=0.05)
+    server = metrics.serve(0)
+    try:
+        async with app.open():
+            seen: list[bytes] = []
+
+            def scrape() -> None:
+                with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5) as answer:
+                    seen.append(answer.read())
+
+            scraping = threading.Thread(target=scrape)
+            scraping.start()
+            # This is the event loop, and it waits for nobody.
+            scraping.join(10)
+            assert b"headgate_up 0.0" in seen[0]
+            assert b"headgate_build_info" in seen[0]
+            await asyncio.to_thread(scrape)
+            assert b"headgate_up 1.0" in seen[1]
+        with pytest.raises(HeadgateError, match="choose another port"):
+            metrics.serve(server.port)
+    finally:
+        server.close()
+
+
+def test_each_word_for_an_operation_of_the_store_is_one_that_the_engine_uses() -> None:
+    engine = Path(tally.__file__).parents[1] / "engine"
+    source = "".join(path.read_text() for path in engine.glob("*.py"))
+    assert [doing for doing in tally.OPS if f'"{doing}"' not in source] == []

@@ -1,0 +1,509 @@
+"""Traces: attempts are found from who enqueued their job, and the spans of handlers are inside of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry import baggage, context, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from headgate import Every, Headgate, RateLimited, RetryPolicy, Snooze, StrictRate, batch, chain, current_job
+from headgate.errors import DeclarationError, StorageUnavailable
+from headgate.observe.json_log import JsonFormatter
+from headgate.observe.tracing import OpenTelemetry
+from headgate.storage.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine import traced_bodies
+
+
+class Traced:
+    """An app's spans, as they were ended."""
+
+    def __init__(self, **options: Any) -> None:
+        self._exporter = InMemorySpanExporter()
+        self._provider = TracerProvider()
+        self._provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = self._provider.get_tracer("test")
+        self.instrument = OpenTelemetry(tracer_provider=self._provider, metrics=False, **options)
+
+    def spans(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self._exporter.get_finished_spans() if span.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        (span,) = self.spans(name)
+        return span
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+
+@pytest.fixture
+def traced() -> Iterator[Traced]:
+    made = Traced()
+    yield made
+    made.close()
+
+
+def of(span: ReadableSpan) -> Mapping[str, Any]:
+    return span.attributes or {}
+
+
+def linked(span: ReadableSpan) -> list[int]:
+    return [link.context.span_id for link in span.links]
+
+
+def span_id(span: ReadableSpan) -> int:
+    found = span.get_span_context()
+    assert found is not None
+    return found.span_id
+
+
+def trace_id(span: ReadableSpan) -> int:
+    found = span.get_span_context()
+    assert found is not None
+    return found.trace_id
+
+
+def test_an_attempt_links_to_who_enqueued_it_and_holds_what_its_handler_does(traced: Traced) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.instrument(traced.instrument)
+        app.queue("mail")
+        seen: list[object] = []
+
+        @app.task(queue="mail", limits=[StrictRate("10/s", key="{to}", name="mails")])
+        async def send(to: str) -> None:
+            seen.append(baggage.get_baggage("user"))
+            with traced.tracer.start_as_current_span("smtp"):
+                await asyncio.sleep(1)
+
+        async with app:
+            with traced.tracer.start_as_current_span("request"):
+                token = context.attach(baggage.set_baggage("user", "7"))
+                job = await send.enqueue("ada@example.com")
+                context.detach(token)
+            await job.result()
+        sent, ran, inner = traced.one("send mail"), traced.one("process mail"), traced.one("smtp")
+        assert sent.kind is trace.SpanKind.PRODUCER
+        assert sent.parent is not None
+        assert sent.parent.span_id == span_id(traced.one("request"))
+        assert ran.kind is trace.SpanKind.CONSUMER
+        assert ran.parent is None
+        assert linked(ran) == [span_id(sent)]
+        assert trace_id(ran) != trace_id(sent)
+        assert inner.parent is not None
+        assert inner.parent.span_id == span_id(ran)
+        assert seen == ["7"]
+        assert dict(of(sent)) == {
+            "messaging.system": "headgate",
+            "messaging.operation.name": "send",
+            "messaging.operation.type": "send",
+            "messaging.destination.name": "mail",
+            "messaging.message.id": job.id,
+            "messaging.message.body.size": len(b'{"to":"ada@example.com"}'),
+            "headgate.task.name": "send",
+        }
+        assert dict(of(ran)) == {
+            "messaging.system": "headgate",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.destination.name": "mail",
+            "messaging.message.id": job.id,
+            "messaging.message.body.size": len(b'{"to":"ada@example.com"}'),
+            "headgate.task.name": "send",
+            "headgate.attempt": 1,
+            "headgate.wait": 0.0,
+            "headgate.limits": ("mails",),
+            "headgate.outcome": "succeeded",
+        }
+
+    run_virtual(main)
+
+
+def test_a_run_can_be_a_child_of_who_enqueued_it_instead() -> None:
+    traced = Traced(run_as="child")
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.instrument(traced.instrument)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app:
+            await (await work.enqueue()).result()
+        sent, ran = traced.one("send default"), traced.one("process default")
+        assert ran.parent is not None
+        assert ran.parent.span_id == span_id(sent)
+        assert ran.links == ()
+
+    run_virtual(main)
+    traced.close()
+
+
+def test_each_attempt_is_a_span_of_its_own_with_its_error(traced: Traced) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.instrument(traced.instrument)
+
+        @app.task(retry=RetryPolicy(retries=1, delay=60))
+        async def work() -> str:
+            if current_job().attempt == 1:
+                raise ValueError("no such page")
+            return "done"
+
+        async with app:
+            await (await work.enqueue()).result()
+        failed, succeeded = traced.spans("process default")
+        assert linked(failed) == linked(succeeded) == [span_id(traced.one("send default"))]
+        assert trace_id(failed) != trace_id(succeeded)
+        assert (of(failed)["headgate.attempt"], of(succeeded)["headgate.attempt"]) == (1, 2)
+        assert failed.status.status_code is trace.StatusCode.ERROR
+        assert of(failed)["error.type"] == "ValueError"
+        (event,) = failed.events
+        assert event.name == "exception"
+        assert event.attributes is not None
+        assert event.attributes["exception.message"] == "no such page"
+        assert "raise ValueError" in str(event.attributes["exception.stacktrace"])
+        assert succeeded.status.status_code is trace.StatusCode.UNSET
+
+    run_virtual(main)
+
+
+def test_what_is_no_failure_is_told_as_what_it_is(traced: Traced) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.instrument(traced.instrument)
+        answers = iter([Snooze(5), RateLimited(retry_after=3), None])
+
+        @app.task(limits=[StrictRate("10/s")])
+        async def work() -> None:
+            answer = next(answers)
+            if answer is not None:
+                raise answer
+
+        @app.task
+        async def stay() -> None:
+            await asyncio.sleep(1000)
+
+        async with app:
+            await (await work.enqueue()).result()
+            job = await stay.enqueue()
+            await asyncio.sleep(1)
+            await job.cancel()
+            await asyncio.sleep(1)
+        outcomes = [of(span)["headgate.outcome"] for span in traced.spans("process default")]
+        assert outcomes == ["snoozed", "refused", "succeeded", "cancelled"]
+        assert all(span.status.status_code is trace.StatusCode.UNSET for span in traced.spans("process default"))
+
+    run_virtual(main)
+
+
+def test_many_jobs_are_sent_in_one_span_that_all_of_them_link_to(traced: Traced) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.instrument(traced.instrument)
+
+        @app.task
+        async def work(number: int) -> None: ...
+
+        async with app:
+            jobs = await work.enqueue_many([(number,) for number in range(5)])
+            for job in jobs:
+                await job.result()
+        sent = traced.one("send default")
+        assert of(sent)["messaging.batch.message_count"] == 5
+        assert "messaging.message.id" not in of(sent)
+        assert [linked(span) for span in traced.spans("process default")] == [[span_id(sent)]] * 5
+
+    run_virtual(main)
+
+
+def test_the_jobs_of_a_chain_and_of_a_batch_link_to_who_enqueued_it(traced: Traced) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.instrument(traced.instrument)
+        app.queue("other")
+
+        @app.task
+        async def first() -> None: ...
+
+        @app.task(queue="other")
+        async def second() -> None: ...
+
+        async with app:
+            await chain(first.call(), second.call()).enqueue()
+            await asyncio.sleep(2)
+            made = await batch([first.call(), first.call()]).enqueue()
+            await made.wait()
+        mixed, alike = traced.one("send"), traced.one("send default")
+        assert of(mixed)["messaging.batch.message_count"] == 2
+        assert linked(traced.one("process other")) == [span_id(mixed)]
+        in_batch = [span for span in traced.spans("process default") if linked(span) == [span_id(alike)]]
+        assert [of(span)["messaging.message.conversation_id"] for span in in_batch] == [made.id] * 2
+
+    run_virtual(main)
+
+
+def test_an_occurrence_of_a_schedule_follows_nobody_and_names_its_schedule(traced: Traced) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.instrument(traced.instrument)
+
+        @app.schedule(Every(minutes=1), name="each minute", max_runs=1)
+        @app.task
+        async def report() -> None: ...
+
+        async with app:
+            await asyncio.sleep(130)
+        ran = traced.one("process default")
+        assert (ran.parent, ran.links) == (None, ())
+        assert of(ran)["headgate.schedule"] == "each minute"
+        assert traced.spans("send default") == []
+
+    run_virtual(main)
+
+
+def test_callbacks_have_a_span_beside_that_of_the_attempt(traced: Traced) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.instrument(traced.instrument)
+
+        @app.task
+        async def work() -> None: ...
+
+        @work.on_completed
+        async def tell(job: object, result: object) -> None:
+            with traced.tracer.start_as_current_span("telling"):
+                raise ValueError("nobody listens")
+
+        async with app:
+            await (await work.enqueue()).result()
+            await asyncio.sleep(1)
+        called, told = traced.one("on_completed work"), traced.one("telling")
+        assert linked(called) == [span_id(traced.one("send default"))]
+        assert told.parent is not None
+        assert told.parent.span_id == span_id(called)
+        assert called.status.status_code is trace.StatusCode.ERROR
+        assert traced.one("process default").status.status_code is trace.StatusCode.UNSET
+
+    run_virtual(main)
+
+
+async def test_plain_functions_see_their_span_in_their_thread_and_so_does_who_enqueues_from_one(
+    traced: Traced,
+) -> None:
+    app = Headgate("memory://")
+    app.instrument(traced.instrument)
+
+    @app.task
+    def work() -> str:
+        with traced.tracer.start_as_current_span("inside"):
+            return threading.current_thread().name
+
+    def enqueue() -> Any:
+        with traced.tracer.start_as_current_span("request"):
+            return work.sync.enqueue()
+
+    async with app:
+        job = await asyncio.to_thread(enqueue)
+        assert (await app.job(job.id).result(timeout=5)).startswith("headgate-job")
+    inside, sent = traced.one("inside"), traced.one("send default")
+    assert inside.parent is not None
+    assert inside.parent.span_id == span_id(traced.one("process default"))
+    assert sent.parent is not None
+    assert sent.parent.span_id == span_id(traced.one("request"))
+
+
+async def test_a_process_task_can_go_on_with_the_span_of_its_attempt(traced: Traced, tmp_path: Path) -> None:
+    app = Headgate(f"sqlite:///{tmp_path}/jobs.db")
+    app.instrument(traced.instrument)
+    work = app.task(process=True)(traced_bodies.current_span)
+    async with app:
+        job = await work.enqueue()
+        ids = await job.result(timeout=15)
+    assert ids == f"{span_id(traced.one('process default')):016x}"
+
+
+def test_headers_of_the_users_own_stay_and_what_the_handler_enqueues_is_part_of_its_trace(traced: Traced) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.instrument(traced.instrument)
+        app.queue("next")
+        headers: list[Mapping[str, str]] = []
+
+        @app.task(queue="next")
+        async def second() -> None:
+            headers.append(current_job().headers)
+
+        @app.task
+        async def first() -> None:
+            await second.using(headers={"tenant": "acme"}).enqueue()
+
+        async with app:
+            await (await first.enqueue()).result()
+            await asyncio.sleep(1)
+        assert headers[0]["tenant"] == "acme"
+        assert headers[0]["traceparent"].split("-")[2] == f"{span_id(traced.one('send next')):016x}"
+        assert trace_id(traced.one("send next")) == trace_id(traced.one("process default"))
+
+    run_virtual(main)
+
+
+def test_keys_are_hashed_with_a_salt_on_request_and_never_told() -> None:
+    hashes: list[object] = []
+    for salt in ("one", "one", "two"):
+        traced = Traced(key_salt=salt)
+
+        async def main(clock: VirtualClock, traced: Traced = traced) -> None:
+            app = Headgate("memory://", clock=clock)
+            app.instrument(traced.instrument)
+
+            @app.task(limits=[StrictRate("10/s", key="{to}")])
+            async def send(to: str) -> None: ...
+
+            async with app:
+                await (await send.enqueue("ada@example.com")).result()
+
+        run_virtual(main)
+        ran = traced.one("process default")
+        hashes.append(of(ran)["headgate.ratelimit.key_hash"])
+        assert "ada@example.com" not in ran.to_json()
+        traced.close()
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_an_enqueue_that_fails_is_an_error_of_its_span(traced: Traced) -> None:
+    class Full(MemoryStorage):
+        async def add(self, *_: Any, **__: Any) -> Any:
+            raise StorageUnavailable("no room")
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(Full(clock), clock=clock)
+        app.instrument(traced.instrument)
+
+        @app.task
+        async def work() -> None: ...
+
+        async with app.open():
+            with pytest.raises(StorageUnavailable):
+                await work.enqueue()
+        sent = traced.one("send default")
+        assert sent.status.status_code is trace.StatusCode.ERROR
+        assert of(sent)["error.type"] == "headgate.errors.StorageUnavailable"
+
+    run_virtual(main)
+
+
+def test_jobs_in_a_transaction_of_the_callers_are_traced_too(traced: Traced, tmp_path: Path) -> None:
+    import sqlite3
+
+    app = Headgate(f"sqlite:///{tmp_path}/jobs.db")
+    app.instrument(traced.instrument)
+
+    @app.task
+    async def work() -> None: ...
+
+    async def main() -> None:
+        async with app.open():
+            connection = sqlite3.connect(tmp_path / "jobs.db")
+            with traced.tracer.start_as_current_span("request"):
+                job = await work.using(connection=connection).enqueue()
+            connection.commit()
+            connection.close()
+            details = await app.admin.job(job.id)
+            assert details.record.headers is not None
+            assert f"{span_id(traced.one('send default')):016x}" in details.record.headers["traceparent"]
+
+    asyncio.run(main())
+
+
+def test_an_app_is_traced_by_one_only(traced: Traced) -> None:
+    app = Headgate("memory://")
+    app.instrument(traced.instrument)
+    with pytest.raises(DeclarationError, match="makes traces already"):
+        app.instrument(OpenTelemetry())
+    with pytest.raises(DeclarationError, match='"link" or "child"'):
+        OpenTelemetry(run_as="parent")  # type: ignore[arg-type]
+    with pytest.raises(DeclarationError, match="salts nothing"):
+        OpenTelemetry(key_salt="")
+
+
+def test_the_metrics_of_the_conventions_are_counted_and_measured(traced: Traced) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.instrument(OpenTelemetry(meter_provider=provider))
+
+        @app.task(retry=RetryPolicy(retries=0))
+        async def work(fails: bool) -> None:
+            await asyncio.sleep(3)
+            if fails:
+                raise ValueError
+
+        async with app:
+            await work.enqueue_many([(False,), (True,)])
+            await asyncio.sleep(10)
+
+    run_virtual(main)
+    data = reader.get_metrics_data()
+    assert data is not None
+    (resource,) = data.resource_metrics
+    found = {metric.name: metric.data.data_points for scope in resource.scope_metrics for metric in scope.metrics}
+    assert found["messaging.client.sent.messages"][0].value == 2  # type: ignore[union-attr]
+    assert found["messaging.client.consumed.messages"][0].value == 2  # type: ignore[union-attr]
+    runs = found["messaging.process.duration"]
+    assert {(dict(run.attributes or {}).get("error.type"), round(run.sum)) for run in runs} == {  # type: ignore[union-attr]
+        (None, 3),
+        ("ValueError", 3),
+    }
+    operations = {
+        dict(point.attributes or {})["messaging.operation.name"]
+        for point in found["messaging.client.operation.duration"]
+    }
+    assert operations == {"send", "receive", "settle"}
+    provider.shutdown()
+
+
+def test_log_lines_of_a_handler_carry_the_ids_of_its_span(traced: Traced) -> None:
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(self.format(record))
+
+    handler = Keep()
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("shop.orders")
+    logger.addHandler(handler)
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.instrument(traced.instrument)
+
+        @app.task
+        async def work() -> None:
+            logger.warning("slow")
+
+        async with app:
+            await (await work.enqueue()).result()
+
+    try:
+        run_virtual(main)
+    finally:
+        logger.removeHandler(handler)
+    ran = traced.one("process default")
+    assert f'"trace_id":"{trace_id(ran):032x}","span_id":"{span_id(ran):016x}"' in lines[0]
+    assert '"task":"work","queue":"default","attempt":1' in lines[0]

@@ -1,0 +1,91 @@
+"""A trace over two processes: who enqueues a job here, and a real worker that runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+APP = """
+import json
+import os
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+
+from headgate import Headgate
+from headgate.observe.tracing import OpenTelemetry
+
+
+class Lines(SpanExporter):
+    def export(self, spans):
+        with open("spans.jsonl", "a") as file:
+            for span in spans:
+                told = json.loads(span.to_json())
+                file.write(json.dumps({
+                    "name": span.name, "pid": os.getpid(), "trace": told["context"]["trace_id"],
+                    "id": told["context"]["span_id"], "parent": told["parent_id"],
+                    "links": [link["context"]["span_id"] for link in told["links"]],
+                }) + "\\n")
+        return SpanExportResult.SUCCESS
+
+
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(Lines()))
+trace.set_tracer_provider(provider)
+
+app = Headgate("sqlite:///jobs.db")
+app.instrument(OpenTelemetry())
+
+
+@app.task
+def work() -> None:
+    with trace.get_tracer("shop").start_as_current_span("query"):
+        pass
+"""
+
+ENQUEUE = """
+from opentelemetry import trace
+from project import app, work
+
+with trace.get_tracer("shop").start_as_current_span("request"), app.sync:
+    work.sync.enqueue()
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_one_process_enqueues_is_traced_into_the_worker_that_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "project.py").write_text(APP)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "headgate", "worker", "project:app"], cwd=tmp_path, stderr=subprocess.DEVNULL
+    )
+    try:
+        subprocess.run([sys.executable, "-c", ENQUEUE], cwd=tmp_path, check=True, timeout=10)
+        spans = spans_of(tmp_path / "spans.jsonl", "process default")
+    finally:
+        worker.terminate()
+        worker.wait(10)
+    request, sent, ran, query = (spans[name] for name in ("request", "send default", "process default", "query"))
+    assert sent["parent"] == request["id"]
+    assert ran["links"] == [sent["id"]]
+    assert ran["parent"] is None
+    assert query["parent"] == ran["id"]
+    assert request["pid"] == sent["pid"] != ran["pid"] == query["pid"] == worker.pid
+    assert os.getpid() not in (sent["pid"], ran["pid"])
+
+
+def spans_of(path: Path, last: str) -> dict[str, dict[str, object]]:
+    deadline = time.monotonic() + 10
+    while True:
+        lines = path.read_text().splitlines() if path.exists() else []
+        spans = {span["name"]: span for span in map(json.loads, lines)}
+        if last in spans:
+            return spans
+        assert time.monotonic() < deadline, f"only {list(spans)}"
+        time.sleep(0.02)

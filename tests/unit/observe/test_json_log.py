@@ -1,0 +1,102 @@
+"""Log lines as JSON: one object a line, whatever is logged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from decimal import Decimal
+from typing import Any
+
+from headgate import Headgate
+from headgate.jobs.event import JobRetried
+from headgate.observe.json_log import JsonFormatter, job_fields
+from headgate.observe.log import log_event
+
+
+def line(formatter: JsonFormatter | None = None, message: str = "hello", **fields: Any) -> dict[str, Any]:
+    record = logging.makeLogRecord({"name": "shop", "levelname": "INFO", "msg": message, **fields})
+    text = (formatter or JsonFormatter()).format(record)
+    assert "\n" not in text
+    return dict(json.loads(text))
+
+
+def test_a_line_has_its_time_its_level_its_logger_its_message_and_what_was_passed_along() -> None:
+    told = line(created=1_767_225_600.25, msg="%s of %d", args=("page", 3), tenant="acme", price=Decimal("1.50"))
+    assert told == {
+        "time": "2026-01-01T00:00:00.250+00:00",
+        "level": "INFO",
+        "logger": "shop",
+        "message": "page of 3",
+        "tenant": "acme",
+        "price": "1.50",
+    }
+
+
+def test_fields_of_the_program_are_in_every_line_and_nothing_takes_their_place() -> None:
+    told = line(JsonFormatter({"service": "billing"}), service="other", message="hello")
+    assert told["service"] == "billing"
+    assert told["message"] == "hello"
+
+
+def test_an_error_is_there_with_its_traceback_in_the_same_line() -> None:
+    try:
+        raise ValueError("no such page")
+    except ValueError:
+        told = line(exc_info=sys.exc_info())
+    assert told["error"].startswith("Traceback")
+    assert told["error"].endswith("ValueError: no such page")
+
+
+def test_what_has_no_json_form_never_costs_the_line() -> None:
+    class Odd:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    circle: list[Any] = []
+    circle.append(circle)
+    told = line(odd=Odd(), circle=circle, keys={(1, 2): 3}, plain=object, bad="\ud800", good=1)
+    assert told["message"] == "hello"
+    assert told["good"] == 1
+    assert told["odd"] == "<Odd that cannot be shown>"
+    assert told["keys"] == {"(1, 2)": 3}
+
+
+def test_a_line_out_of_a_handler_tells_its_job() -> None:
+    app = Headgate("memory://")
+    told: list[dict[str, Any]] = []
+
+    @app.task
+    async def work() -> None:
+        told.append(line())
+
+    async def main() -> str:
+        async with app:
+            job = await work.enqueue()
+            await job.result(timeout=5)
+        return job.id
+
+    job_id = asyncio.run(main())
+    assert {"job_id": job_id, "task": "work", "queue": "default", "attempt": 1}.items() <= told[0].items()
+    assert job_fields() == {}
+
+
+def test_a_line_of_headgates_own_tells_its_event_and_the_fields_of_it() -> None:
+    records: list[logging.LogRecord] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    handler = Keep()
+    logger = logging.getLogger("headgate")
+    logger.addHandler(handler)
+    try:
+        log_event(JobRetried(at=0, job_id="1", task="work", queue="mail", attempt=2, run_at=0, error=None, ran=1.5))
+    finally:
+        logger.removeHandler(handler)
+    told = json.loads(JsonFormatter().format(records[0]))
+    assert told["event"] == "JobRetried"
+    assert told["headgate"]["queue"] == "mail"
+    assert told["headgate"]["ran"] == 1.5
