@@ -1,0 +1,58 @@
+"""The audit log: what people did, and to what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from headgate.clock import to_datetime
+from headgate.http.caller import Caller
+from headgate.http.endpoint import Endpoint, Query, reads
+from headgate.http.page import Count, Name, Number, Page
+from headgate.jobs.audit import AuditEntry, SubjectKind
+
+
+class AuditLogQuery(Query, frozen=True, kw_only=True):
+    kind: SubjectKind | None = None
+    subject: Annotated[Name | None, msgspec.Meta(description="The id of a job, or a name.")] = None
+    actor: Name | None = None
+    before: Annotated[Number | None, msgspec.Meta(description="The `next` of the page before it.")] = None
+    count: Count = 50
+
+
+class AuditEntryView(msgspec.Struct, frozen=True):
+    """What somebody did, and when; numbers grow."""
+
+    number: int
+    at: datetime
+    actor: str
+    action: str
+    kind: SubjectKind
+    subject: str
+    detail: str | None
+
+
+async def audit_log(caller: Caller, query: AuditLogQuery) -> Page[AuditEntryView]:
+    """What people did to jobs, limits, queues and schedules, newest first."""
+    found = await caller.admin.audit_log(
+        kind=query.kind, subject=query.subject, actor=query.actor, before=query.before, count=query.count
+    )
+    return Page([_entry(each) for each in found], str(found[-1].number) if len(found) == query.count else None)
+
+
+def _entry(entry: AuditEntry) -> AuditEntryView:
+    return AuditEntryView(
+        number=entry.number,
+        at=to_datetime(entry.at),
+        actor=entry.actor,
+        action=entry.action,
+        kind=entry.kind,
+        subject=entry.subject,
+        detail=entry.detail,
+    )
+
+
+ENDPOINTS: Sequence[Endpoint] = (reads("/audit", audit_log),)

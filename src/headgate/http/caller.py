@@ -1,0 +1,39 @@
+"""The caller of an endpoint: who asks, what he may do, and what of a job he is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.admin import Admin, Overview
+from headgate.http.auth import User
+from headgate.http.redaction import NO_SECRETS, Redaction, Secrets
+from headgate.http.watch import Reach, Watch
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and the Admin that does what he asks for in his name.
+
+    `reach` runs what is asked of the app where the app is open. `token` is what he has to send with what changes
+    something. With `read_only` nobody changes anything.
+    """
+
+    user: User
+    admin: Admin
+    redaction: Redaction
+    watch: Watch
+    reach: Reach
+    token: str
+    title: str
+    read_only: bool
+
+    async def overview(self) -> Overview:
+        """What is going on, as of the last second."""
+        return (await self.watch.look()).overview
+
+    async def secrets(self, job_id: str) -> Secrets:
+        """What is hidden of a job, and is not to be read in its texts either. Raises JobNotFound."""
+        if not self.redaction:
+            return NO_SECRETS
+        record = (await self.admin.job(job_id)).record
+        return self.redaction.secrets(record.payload, record.result, headers=record.headers)

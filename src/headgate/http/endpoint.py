@@ -1,0 +1,228 @@
+"""Endpoints: each is declared once, and that is what parses its requests and what documents it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_type_hints
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headgate.errors import HeadgateError
+from headgate.http.auth import Role
+from headgate.http.caller import Caller
+from headgate.http.refusal import Refusal, refusal_of
+
+LARGEST_BODY = 64 * 1024
+"""Bytes; no body that is asked for comes near it."""
+
+LARGEST_NUMBER = 2**53 - 1
+"""The largest that JavaScript keeps exactly."""
+
+MOST_FIELDS = 50
+
+Method = Literal["GET", "POST", "DELETE"]
+Handler = Callable[..., Coroutine[Any, Any, Any]]
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a request; what is not one of them is refused."""
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is sent with a request, as JSON; one whose fields all have defaults may be left out."""
+
+
+class Done(msgspec.Struct, frozen=True):
+    """It is done; `changed` is False if it was so before."""
+
+    changed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One thing that can be asked for: how, by whom, with what, and what comes back.
+
+    Its handler is given the `Caller`, the parts of the path by their names, and the `query` and the `body` if it takes
+    them. The first line of its docstring is what the API's description says. `refuses` are the statuses that are its
+    own, beside those that any endpoint can have.
+    """
+
+    method: Method
+    path: str
+    needs: Role
+    handler: Handler
+    refuses: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.handler.__name__.rstrip("_")
+
+    @property
+    def subject(self) -> str:
+        """The noun that it is about: the module of its handler."""
+        return self.handler.__module__.rpartition(".")[2]
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(self.handler) or "").partition("\n")[0]
+
+    @property
+    def description(self) -> str:
+        return (inspect.getdoc(self.handler) or "").partition("\n")[2].strip()
+
+    @property
+    def path_names(self) -> Sequence[str]:
+        return re.findall(r"{(\w+)}", self.path)
+
+    @property
+    def hints(self) -> Mapping[str, Any]:
+        return get_type_hints(self.handler, include_extras=True)
+
+    @property
+    def query(self) -> type[Query] | None:
+        return self.hints.get("query")
+
+    @property
+    def body(self) -> type[Body] | None:
+        return self.hints.get("body")
+
+    @property
+    def answer(self) -> Any:
+        return self.hints["return"]
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes anything, and so needs the caller's token."""
+        return self.method != "GET"
+
+    @property
+    def is_body_optional(self) -> bool:
+        return self.body is None or all(not field.required for field in msgspec.structs.fields(self.body))
+
+
+def reads(path: str, handler: Handler, *, needs: Role = "viewer", refuses: tuple[int, ...] = ()) -> Endpoint:
+    """What is looked at."""
+    return Endpoint("GET", path, needs, handler, refuses)
+
+
+def acts(path: str, handler: Handler, *, needs: Role = "operator", refuses: tuple[int, ...] = ()) -> Endpoint:
+    """What is done."""
+    return Endpoint("POST", path, needs, handler, refuses)
+
+
+def removes(path: str, handler: Handler, *, needs: Role = "admin", refuses: tuple[int, ...] = ()) -> Endpoint:
+    """What is taken away."""
+    return Endpoint("DELETE", path, needs, handler, refuses)
+
+
+class Answering:
+    """An endpoint at work: parses, calls its handler, renders."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._query = endpoint.query
+        self._body = endpoint.body
+        self._encode = msgspec.json.Encoder().encode
+
+    async def __call__(self, request: Request, caller: Caller) -> Response:
+        """The answer. Raises Refusal."""
+        given: dict[str, Any] = {name: require_text(name, value) for name, value in request.path_params.items()}
+        query = parse_query(request.url.query, self._query or Query)
+        if self._query is not None:
+            given["query"] = query
+        if self._body is not None:
+            given["body"] = parse_body(await read_body(request), self._body)
+        try:
+            answer = await caller.reach(self.endpoint.handler(caller, **given))
+        except HeadgateError as error:
+            raise refusal_of(error) from error
+        return Response(self._encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def parse_query(text: str, kind: type[Query]) -> Query:
+    """The parameters of a URL. Raises Refusal for one that is unknown, is there twice, or makes no sense."""
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
+    except ValueError as error:
+        raise _bad_request(f"the query cannot be read: {error}") from None
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        raise _bad_request("a parameter is given twice; give each once")
+    for name, value in given.items():
+        require_text(name, value)
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _bad_request(_worded(error, "parameter")) from None
+
+
+def parse_body(content: bytes, kind: type[Body]) -> Body:
+    """The body of a request. Raises Refusal for what is no JSON, or not what is asked for."""
+    try:
+        body = msgspec.json.decode(content or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise _bad_request(_worded(error, "field")) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _bad_request(f"the body is no JSON: {error}") from None
+    require_storable(msgspec.to_builtins(body))
+    return body
+
+
+async def read_body(request: Request) -> bytes:
+    """The body, if it is not too long. Raises Refusal."""
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > LARGEST_BODY:
+        raise _too_large()
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > LARGEST_BODY:
+            raise _too_large()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content and kind != "application/json":
+        raise Refusal(415, "unsupported_media_type", "a body is sent as JSON, with Content-Type: application/json")
+    return bytes(content)
+
+
+def require_text(name: str, value: str) -> str:
+    """Raise Refusal for what no store can look for."""
+    if "\x00" in value or "\x00" in name:
+        raise _bad_request(f"{name.encode(errors='replace').decode()!r} has a NUL character, which is not kept in text")
+    return value
+
+
+def require_storable(value: Any) -> None:
+    """Raise Refusal for a text or a number, wherever it stands, that no store can look for."""
+    match value:
+        case str():
+            require_text("a field", value)
+        case int() if abs(value) > LARGEST_NUMBER:
+            raise _bad_request(f"{value} is too large")
+        case dict():
+            for each in value.values():
+                require_storable(each)
+        case list():
+            for each in value:
+                require_storable(each)
+
+
+def _worded(error: msgspec.ValidationError, what: str) -> str:
+    """What msgspec says, in the words of whoever asks."""
+    message, _, path = str(error).partition(" - at `$")
+    path = path.strip("`.")
+    message = message.replace("Object contains unknown field", f"there is no {what}")
+    return f"{message} ({path})" if path else message
+
+
+def _bad_request(message: str) -> Refusal:
+    return Refusal(400, "bad_request", message)
+
+
+def _too_large() -> Refusal:
+    return Refusal(413, "too_large", f"the body is longer than {LARGEST_BODY:,} bytes")

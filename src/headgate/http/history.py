@@ -1,0 +1,54 @@
+"""History: what jobs did and what limits granted over time, as charts show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+
+from headgate.admin import JobsPoint, LimitHistory
+from headgate.http.caller import Caller
+from headgate.http.endpoint import Endpoint, Query, reads
+from headgate.http.page import Name
+
+Span = Annotated[float, msgspec.Meta(ge=10, le=60 * 86400, description="How far back, in seconds.")]
+
+
+class HistoryQuery(Query, frozen=True, kw_only=True):
+    step: Annotated[
+        Literal[10, 60, 3600],
+        msgspec.Meta(description="Seconds of a point; kept for an hour, a day and 60 days."),
+    ] = 60
+    span: Span = 3600
+    queue: Name | None = None
+    task: Name | None = None
+
+
+class LimitHistoryQuery(Query, frozen=True, kw_only=True):
+    key: Annotated[Name | None, msgspec.Meta(description="One key; without it, all together.")] = None
+    span: Span = 3600
+
+
+class JobsHistory(msgspec.Struct, frozen=True):
+    """What jobs did, in steps of `step` seconds; those in which nothing happened are not there."""
+
+    step: int
+    points: Sequence[JobsPoint]
+
+
+async def history(caller: Caller, query: HistoryQuery) -> JobsHistory:
+    """What jobs did over time, of a queue, of a task, or of all; oldest first, up to 1,440 points."""
+    points = await caller.admin.history.jobs(query.queue, query.task, step=query.step, span=query.span)
+    return JobsHistory(query.step, points)
+
+
+async def limit_history(caller: Caller, limit: str, query: LimitHistoryQuery) -> LimitHistory:
+    """What was charged to a limit over time, in steps of 10 s up to an hour and of 60 s up to a day."""
+    return await caller.admin.history.limit(limit, query.key, span=query.span)
+
+
+ENDPOINTS: Sequence[Endpoint] = (
+    reads("/history", history, refuses=(422,)),
+    reads("/limits/{limit}/history", limit_history, refuses=(422,)),
+)

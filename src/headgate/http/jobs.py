@@ -1,0 +1,388 @@
+"""Jobs: find them, look into them, let them run again or now, cancel them, one by one or many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from headgate.admin import BulkResult, Explanation, JobDetails, JobQuery, ListedJob
+from headgate.clock import to_datetime
+from headgate.http.caller import Caller
+from headgate.http.endpoint import Body, Done, Endpoint, Query, acts, reads
+from headgate.http.page import Count, Cursor, Name, Number, Page
+from headgate.http.redaction import NO_SECRETS, Redaction, Secrets
+from headgate.http.refusal import Refusal
+from headgate.jobs.job import JobError, JobOptions, JobRecord
+from headgate.jobs.report import LogLine
+from headgate.jobs.state import JobState
+from headgate.storage.protocol import JobView
+from headgate.tasks.handle import JobProgress, JobStatus
+
+MOST_COUNTED = 10_000
+
+MOST_CHANGED = 10_000
+"""Jobs that one request changes at most: a browser waits for it."""
+
+Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+class JobWords(Query, frozen=True, kw_only=True):
+    """Which jobs: those that are all that is said; without a word, all jobs."""
+
+    state: JobState | None = None
+    view: Annotated[JobView | None, msgspec.Meta(description="What a waiting job waits for.")] = None
+    queue: Name | None = None
+    task: Name | None = None
+    limit: Annotated[Name | None, msgspec.Meta(description="A limit that it draws on.")] = None
+    key: Annotated[Name | None, msgspec.Meta(description="The key for which it draws on a limit.")] = None
+    unique_key: Name | None = None
+    schedule: Name | None = None
+    batch: Name | None = None
+    node: Annotated[Name | None, msgspec.Meta(description="The node whose it is or was last.")] = None
+    error: Annotated[Name | None, msgspec.Meta(description="How the type of its last error begins.")] = None
+    text: (
+        Annotated[
+            str,
+            msgspec.Meta(
+                min_length=1,
+                max_length=200,
+                description="A part of its payload as JSON. Only for admins where fields are redacted.",
+            ),
+        ]
+        | None
+    ) = None
+    enqueued_after: Instant | None = None
+    enqueued_before: Instant | None = None
+    finished_after: Instant | None = None
+    finished_before: Instant | None = None
+
+
+class JobsQuery(JobWords, frozen=True, kw_only=True):
+    order: Literal["newest", "oldest"] = "newest"
+    before: Cursor | None = None
+    count: Count = 50
+
+
+class LogsQuery(Query, frozen=True, kw_only=True):
+    after: Annotated[Number, msgspec.Meta(description="The number of the last line that is known.")] = 0
+    count: Count = 100
+    newest: Annotated[bool, msgspec.Meta(description="The last lines instead of the first.")] = False
+
+
+class BulkRequest(Body, frozen=True, kw_only=True):
+    """What is to be done, to which jobs, and to how many at most; with `dry_run` it is only counted."""
+
+    action: Literal["retry", "cancel", "run_now"]
+    query: JobWords
+    most: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHANGED)] = 1000
+    dry_run: bool = False
+
+
+class ListedJobView(msgspec.Struct, frozen=True):
+    """A job as a list shows it, with the beginning of its payload."""
+
+    id: str
+    task: str
+    queue: str
+    state: JobState
+    view: JobView | None
+    attempt: int
+    priority: int
+    enqueued_at: datetime
+    run_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    throttled_until: datetime | None
+    waits_for: DrawView | None
+    error: JobError | None
+    is_blocked: bool
+    is_scheduled: bool
+    follows: str | None
+    lane_waiting: int
+    progress: JobProgress | None
+    payload: str
+
+
+class DrawView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A limit that a job draws on, its key, and what one start costs."""
+
+    limit: str
+    key: str
+    cost: int | None = None
+
+
+class AttemptView(msgspec.Struct, frozen=True):
+    """How an attempt ended that did not succeed."""
+
+    number: int
+    node: str | None
+    started_at: datetime
+    ended_at: datetime
+    outcome: str
+    error: JobError | None
+
+
+class MomentView(msgspec.Struct, frozen=True):
+    """Something that happened to a job."""
+
+    at: datetime
+    what: str
+    attempt: int | None
+    node: str | None
+    actor: str | None
+    detail: str | None
+
+
+class LogLineView(msgspec.Struct, frozen=True):
+    """A line that a job has logged; numbers grow, with gaps."""
+
+    number: int
+    at: datetime
+    attempt: int
+    level: int
+    logger: str
+    message: str
+
+
+class JobDetailsView(msgspec.Struct, frozen=True):
+    """Everything that is known of a job. Fields that match `redacted` of the session are hidden."""
+
+    status: JobStatus
+    payload: Any
+    result: Any
+    error: JobError | None
+    headers: Mapping[str, str] | None
+    options: JobOptions | None
+    draws: Sequence[DrawView]
+    unique_key: str | None
+    schedule: str | None
+    batch: str | None
+    node: str | None
+    cancel_requested: bool
+    expires_at: datetime | None
+    audit: str
+    attempts: Sequence[AttemptView]
+    timeline: Sequence[MomentView]
+    last_lines: Sequence[LogLineView]
+
+
+class JobCount(msgspec.Struct, frozen=True):
+    """How many jobs there are; not `is_exact` where there are more than were counted."""
+
+    count: int
+    is_exact: bool
+
+
+async def jobs(caller: Caller, query: JobsQuery) -> Page[ListedJobView]:
+    """A page of the jobs that are what is asked for."""
+    found = await caller.admin.listed(
+        _query(caller, query), before=query.before, count=query.count, oldest_first=query.order == "oldest"
+    )
+    next = found[-1].status.id if len(found) == query.count else None
+    return Page([_listed(job, caller.redaction) for job in found], next)
+
+
+async def count_jobs(caller: Caller, query: JobWords) -> JobCount:
+    """How many jobs are what is asked for; counted up to 10,000."""
+    count = await caller.admin.count(_query(caller, query), most=MOST_COUNTED + 1)
+    return JobCount(min(count, MOST_COUNTED), count <= MOST_COUNTED)
+
+
+async def job(caller: Caller, id: str) -> JobDetailsView:
+    """Everything that is known of a job: payload, result, attempts, its life, its last log lines."""
+    return _details(await caller.admin.job(id), caller.redaction)
+
+
+async def explain_job(caller: Caller, id: str) -> Explanation:
+    """Why a job has not started, or what became of it, with the limits that it draws on as they are now."""
+    found = await caller.admin.explain(id)
+    secrets = await caller.secrets(id)
+    return replace(
+        found,
+        status=_status(found.status, caller.redaction, secrets),
+        reason=caller.redaction.text(found.reason, secrets),
+    )
+
+
+async def job_logs(caller: Caller, id: str, query: LogsQuery) -> Page[LogLineView]:
+    """What a job has logged, oldest first: the lines after one, or the newest."""
+    lines = await caller.admin.logs(id, after=query.after, count=query.count, newest=query.newest)
+    secrets = await caller.secrets(id)
+    more = len(lines) == query.count and not query.newest
+    return Page([_line(line, caller.redaction, secrets) for line in lines], str(lines[-1].number) if more else None)
+
+
+async def retry_job(caller: Caller, id: str) -> Done:
+    """Let a failed or cancelled job wait again, with all its tries."""
+    await caller.admin.retry(id)
+    return Done()
+
+
+async def cancel_job(caller: Caller, id: str) -> Done:
+    """Cancel a waiting job, or ask a running one to end; not `changed` if it was final."""
+    return Done(await caller.admin.cancel(id))
+
+
+async def run_job_now(caller: Caller, id: str) -> Done:
+    """Let a job that waits for its time, or for its next try, be ready at once; no limit is passed by it."""
+    await caller.admin.run_now(id)
+    return Done()
+
+
+async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
+    """Retry, cancel or run now many jobs, oldest first; repeat it as long as it `is_cut`."""
+    query = _query(caller, body.query)
+    match body.action:
+        case "retry":
+            return await caller.admin.retry_many(query, most=body.most, dry_run=body.dry_run)
+        case "cancel":
+            return await caller.admin.cancel_many(query, most=body.most, dry_run=body.dry_run)
+        case "run_now":
+            return await caller.admin.run_many_now(query, most=body.most, dry_run=body.dry_run)
+
+
+ENDPOINTS: Sequence[Endpoint] = (
+    reads("/jobs", jobs),
+    reads("/jobs/count", count_jobs),
+    acts("/jobs/bulk", change_jobs),
+    reads("/jobs/{id}", job, refuses=(404,)),
+    reads("/jobs/{id}/explain", explain_job, refuses=(404,)),
+    reads("/jobs/{id}/logs", job_logs, refuses=(404,)),
+    acts("/jobs/{id}/retry", retry_job, refuses=(404, 409)),
+    acts("/jobs/{id}/cancel", cancel_job, refuses=(404, 409)),
+    acts("/jobs/{id}/run-now", run_job_now, refuses=(404, 409)),
+)
+
+
+def _query(caller: Caller, words: JobWords) -> JobQuery:
+    """The query that the words make. Raises Refusal for one that would tell what is hidden.
+
+    Who may ask whether a hidden value contains a text can read it, letter by letter.
+    """
+    if words.text is not None and caller.redaction and not caller.user.may("admin"):
+        raise Refusal(
+            403,
+            "text_is_redacted",
+            "fields of payloads are redacted here, and a search in their text would tell them; ask an admin, or "
+            "search by task, key, error or time",
+        )
+    return JobQuery(**{name: getattr(words, name) for name in JobQuery.__dataclass_fields__})
+
+
+# ---------------------------------------------------------------------------------------------------- showing
+
+
+def _listed(job: ListedJob, redaction: Redaction) -> ListedJobView:
+    says_something = job.status.error is not None or job.status.progress is not None
+    secrets = redaction.secrets(job.payload, headers=job.headers) if says_something else NO_SECRETS
+    status = _status(job.status, redaction, secrets)
+    return ListedJobView(
+        id=status.id,
+        task=status.task,
+        queue=status.queue,
+        state=status.state,
+        view=_view(status),
+        attempt=status.attempt,
+        priority=status.priority,
+        enqueued_at=status.enqueued_at,
+        run_at=status.run_at,
+        started_at=status.started_at,
+        finished_at=status.finished_at,
+        throttled_until=status.throttled_until,
+        waits_for=None if status.waits_for is None else DrawView(*status.waits_for),
+        error=_short(status.error),
+        is_blocked=status.is_blocked,
+        is_scheduled=status.is_scheduled,
+        follows=status.follows,
+        lane_waiting=status.lane_waiting,
+        progress=status.progress,
+        payload=redaction.preview(job.payload),
+    )
+
+
+def _view(status: JobStatus) -> JobView | None:
+    """What a waiting job waits for, as far as its row tells."""
+    if status.state is not JobState.WAITING:
+        return None
+    if status.is_blocked:
+        return "blocked"
+    if status.is_scheduled:
+        return "scheduled"
+    return "throttled" if status.waits_for is not None else "ready"
+
+
+def _short(error: JobError | None) -> JobError | None:
+    """An error without its traceback, which nobody reads in a list."""
+    return None if error is None else JobError(error.type, error.message)
+
+
+def _details(job: JobDetails, redaction: Redaction) -> JobDetailsView:
+    record = job.record
+    secrets = redaction.secrets(record.payload, record.result, headers=record.headers)
+    origin = record.origin
+    return JobDetailsView(
+        status=_status(job.status, redaction, secrets),
+        payload=redaction.json(record.payload),
+        result=redaction.json(record.result),
+        error=redaction.error(record.error, secrets),
+        headers=redaction.mapping(record.headers),
+        options=record.options,
+        draws=_draws(record),
+        unique_key=record.unique_key,
+        schedule=None if origin is None else origin.schedule,
+        batch=None if origin is None else origin.batch,
+        node=record.node,
+        cancel_requested=record.cancel_requested,
+        expires_at=None if record.expires_at is None else to_datetime(record.expires_at),
+        audit=record.audit.word,
+        attempts=[
+            AttemptView(
+                number=each.number,
+                node=each.node,
+                started_at=to_datetime(each.started_at),
+                ended_at=to_datetime(each.ended_at),
+                outcome=each.outcome,
+                error=redaction.error(each.error, secrets),
+            )
+            for each in job.attempts
+        ],
+        timeline=[
+            MomentView(
+                at=each.at,
+                what=each.what,
+                attempt=each.attempt,
+                node=each.node,
+                actor=each.actor,
+                detail=None if each.detail is None else redaction.text(each.detail, secrets),
+            )
+            for each in job.timeline
+        ],
+        last_lines=[_line(line, redaction, secrets) for line in job.last_lines],
+    )
+
+
+def _status(status: JobStatus, redaction: Redaction, secrets: Secrets) -> JobStatus:
+    said = status.progress
+    if said is not None and said.message is not None:
+        said = replace(said, message=redaction.text(said.message, secrets))
+    return replace(status, error=redaction.error(status.error, secrets), progress=said)
+
+
+def _draws(record: JobRecord) -> Sequence[DrawView]:
+    costs = record.costs or (1,) * len(record.draws)
+    return [DrawView(draw.limit, draw.key, cost) for draw, cost in zip(record.draws, costs, strict=True)]
+
+
+def _line(line: LogLine, redaction: Redaction, secrets: Secrets) -> LogLineView:
+    return LogLineView(
+        number=line.number,
+        at=to_datetime(line.at),
+        attempt=line.attempt,
+        level=line.level,
+        logger=line.logger,
+        message=redaction.text(line.message, secrets),
+    )

@@ -1,0 +1,219 @@
+"""Limits: the budget of each key, and how to steer it while jobs wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from headgate.admin import BucketStatus, DeclaredLimit
+from headgate.http.caller import Caller
+from headgate.http.endpoint import Body, Done, Endpoint, Query, acts, reads, removes
+from headgate.http.page import MOST, Count, Cursor, Name, Page, from_cursor, to_cursor
+from headgate.http.refusal import Refusal
+from headgate.storage.live_rules import Scope
+from headgate.storage.protocol import BucketPlace
+
+LATEST = datetime(9999, 1, 1, tzinfo=UTC)
+"""Instants after it cannot be told in every time zone, nor on every clock."""
+
+
+class LimitsQuery(Query, frozen=True, kw_only=True):
+    limit: Name | None = None
+    key: Annotated[Name | None, msgspec.Meta(description="A key, or with a `*` at its end how keys begin.")] = None
+    before: Cursor | None = None
+    count: Count = 50
+
+
+class LimitQuery(Query, frozen=True, kw_only=True):
+    limit: Name | None = None
+
+
+class KeyQuery(Query, frozen=True, kw_only=True):
+    key: Annotated[Name, msgspec.Meta(description="Empty for a limit without keys.")] = ""
+
+
+class AuditQuery(Query, frozen=True, kw_only=True):
+    key: Name | None = None
+    span: Annotated[
+        float, msgspec.Meta(ge=1, le=7 * 86400, description="Which starts are looked at: those of so many seconds.")
+    ] = 3600
+
+
+class Whom(Body, frozen=True, kw_only=True):
+    """A key, a pattern of keys (`stripe:*`), or a tier; without either, all keys."""
+
+    key: Name | None = None
+    tier: Name | None = None
+
+
+class SetRequest(Whom, frozen=True, kw_only=True):
+    """Another rule: "15/m", or a number for what runs at once; of another kind than declared, if that is named."""
+
+    rule: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+    kind: Literal["rate", "strict", "fixed", "sliding"] | None = None
+    burst: Annotated[int, msgspec.Meta(ge=1, le=10**9)] | None = None
+    slices: Annotated[int, msgspec.Meta(ge=1, le=10**4)] | None = None
+
+
+class KeyRequest(Body, frozen=True, kw_only=True):
+    """A key; empty for a limit without keys."""
+
+    key: Name = ""
+
+
+class PenalizeRequest(Body, frozen=True, kw_only=True):
+    """A key, and for how many `seconds`, or `until` when, nothing starts on it."""
+
+    key: Name = ""
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=366 * 86400)] | None = None
+    until: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class AssignRequest(Body, frozen=True, kw_only=True):
+    """A key, or a pattern of keys, and its tier; null takes it out."""
+
+    key: Name
+    tier: Name | None
+
+
+class SettingView(msgspec.Struct, frozen=True):
+    """What was set at run time: for all keys, a key, a pattern or a tier; or which tier a key is a `member` of."""
+
+    limit: str
+    scope: Scope
+    target: str
+    rule: str | None
+    is_paused: bool
+    tier: str | None
+
+
+class Reset(msgspec.Struct, frozen=True):
+    """How many permits running jobs hold still."""
+
+    held: int
+
+
+class AuditedView(msgspec.Struct, frozen=True):
+    """The most that started in any window of so many seconds, against what the rule allows there."""
+
+    limit: str
+    key: str
+    starts: int
+    window: float
+    highest: int
+    bound: int
+    held: bool
+
+
+async def limits(caller: Caller, query: LimitsQuery) -> Page[BucketStatus]:
+    """Limits by key, those with most waiting jobs first."""
+    is_prefix = query.key is not None and query.key.endswith("*")
+    found = await caller.admin.limits.list(
+        query.limit,
+        key=None if is_prefix else query.key,
+        prefix=query.key.removesuffix("*") if is_prefix and query.key is not None else None,
+        after=None if query.before is None else from_cursor(query.before, BucketPlace),
+        count=query.count,
+    )
+    return Page(found, to_cursor(found[-1].place) if len(found) == query.count else None)
+
+
+async def declared_limits(caller: Caller) -> Page[DeclaredLimit]:
+    """The limits that this app declares."""
+    return Page(caller.admin.limits.all_declared())
+
+
+async def limit_settings(caller: Caller, query: LimitQuery) -> Page[SettingView]:
+    """What is set at run time, of one limit or of all."""
+    return Page([msgspec.convert(each, SettingView, from_attributes=True) for each in await _settings(caller, query)])
+
+
+async def bucket(caller: Caller, limit: str, query: KeyQuery) -> BucketStatus:
+    """One limit for one key, with who holds its permits; one that used nothing yet has its whole budget."""
+    return await caller.admin.limits.bucket(limit, query.key)
+
+
+async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> Page[AuditedView]:
+    """Whether the limit held, recomputed from the starts that are kept; worst keys first, 500 of them."""
+    since = caller.admin.now() - timedelta(seconds=query.span)
+    found = await caller.admin.limits.audit(limit, key=query.key, since=since)
+    return Page([msgspec.convert(each, AuditedView, from_attributes=True) for each in found[:MOST]])
+
+
+async def pause_limit(caller: Caller, limit: str, body: Whom) -> Done:
+    """Let nothing start on a limit until it is resumed; what runs goes on, what waits loses nothing."""
+    await caller.admin.limits.pause(limit, key=body.key, tier=body.tier)
+    return Done()
+
+
+async def resume_limit(caller: Caller, limit: str, body: Whom) -> Done:
+    """End a pause."""
+    return Done(await caller.admin.limits.resume(limit, key=body.key, tier=body.tier))
+
+
+async def set_limit(caller: Caller, limit: str, body: SetRequest) -> Done:
+    """Let another rule hold until it is unset; the most specific setting wins: key, tier, longest pattern, all."""
+    await caller.admin.limits.set_rule(
+        limit, body.rule, kind=body.kind, burst=body.burst, slices=body.slices, key=body.key, tier=body.tier
+    )
+    return Done()
+
+
+async def unset_limit(caller: Caller, limit: str, body: Whom) -> Done:
+    """Return to the rule that the code declares."""
+    return Done(await caller.admin.limits.unset(limit, key=body.key, tier=body.tier))
+
+
+async def reset_limit(caller: Caller, limit: str, body: KeyRequest) -> Reset:
+    """Forget what a key has used; permits that running jobs hold stay held."""
+    return Reset(await caller.admin.limits.reset(limit, body.key))
+
+
+async def penalize_limit(caller: Caller, limit: str, body: PenalizeRequest) -> Done:
+    """Let nothing start on a key for so long; a reset lifts it."""
+    if body.until is not None and not caller.admin.now() < body.until < LATEST:
+        raise Refusal(400, "bad_request", "`until` must be an instant to come, before the year 9999")
+    match body.seconds, body.until:
+        case (float(until), None) | (None, datetime() as until):
+            await caller.admin.limits.penalize(limit, body.key, until)
+            return Done()
+    raise Refusal(400, "bad_request", "say either `seconds` or `until`")
+
+
+async def assign_limit(caller: Caller, limit: str, body: AssignRequest) -> Done:
+    """Put a key, or all that match a pattern, into a tier, or out of it."""
+    await caller.admin.limits.assign(limit, body.key, body.tier)
+    return Done()
+
+
+async def remove_limit(caller: Caller, limit: str) -> Done:
+    """Forget a limit: its settings and what its keys have used. Refused while jobs need it."""
+    await caller.admin.limits.remove(limit)
+    return Done()
+
+
+async def _settings(caller: Caller, query: LimitQuery) -> Sequence[Any]:
+    return await caller.admin.limits.settings(query.limit)
+
+
+STEERED = (404, 422)
+"""Unknown to this app, or not to be steered so."""
+
+ENDPOINTS: Sequence[Endpoint] = (
+    reads("/limits", limits),
+    reads("/limits/declared", declared_limits),
+    reads("/limits/settings", limit_settings),
+    reads("/limits/{limit}/bucket", bucket, refuses=(404,)),
+    reads("/limits/{limit}/audit", audit_limit, refuses=STEERED),
+    acts("/limits/{limit}/pause", pause_limit, needs="admin", refuses=STEERED),
+    acts("/limits/{limit}/resume", resume_limit, needs="admin", refuses=STEERED),
+    acts("/limits/{limit}/set", set_limit, needs="admin", refuses=STEERED),
+    acts("/limits/{limit}/unset", unset_limit, needs="admin", refuses=STEERED),
+    acts("/limits/{limit}/reset", reset_limit, needs="admin", refuses=STEERED),
+    acts("/limits/{limit}/penalize", penalize_limit, needs="admin", refuses=STEERED),
+    acts("/limits/{limit}/assign", assign_limit, needs="admin", refuses=STEERED),
+    removes("/limits/{limit}", remove_limit, refuses=(409,)),
+)

@@ -1,0 +1,168 @@
+"""The description of the API, made from the endpoints as they are declared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headgate.http.endpoint import Endpoint
+from headgate.http.refusal import ErrorAnswer
+
+REF = "#/components/schemas/{name}"
+
+_STATUSES = {
+    400: "The request makes no sense: an unknown parameter, a value out of range, no JSON.",
+    401: "Nobody said who he is, or by a credential that is not known.",
+    403: "This user may not do it; or it came from another site, or without the token.",
+    404: "There is no such thing.",
+    405: "The address is not for this method.",
+    409: "It cannot be done as things are.",
+    413: "The body is longer than 64 KB.",
+    415: "The body is not JSON.",
+    422: "It is understood, and can never work.",
+    429: "Too many wrong passwords from this address.",
+    503: "The store does not answer; try again later.",
+}
+
+
+def openapi(endpoints: Sequence[Endpoint]) -> bytes:
+    """The description as JSON, OpenAPI 3.1."""
+    types = _types(endpoints)
+    schemas, components = msgspec.json.schema_components(types, ref_template=REF)
+    known = dict(zip(map(repr, types), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        described = _operation(endpoint, known, components)
+        paths.setdefault(f"/api{endpoint.path}", {})[endpoint.method.lower()] = described
+    paths["/api/stream"] = {"get": _stream(known)}
+    paths["/api/openapi.json"] = {"get": _own()}
+    # Parameters are described where they stand, so most of their types are not referred to.
+    text = msgspec.json.encode([paths, components])
+    components = {name: schema for name, schema in components.items() if f'"{REF.format(name=name)}"'.encode() in text}
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "Headgate",
+                "version": "1",
+                "description": "What goes on in a store of jobs, and how to steer it. Instants are ISO 8601 in UTC, "
+                "durations seconds. Lists come in pages: `next` is where the next one begins, null at the end.",
+            },
+            "servers": [{"url": "..", "description": "where the dashboard is mounted"}],
+            "security": [{"basic": []}, {"bearer": []}, {}],
+            "paths": paths,
+            "components": {
+                "schemas": components,
+                "securitySchemes": {
+                    "basic": {"type": "http", "scheme": "basic"},
+                    "bearer": {"type": "http", "scheme": "bearer"},
+                },
+            },
+        }
+    )
+
+
+def _types(endpoints: Sequence[Endpoint]) -> list[Any]:
+    found: dict[str, Any] = {repr(ErrorAnswer): ErrorAnswer}
+    for endpoint in endpoints:
+        for kind in (endpoint.query, endpoint.body, endpoint.answer):
+            if kind is not None:
+                found.setdefault(repr(kind), kind)
+    return list(found.values())
+
+
+def _operation(endpoint: Endpoint, known: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in endpoint.path_names
+    ]
+    statuses = {400, 401, 403, 429, 503, *endpoint.refuses}
+    # What a path cannot lead to, as a name with a line break, is not there either.
+    statuses |= {404} if endpoint.path_names else set()
+    described: dict[str, Any] = {
+        "operationId": endpoint.name,
+        "summary": endpoint.summary,
+        "tags": [endpoint.subject],
+        "parameters": parameters + _parameters(endpoint, components),
+    }
+    description = " ".join(filter(None, (endpoint.description, f"Needs the role {endpoint.needs}.")))
+    described["description"] = description
+    if endpoint.changes:
+        described["parameters"].append(
+            {
+                "name": "X-Headgate-Token",
+                "in": "header",
+                "required": False,
+                "description": "The `token` of /api/session; not needed with a bearer token.",
+                "schema": {"type": "string"},
+            }
+        )
+    if endpoint.body is not None:
+        statuses |= {413, 415}
+        described["requestBody"] = {
+            "required": not endpoint.is_body_optional,
+            "content": {"application/json": {"schema": known[repr(endpoint.body)]}},
+        }
+    responses = {"200": _json("The answer.", known[repr(endpoint.answer)])}
+    for status in sorted(statuses):
+        responses[str(status)] = _json(_STATUSES[status], known[repr(ErrorAnswer)])
+    described["responses"] = responses
+    return described
+
+
+def _parameters(endpoint: Endpoint, components: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parameters of its query, from the very type that parses them."""
+    if endpoint.query is None:
+        return []
+    schema = components[endpoint.query.__name__]
+    required = schema.get("required", ())
+    return [
+        {"name": name, "in": "query", "required": name in required, **_documented(each)}
+        for name, each in schema["properties"].items()
+    ]
+
+
+def _documented(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter's schema and description. What is null in a type is simply left out in a URL."""
+    choices = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    schema = {name: value for name, value in schema.items() if name != "anyOf" and value is not None}
+    if len(choices) == 1:
+        schema.update(choices[0])
+    elif choices:
+        schema["anyOf"] = choices
+    # An enum may hold null beside its words.
+    if "enum" in schema:
+        schema["enum"] = [word for word in schema["enum"] if word is not None]
+    description = schema.pop("description", None)
+    return {"schema": schema} if description is None else {"description": description, "schema": schema}
+
+
+def _json(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _stream(known: dict[str, Any]) -> dict[str, Any]:
+    refusals = {str(status): _json(_STATUSES[status], known[repr(ErrorAnswer)]) for status in (401, 403, 429, 503)}
+    return {
+        "operationId": "stream",
+        "summary": "The overview as server-sent events, whenever it has changed, at most once a second",
+        "description": "`event: overview` has the JSON of /api/overview; `event: resync` says that something was left "
+        "out for a client that was too slow. A comment is sent after 15 s of silence. A stream ends after half a "
+        "minute, and an EventSource opens the next one by itself.",
+        "tags": ["overview"],
+        "responses": {
+            "200": {"description": "The stream.", "content": {"text/event-stream": {"schema": {"type": "string"}}}},
+            **refusals,
+        },
+    }
+
+
+def _own() -> dict[str, Any]:
+    return {
+        "operationId": "openapi",
+        "summary": "This description",
+        "tags": ["session"],
+        "responses": {"200": _json("OpenAPI 3.1.", {"type": "object"})},
+    }

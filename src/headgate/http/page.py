@@ -1,0 +1,46 @@
+"""Pages: lists come one page at a time, each with the cursor of the next."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
+
+from headgate.http.endpoint import LARGEST_NUMBER, require_storable
+from headgate.http.refusal import Refusal
+
+T = TypeVar("T")
+
+MOST = 500
+"""The longest page."""
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=MOST, description="How many at most.")]
+Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
+Name = Annotated[str, msgspec.Meta(max_length=300)]
+Cursor = Annotated[str, msgspec.Meta(min_length=1, max_length=2000, description="The `next` of the page before it.")]
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    """A page of a list; `next` is the cursor of the next one, null at the end."""
+
+    items: Sequence[T]
+    next: str | None = None
+
+
+def to_cursor(place: msgspec.Struct) -> str:
+    """A place in a list that no single column tells, as text that a URL carries as it is."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+
+
+def from_cursor(cursor: str, kind: type[T]) -> T:
+    """The place that a cursor stands for. Raises Refusal for one that was not given out."""
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        place = msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=kind)
+    except (binascii.Error, msgspec.MsgspecError, ValueError, RecursionError):
+        raise Refusal(400, "bad_request", f"{cursor[:80]!r} is not the `next` of any page") from None
+    require_storable(msgspec.to_builtins(place))
+    return place

@@ -1,0 +1,32 @@
+"""Queues: their jobs by state, and their pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.admin import QueueOverview
+from headgate.http.caller import Caller
+from headgate.http.endpoint import Done, Endpoint, acts, reads
+from headgate.http.page import Page
+
+
+async def queues(caller: Caller) -> Page[QueueOverview]:
+    """All queues by name: those that are declared, have jobs or are paused."""
+    return Page((await caller.overview()).queues)
+
+
+async def pause_queue(caller: Caller, name: str) -> Done:
+    """Give out no job of a queue to any node until it is resumed; what runs goes on."""
+    return Done(await caller.admin.queues.pause(name))
+
+
+async def resume_queue(caller: Caller, name: str) -> Done:
+    """End the pause of a queue."""
+    return Done(await caller.admin.queues.resume(name))
+
+
+ENDPOINTS: Sequence[Endpoint] = (
+    reads("/queues", queues),
+    acts("/queues/{name}/pause", pause_queue, refuses=(404,)),
+    acts("/queues/{name}/resume", resume_queue),
+)

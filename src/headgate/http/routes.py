@@ -1,0 +1,22 @@
+"""All endpoints of the API, in the order in which a path is looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.http import audit, batches, history, jobs, limits, nodes, overview, queues, schedules, session, tasks
+from headgate.http.endpoint import Endpoint
+
+ENDPOINTS: Sequence[Endpoint] = (
+    *session.ENDPOINTS,
+    *overview.ENDPOINTS,
+    *history.ENDPOINTS,
+    *queues.ENDPOINTS,
+    *jobs.ENDPOINTS,
+    *batches.ENDPOINTS,
+    *tasks.ENDPOINTS,
+    *limits.ENDPOINTS,
+    *schedules.ENDPOINTS,
+    *nodes.ENDPOINTS,
+    *audit.ENDPOINTS,
+)

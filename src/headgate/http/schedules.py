@@ -1,0 +1,88 @@
+"""Schedules: when they are due next, and how to pause, fire, skip and remove them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from headgate.http.caller import Caller
+from headgate.http.endpoint import Done, Endpoint, Query, acts, reads, removes
+from headgate.http.page import Count, Name, Page
+from headgate.tasks.schedule import ScheduleStatus
+
+
+class SchedulesQuery(Query, frozen=True, kw_only=True):
+    after: Annotated[
+        Name, msgspec.Meta(description="The `next` of the page before it: the name that it ended with.")
+    ] = ""
+    count: Count = 50
+
+
+class ScheduleDetails(msgspec.Struct, frozen=True):
+    """A schedule, and when it is due next if nothing changes."""
+
+    status: ScheduleStatus
+    next_runs: Sequence[datetime]
+
+
+class Triggered(msgspec.Struct, frozen=True):
+    """The id of the job that was enqueued."""
+
+    job: str
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """When it would have been due, and will not run; null if it is not due any more."""
+
+    skipped: datetime | None
+
+
+async def schedules(caller: Caller, query: SchedulesQuery) -> Page[ScheduleStatus]:
+    """Schedules by name."""
+    found = await caller.admin.schedules.page(after=query.after, count=query.count)
+    return Page(found, found[-1].name if len(found) == query.count else None)
+
+
+async def schedule(caller: Caller, name: str) -> ScheduleDetails:
+    """One schedule, with its next five runs."""
+    status = await caller.admin.schedules.status(name)
+    return ScheduleDetails(status, await caller.admin.schedules.next_runs(name))
+
+
+async def pause_schedule(caller: Caller, name: str) -> Done:
+    """Enqueue nothing of a schedule until it is resumed."""
+    return Done(await caller.admin.schedules.pause(name))
+
+
+async def resume_schedule(caller: Caller, name: str) -> Done:
+    """End a pause; what was due meanwhile is not made up for."""
+    return Done(await caller.admin.schedules.resume(name))
+
+
+async def trigger_schedule(caller: Caller, name: str) -> Triggered:
+    """Enqueue its job now, whatever its state; its rhythm stays."""
+    return Triggered(await caller.admin.schedules.trigger(name))
+
+
+async def skip_schedule(caller: Caller, name: str) -> Skipped:
+    """Leave out its next occurrence."""
+    return Skipped(await caller.admin.schedules.skip(name))
+
+
+async def remove_schedule(caller: Caller, name: str) -> Done:
+    """Forget a schedule; jobs that it has enqueued stay. One of the code comes back with the next node."""
+    return Done(await caller.admin.schedules.remove(name))
+
+
+ENDPOINTS: Sequence[Endpoint] = (
+    reads("/schedules", schedules),
+    reads("/schedules/{name}", schedule, refuses=(404, 409)),
+    acts("/schedules/{name}/pause", pause_schedule, refuses=(404,)),
+    acts("/schedules/{name}/resume", resume_schedule, refuses=(404, 409)),
+    acts("/schedules/{name}/trigger", trigger_schedule, refuses=(404, 409, 422)),
+    acts("/schedules/{name}/skip", skip_schedule, refuses=(404, 409)),
+    removes("/schedules/{name}", remove_schedule),
+)

@@ -1,0 +1,63 @@
+"""Who is signed in, and what the page has to know before it shows anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from importlib import metadata
+from typing import Literal
+
+import msgspec
+
+from headgate.http.auth import Role
+from headgate.http.caller import Caller
+from headgate.http.endpoint import Endpoint, reads
+
+
+class Session(msgspec.Struct, frozen=True):
+    """Who asks, and what he `can` do: "operate" jobs, queues and schedules; "admin" limits, and remove.
+
+    `token` is to be sent as X-Headgate-Token with what changes something. `store` is the path of its file, or its URL
+    without a password. Fields that match `redacted` are hidden.
+    """
+
+    user: str
+    role: Role
+    can: Sequence[Literal["operate", "admin"]]
+    token: str
+    title: str
+    store: str
+    version: str
+    now: datetime
+    read_only: bool
+    redacted: Sequence[str]
+
+
+async def session(caller: Caller) -> Session:
+    """Who is signed in, what he may do, and the token that he needs for it."""
+    can: list[Literal["operate", "admin"]] = []
+    if not caller.read_only:
+        can += ["operate"] if caller.user.may("operator") else []
+        can += ["admin"] if caller.user.may("admin") else []
+    return Session(
+        user=caller.user.name,
+        role=caller.user.role,
+        can=can,
+        token=caller.token,
+        title=caller.title,
+        store=caller.admin.address,
+        version=_version(),
+        now=caller.admin.now(),
+        read_only=caller.read_only,
+        redacted=caller.redaction.patterns,
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("headgate")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+ENDPOINTS: Sequence[Endpoint] = (reads("/session", session),)

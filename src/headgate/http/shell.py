@@ -1,0 +1,84 @@
+"""The page and its files: one HTML shell for every page of the dashboard, and what it loads."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import mimetypes
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headgate.http.refusal import Refusal
+
+STATIC = Path(__file__).parent / "static"
+
+PAGES = (
+    "/",
+    "/overview",
+    "/queues",
+    "/jobs",
+    "/jobs/{id}",
+    "/limits",
+    "/limits/{limit:path}",
+    "/schedules",
+    "/schedules/{name:path}",
+    "/nodes",
+    "/audit",
+    "/batches/{id}",
+)
+"""Every address that a page of the dashboard has; what is below is shown by the browser."""
+
+_KINDS = {".js": "text/javascript", ".svg": "image/svg+xml", ".css": "text/css", ".html": "text/html"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file as it is sent; its tag changes with it."""
+
+    content: bytes
+    kind: str
+
+    @property
+    def tag(self) -> str:
+        return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
+
+
+class Shell:
+    """Serves the shell and the static files from memory; a browser asks each time whether they have changed."""
+
+    def __init__(self, folder: Path = STATIC) -> None:
+        self._assets = {
+            path.relative_to(folder).as_posix(): Asset(path.read_bytes(), _kind(path))
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and not path.name.startswith((".", "_")) and "__pycache__" not in path.parts
+        }
+
+    async def page(self, request: Request, status: int = 200) -> Response:
+        """The shell, which is told only where it is mounted. Below an address that no page has, it says so itself."""
+        base = html.escape(f"{request.scope.get('root_path', '').rstrip('/')}/", quote=True)
+        page = self._assets["index.html"].content.replace(b'<base href="/">', f'<base href="{base}">'.encode(), 1)
+        if status != 200:
+            return Response(page, status, {"Cache-Control": "no-cache"}, media_type="text/html")
+        return _unless_known(request, Asset(page, "text/html"))
+
+    async def file(self, request: Request) -> Response:
+        """A static file. Raises Refusal for what is none."""
+        found = self._assets.get(request.path_params["path"])
+        if found is None:
+            raise Refusal(404, "not_found", "there is no such file")
+        return _unless_known(request, found)
+
+
+def _unless_known(request: Request, asset: Asset) -> Response:
+    headers = {"ETag": asset.tag, "Cache-Control": "no-cache"}
+    known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+    if asset.tag in known:
+        return Response(status_code=304, headers=headers)
+    return Response(asset.content, headers=headers, media_type=asset.kind)
+
+
+def _kind(path: Path) -> str:
+    return _KINDS.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"

@@ -1,0 +1,256 @@
+"""The dashboard as an ASGI app: routes, guard and answers put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from headgate.admin import Admin, FinalCounts, Overview
+from headgate.app import Headgate
+from headgate.clock import Clock, SystemClock
+from headgate.errors import HeadgateError, NotOpen
+from headgate.http.auth import Auth, Role, User
+from headgate.http.caller import Caller
+from headgate.http.endpoint import Answering, Endpoint
+from headgate.http.guard import Guard
+from headgate.http.openapi import openapi
+from headgate.http.redaction import Redaction
+from headgate.http.refusal import Refusal, refusal_of
+from headgate.http.routes import ENDPOINTS
+from headgate.http.shell import PAGES, Shell
+from headgate.http.stream import Stream
+from headgate.http.watch import Watch
+
+SECURITY = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "font-src 'self'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""On every answer, also on errors."""
+
+_log = logging.getLogger("headgate.http")
+
+Serve = Callable[[Request, User], Awaitable[Response]]
+
+
+def dashboard(
+    app: Headgate,
+    *,
+    auth: Auth | None = None,
+    redact: Iterable[str] = (),
+    title: str = "Headgate",
+    read_only: bool = False,
+    trusted_proxies: Iterable[str] = (),
+    secret: str | None = None,
+    clock: Clock | None = None,
+) -> Dashboard:
+    """The dashboard and the REST API of an app, to serve by itself or to mount: `host.mount("/jobs", dashboard(app))`.
+
+    Without `auth` it answers only this machine. `redact` names fields that nobody is shown: `"password"`,
+    `"card.number"`, `"*_key"`. With `read_only` nobody can change anything, whatever his role. `trusted_proxies` are
+    the addresses whose X-Forwarded-For and X-Forwarded-Host are believed. `secret` is needed only with a
+    `CallbackAuth` that several processes serve: it signs what lets a browser change something.
+
+    It opens the app with the first request unless it is open, and closes what it opened when its own lifespan or the
+    event loop ends. Where threads have opened it, as with `app.sync`, it asks the app on the loop that they share.
+    """
+    return Dashboard(
+        app,
+        guard=Guard(
+            auth,
+            read_only=read_only,
+            trusted_proxies=trusted_proxies,
+            secret=None if secret is None else secret.encode(),
+        ),
+        redaction=Redaction(redact),
+        title=title,
+        read_only=read_only,
+        clock=clock or SystemClock(),
+    )
+
+
+class Dashboard(Starlette):
+    """An ASGI app made by `dashboard()`."""
+
+    def __init__(
+        self, app: Headgate, *, guard: Guard, redaction: Redaction, title: str, read_only: bool, clock: Clock
+    ) -> None:
+        self._app = app
+        self._guard = guard
+        self._redaction = redaction
+        self._title = title
+        self._read_only = read_only
+        self._opening = asyncio.Lock()
+        self._opened: contextlib.AsyncExitStack | None = None
+        self._counts = FinalCounts(clock)
+        self._watch = Watch(self._overview, clock, app.portal.reach)
+        self.stream = Stream(self._watch, clock)
+        self._shell = Shell()
+        super().__init__(routes=self._routes(), lifespan=_lifespan, exception_handlers={HTTPException: self._not_found})
+        self.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY.items():
+                    headers[name] = value
+            await send(message)
+
+        await super().__call__(scope, receive, send_safely)
+
+    async def close(self) -> None:
+        """End all streams, and close what was opened here. Twice is fine."""
+        self.stream.end()
+        await self._watch.close()
+        await self._app.portal.reach(self._counts.close())
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.aclose()
+
+    # ------------------------------------------------------------------------------------------------- routes
+
+    def _routes(self) -> list[Route]:
+        shell = self._shell
+
+        async def page(request: Request, user: User) -> Response:
+            return await shell.page(request)
+
+        async def file(request: Request, user: User) -> Response:
+            return await shell.file(request)
+
+        async def stream(request: Request, user: User) -> Response:
+            await self._admin()
+            return await self.stream.response(request)
+
+        description = openapi(ENDPOINTS)
+
+        async def described(request: Request, user: User) -> Response:
+            return Response(description, media_type="application/json", headers={"Cache-Control": "no-cache"})
+
+        routes = [
+            self._route(f"/api{_path(each)}", each.method, self._answering(each), each.needs) for each in ENDPOINTS
+        ]
+        streams = self._route("/api/stream", "GET", stream)
+        # It would stream to nobody.
+        streams.methods = {"GET"}
+        routes.append(streams)
+        routes.append(self._route("/api/openapi.json", "GET", described))
+        routes.append(self._route("/static/{path:path}", "GET", file))
+        return routes + [self._route(path, "GET", page) for path in PAGES]
+
+    def _route(self, path: str, method: str, serve: Serve, needs: Role = "viewer") -> Route:
+        return Route(path, self._guarded(method, serve, needs), methods=[method])
+
+    def _guarded(self, method: str, serve: Serve, needs: Role = "viewer") -> Callable[[Request], Awaitable[Response]]:
+        async def guarded(request: Request) -> Response:
+            try:
+                user = await self._guard.user(request)
+                self._guard.require(request, user, needs, changes=method != "GET")
+                return await serve(request, user)
+            except Refusal as refusal:
+                return refusal.response()
+            except HeadgateError as error:
+                return refusal_of(error).response()
+            except Exception:
+                # A path may hold line breaks, and would write lines of its own.
+                _log.exception("%s %r failed", method, request.scope.get("path"))
+                return Refusal(500, "internal_error", "this failed here; the log of the dashboard tells why").response()
+
+        return guarded
+
+    async def _not_found(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404 and _is_visit(request):
+            return await self._guarded("GET", self._missing_page)(request)
+        return _refused(request, error)
+
+    async def _missing_page(self, request: Request, user: User) -> Response:
+        return await self._shell.page(request, 404)
+
+    def _answering(self, endpoint: Endpoint) -> Serve:
+        answer = Answering(endpoint)
+
+        async def serve(request: Request, user: User) -> Response:
+            try:
+                return await answer(request, await self._caller(user))
+            finally:
+                if endpoint.changes:
+                    # Who has changed something looks at what came of it.
+                    self._watch.changed()
+
+        return serve
+
+    # ------------------------------------------------------------------------------------------------ serving
+
+    async def _caller(self, user: User) -> Caller:
+        return Caller(
+            user=user,
+            admin=(await self._admin()).by(user.name),
+            redaction=self._redaction,
+            watch=self._watch,
+            reach=self._app.portal.reach,
+            token=self._guard.token(user),
+            title=self._title,
+            read_only=self._read_only,
+        )
+
+    async def _overview(self) -> Overview:
+        return await (await self._admin()).overview(self._counts)
+
+    async def _admin(self) -> Admin:
+        """The Admin of the app, which is opened if nobody has."""
+        with contextlib.suppress(NotOpen):
+            return self._app.admin
+        async with self._opening:
+            with contextlib.suppress(NotOpen):
+                return self._app.admin
+            # Where there is no lifespan to close it, as in an app that mounts this one, the loop does: it ends the
+            # generators that it has seen begin.
+            opened = contextlib.AsyncExitStack()
+            await opened.enter_async_context(self._app.open())
+            self._opened = opened
+            return self._app.admin
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(site: Any) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await site.close()
+
+
+def _path(endpoint: Endpoint) -> str:
+    """Names may hold a slash, which is the same in a path whether it is escaped or not; ids do not."""
+    return re.sub(r"{(limit|name)}", r"{\1:path}", endpoint.path)
+
+
+def _is_visit(request: Request) -> bool:
+    """Whether somebody goes there in a browser, who is better told by a page than by JSON."""
+    below = str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
+    is_file = below.startswith(("/api/", "/static/"))
+    return request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "") and not is_file
+
+
+def _refused(request: Request, error: HTTPException) -> Response:
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    message = f"{request.method} is not for this address" if error.status_code == 405 else "there is no such address"
+    return Refusal(error.status_code, code, message, headers=error.headers).response()

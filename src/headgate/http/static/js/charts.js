@@ -1,0 +1,352 @@
+/** `<hg-chart>`: lines and areas over time, with the values under the pointer, and a table for who cannot see it. */
+
+import { h, render } from "./dom.js";
+import * as format from "./format.js";
+import { onChoice } from "./prefs.js";
+
+/**
+ * @typedef {{name: string, tone: string, kind: "line" | "area" | "step", values: [number, number | null][]}} Series
+ * @typedef {{
+ *   label: string, series: Series[], from: number, to: number, unit: (value: number) => string,
+ *   bound?: {value: number, name: string} | null, step: number,
+ *   isWhole?: boolean,
+ * }} Chart
+ */
+
+const HEIGHT = 190;
+const EDGE = { left: 64, right: 12, top: 14, bottom: 24 };
+/** Durations, in seconds, whose halves are round as well. */
+const ROUND_TIMES = [120, 240, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 43_200, 86_400, 172_800, 604_800];
+/** Distances between two marks of the axis of time, in minutes. */
+const MARKS = [1, 2, 5, 10, 15, 30, 60, 120, 180, 240, 360, 720, 1440];
+
+class ChartElement extends HTMLElement {
+  /** @type {Chart | null} */
+  #chart = null;
+  #width = 0;
+  /** @type {number | null} */
+  #looksAt = null;
+  #isTable = false;
+  #watch = new ResizeObserver(([entry]) => {
+    const width = Math.round(entry.contentRect.width);
+    if (width === this.#width) return;
+    this.#width = width;
+    this.#draw();
+  });
+
+  connectedCallback() {
+    charts.add(this);
+    this.#watch.observe(this);
+    this.#width = Math.round(this.clientWidth);
+    this.#draw();
+  }
+
+  disconnectedCallback() {
+    charts.delete(this);
+    this.#watch.disconnect();
+  }
+
+  get chart() {
+    return this.#chart;
+  }
+
+  set chart(chart) {
+    this.#chart = chart;
+    this.#draw();
+  }
+
+  redraw() {
+    this.#draw();
+  }
+
+  #draw() {
+    const chart = this.#chart;
+    if (chart === null || this.#width === 0) return;
+    const times = [...new Set(chart.series.flatMap((each) => each.values.map(([at]) => at)))].sort((a, b) => a - b);
+    const looks = this.#looksAt === null || !times.length ? null : nearest(times, this.#looksAt);
+    render(this, this.#legend(chart, looks), this.#isTable ? table(chart, times) : this.#plot(chart, times, looks));
+  }
+
+  /** @param {Chart} chart @param {number | null} looks */
+  #legend(chart, looks) {
+    return h(
+      "div",
+      { class: "chart-legend" },
+      chart.series.map((each) => {
+        const value = looks === null ? last(each) : valueAt(each, looks);
+        return h(
+          "span",
+          { key: each.name, class: "legend-item" },
+          h("span", { class: `swatch tone-${each.tone} swatch-${each.kind}`, "aria-hidden": "true" }),
+          h("span", null, each.name),
+          h("b", { class: "num" }, value === null ? "–" : chart.unit(value)),
+        );
+      }),
+      h("span", { class: "legend-at num faint" }, looks === null ? "" : format.clock(looks)),
+      h(
+        "button",
+        {
+          type: "button",
+          class: "quiet small",
+          "aria-pressed": String(this.#isTable),
+          onclick: () => this.#toggleTable(),
+        },
+        this.#isTable ? "As a chart" : "As a table",
+      ),
+    );
+  }
+
+  #toggleTable() {
+    this.#isTable = !this.#isTable;
+    this.#draw();
+  }
+
+  /** @param {Chart} chart @param {number[]} times @param {number | null} looks */
+  #plot(chart, times, looks) {
+    const width = this.#width;
+    const top = highest(chart);
+    const x = (/** @type {number} */ at) =>
+      EDGE.left + ((at - chart.from) / (chart.to - chart.from)) * (width - EDGE.left - EDGE.right);
+    const y = (/** @type {number} */ value) => HEIGHT - EDGE.bottom - (value / top) * (HEIGHT - EDGE.top - EDGE.bottom);
+    const marks = [0, 0.5, 1].map((part) => part * top);
+    return h(
+      "div",
+      { class: "chart-plot" },
+      h(
+        "svg",
+        {
+          viewBox: `0 0 ${width} ${HEIGHT}`,
+          width,
+          height: HEIGHT,
+          role: "img",
+          "aria-label": described(chart),
+          onpointermove: (/** @type {PointerEvent} */ event) => {
+            const box = this.getBoundingClientRect();
+            const share = (event.clientX - box.left - EDGE.left) / (width - EDGE.left - EDGE.right);
+            this.#look(chart.from + share * (chart.to - chart.from));
+          },
+          onpointerleave: () => this.#look(null),
+        },
+        marks.map((value) =>
+          h("line", {
+            key: `l${value}`,
+            class: "grid-line",
+            x1: EDGE.left,
+            x2: width - EDGE.right,
+            y1: y(value),
+            y2: y(value),
+          }),
+        ),
+        marks.map((value) =>
+          h("g", { key: `m${value}` }, svgText(EDGE.left - 8, y(value) + 4, chart.unit(value), "end")),
+        ),
+        timeMarks(chart, width).map((at) =>
+          h("g", { key: `t${at}` }, svgText(x(at), HEIGHT - 6, format.hour(at), "middle")),
+        ),
+        chart.series.map((each) => drawn(each, chart, x, y)),
+        chart.bound &&
+          h(
+            "g",
+            { class: "bound" },
+            h("line", { x1: EDGE.left, x2: width - EDGE.right, y1: y(chart.bound.value), y2: y(chart.bound.value) }),
+            svgText(width - EDGE.right, y(chart.bound.value) - 5, chart.bound.name, "end"),
+          ),
+        looks !== null &&
+          h("line", { class: "cross", x1: x(looks), x2: x(looks), y1: EDGE.top, y2: HEIGHT - EDGE.bottom }),
+        looks !== null &&
+          chart.series.map((each) => {
+            const value = valueAt(each, looks);
+            return value === null
+              ? null
+              : h("circle", { key: each.name, class: `dot tone-${each.tone}`, cx: x(looks), cy: y(value), r: 3.5 });
+          }),
+      ),
+      times.length > 0 &&
+        h("input", {
+          type: "range",
+          class: "chart-scrub",
+          min: "0",
+          max: times.length - 1,
+          value: times.length - 1,
+          "aria-label": `${chart.label}: look at a time`,
+          "aria-valuetext": told(chart, looks ?? times[times.length - 1]),
+          oninput: (/** @type {any} */ event) => this.#look(times[Number(event.target.value)]),
+          onblur: () => this.#look(null),
+        }),
+    );
+  }
+
+  /** @param {number | null} at */
+  #look(at) {
+    this.#looksAt = at;
+    this.#draw();
+  }
+}
+
+/** @type {Set<ChartElement>} */
+const charts = new Set();
+customElements.define("hg-chart", ChartElement);
+onChoice(() => charts.forEach((each) => each.redraw()));
+
+/** A chart over time. @param {Chart} chart */
+export function timeChart(chart) {
+  return h("hg-chart", { chart, class: "chart" });
+}
+
+/** A line without axes, beside a number. @param {number[]} values @param {string} tone @param {string} label */
+export function sparkline(values, tone, label) {
+  const top = Math.max(...values, 0);
+  if (top === 0) return null;
+  const points = values.map(
+    (value, at) =>
+      `${((at / Math.max(1, values.length - 1)) * 100).toFixed(1)},${(22 - (value / top) * 20).toFixed(1)}`,
+  );
+  return h(
+    "svg",
+    { class: "sparkline", viewBox: "0 0 100 24", preserveAspectRatio: "none", role: "img", "aria-label": label },
+    values.length > 1 && [
+      h("path", { class: `spark-area tone-${tone}`, d: `M0,24L${points.join("L")}L100,24z` }),
+      h("polyline", { class: `spark-line tone-${tone}`, points: points.join(" ") }),
+    ],
+  );
+}
+
+/** @param {Series} series @param {Chart} chart @param {(at: number) => number} x @param {(value: number) => number} y */
+function drawn(series, chart, x, y) {
+  const runs = unbroken(series, chart);
+  const path = runs
+    .map((run) => "M" + run.map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`).join("L"))
+    .join("");
+  const ground = y(0).toFixed(1);
+  const area = runs
+    .map(
+      (run) =>
+        `M${x(run[0][0]).toFixed(1)},${ground}L${run.map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`).join("L")}L${x(run[run.length - 1][0]).toFixed(1)},${ground}z`,
+    )
+    .join("");
+  const alone = runs
+    .filter((run) => run.length === 1)
+    .map(([[at, value]]) => h("circle", { key: at, class: `dot tone-${series.tone}`, cx: x(at), cy: y(value), r: 2 }));
+  return h(
+    "g",
+    { key: series.name },
+    series.kind !== "line" && h("path", { class: `area tone-${series.tone}`, d: area }),
+    h("path", { class: `line tone-${series.tone}`, d: path }),
+    alone,
+  );
+}
+
+/** What can be drawn as one line; where nothing is known there is a gap. @param {Series} series @param {Chart} chart @returns {[number, number][][]} */
+function unbroken(series, chart) {
+  /** @type {[number, number][][]} */
+  const runs = [];
+  let before = -Infinity;
+  for (const [at, value] of series.values) {
+    if (value === null || at < chart.from || at > chart.to) continue;
+    const isGap = at - before > chart.step * 1.5;
+    if (isGap) runs.push([]);
+    runs[runs.length - 1].push([at, value]);
+    before = at;
+  }
+  return runs.filter((run) => run.length);
+}
+
+/** @param {Chart} chart @param {number} width */
+function timeMarks(chart, width) {
+  const minutes = (chart.to - chart.from) / 60_000;
+  const most = Math.max(2, Math.floor(width / 90));
+  const every = (MARKS.find((each) => minutes / each <= most) ?? 1440) * 60_000;
+  const shift = new Date(chart.to).getTimezoneOffset() * 60_000;
+  const marks = [];
+  for (let at = Math.ceil((chart.from - shift) / every) * every + shift; at <= chart.to; at += every) marks.push(at);
+  return marks;
+}
+
+/** A round number above all values. @param {Chart} chart */
+function highest(chart) {
+  const values = chart.series.flatMap((each) => each.values.map(([, value]) => value ?? 0));
+  const most = Math.max(...values, (chart.bound?.value ?? 0) * 1.15, 1e-9);
+  if (chart.unit === format.duration && most > 60) return ROUND_TIMES.find((each) => each >= most) ?? most;
+  if (chart.isWhole && most <= 10) return 2 * Math.ceil(most / 2);
+  const size = 10 ** Math.floor(Math.log10(most));
+  return ([1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10].find((each) => each * size >= most) ?? 10) * size || 1;
+}
+
+/** @param {Chart} chart @param {number[]} times */
+function table(chart, times) {
+  return h(
+    "div",
+    { class: "chart-table", tabindex: "0", role: "region", "aria-label": `${chart.label}, as a table` },
+    h(
+      "table",
+      null,
+      h(
+        "thead",
+        null,
+        h(
+          "tr",
+          null,
+          h("th", { scope: "col" }, "Time"),
+          chart.series.map((each) => h("th", { scope: "col", class: "right" }, each.name)),
+        ),
+      ),
+      h(
+        "tbody",
+        null,
+        [...times]
+          .reverse()
+          .slice(0, 240)
+          .map((at) =>
+            h(
+              "tr",
+              { key: at },
+              h("td", { class: "num" }, format.clock(at)),
+              chart.series.map((each) => {
+                const value = valueAt(each, at);
+                return h("td", { class: "num right" }, value === null ? "–" : chart.unit(value));
+              }),
+            ),
+          ),
+      ),
+    ),
+  );
+}
+
+/** @param {Chart} chart */
+function described(chart) {
+  const parts = chart.series.map((each) => {
+    const values = each.values.map(([, value]) => value).filter((value) => value !== null);
+    if (!values.length) return `${each.name}: nothing`;
+    return `${each.name}: last ${chart.unit(values[values.length - 1])}, highest ${chart.unit(Math.max(...values))}`;
+  });
+  return `${chart.label}. ${parts.join("; ")}`;
+}
+
+/** @param {Chart} chart @param {number} at */
+function told(chart, at) {
+  const values = chart.series.map((each) => {
+    const value = valueAt(each, at);
+    return `${each.name} ${value === null ? "unknown" : chart.unit(value)}`;
+  });
+  return `${format.clock(at)}: ${values.join(", ")}`;
+}
+
+/** @param {Series} series @param {number} at */
+function valueAt(series, at) {
+  return series.values.find(([each]) => each === at)?.[1] ?? null;
+}
+
+/** @param {Series} series */
+function last(series) {
+  return series.values.length ? series.values[series.values.length - 1][1] : null;
+}
+
+/** @param {number[]} times @param {number} at */
+function nearest(times, at) {
+  return times.reduce((best, each) => (Math.abs(each - at) < Math.abs(best - at) ? each : best), times[0]);
+}
+
+/** @param {number} x @param {number} y @param {string} text @param {string} anchor */
+function svgText(x, y, text, anchor) {
+  return h("text", { x, y, "text-anchor": anchor }, text);
+}

@@ -1,0 +1,77 @@
+/** Questions before something is done: a native dialog that says what will happen. */
+
+import { h, render } from "./dom.js";
+import { icon } from "./icons.js";
+
+/**
+ * @typedef {{
+ *   title: string, body?: import("./dom.js").Children, action?: string, danger?: boolean, wide?: boolean,
+ *   fields?: (update: () => void) => import("./dom.js").Children,
+ *   isReady?: () => boolean,
+ * }} Question
+ */
+
+/** Ask, and wait for the answer; Escape and a click beside it are a no. @param {Question} question @returns {Promise<boolean>} */
+export function ask(question) {
+  return new Promise((resolve) => {
+    const dialog = document.createElement("dialog");
+    dialog.className = question.wide ? "dialog wide" : "dialog";
+    dialog.setAttribute("aria-labelledby", "dialog-title");
+    const close = (/** @type {boolean} */ answer) => {
+      dialog.close(answer ? "yes" : "");
+    };
+    const show = () => render(dialog, content(question, close, show));
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    });
+    dialog.addEventListener("pointerdown", (event) => {
+      if (event.target === dialog) close(false);
+    });
+    document.body.append(dialog);
+    show();
+    dialog.showModal();
+  });
+}
+
+/** @param {Question} question @param {(answer: boolean) => void} close @param {() => void} show */
+function content(question, close, show) {
+  const isReady = question.isReady?.() ?? true;
+  return h(
+    "form",
+    {
+      class: "dialog-body",
+      onsubmit: (/** @type {SubmitEvent} */ event) => {
+        event.preventDefault();
+        if (question.action && (question.isReady?.() ?? true)) close(true);
+      },
+    },
+    h(
+      "header",
+      null,
+      h("h2", { id: "dialog-title" }, question.title),
+      h(
+        "button",
+        { type: "button", class: "quiet", "aria-label": "Close", onclick: () => close(false) },
+        icon("close"),
+      ),
+    ),
+    h("div", { class: "dialog-text" }, question.body, question.fields?.(show)),
+    question.action &&
+      h(
+        "footer",
+        null,
+        h("button", { type: "button", onclick: () => close(false) }, "Keep as it is"),
+        h(
+          "button",
+          {
+            type: "submit",
+            class: question.danger ? "danger" : "primary",
+            disabled: !isReady,
+            autofocus: !question.fields,
+          },
+          question.action,
+        ),
+      ),
+  );
+}

@@ -1,0 +1,113 @@
+/** Why a job is where it is: a sentence, its place in line, the limits that it draws on. */
+
+import { h } from "../dom.js";
+import * as format from "../format.js";
+import { icon } from "../icons.js";
+import { allowed, badge, bucketLink, countdown, gauge, jobLink, jobState, when } from "../parts.js";
+import { address } from "../router.js";
+
+/** Why it is where it is, with the limits it draws on. @param {any} data */
+export function why({ job, explained }) {
+  if (!explained) return null;
+  const { status } = job;
+  const isWaiting = status.state === "waiting";
+  const reason = explained.reason.charAt(0).toUpperCase() + explained.reason.slice(1);
+  return h(
+    "section",
+    { class: `panel why state-${jobState(status)}`, key: "why", "aria-label": "Why" },
+    h("p", { class: "why-said" }, icon(jobState(status)), h("span", null, `${reason}.`)),
+    isWaiting &&
+      (status.predicted_start || status.place) &&
+      h(
+        "dl",
+        { class: "why-numbers" },
+        status.place !== null &&
+          h(
+            "div",
+            { key: "place" },
+            h("dt", null, "Place in its lane"),
+            h(
+              "dd",
+              { class: "num" },
+              format.count(status.place),
+              h("small", null, ` of ${format.count(status.lane_waiting)}`),
+            ),
+          ),
+        status.predicted_start &&
+          h(
+            "div",
+            { key: "start" },
+            h("dt", null, "Its limits let it start"),
+            h("dd", { class: "num" }, countdown(status.predicted_start, "–", "now")),
+          ),
+      ),
+    explained.limits.length > 0 &&
+      h(
+        "ul",
+        { class: "why-limits" },
+        explained.limits.map((/** @type {any} */ limit) =>
+          h(
+            "li",
+            { key: `${limit.limit} ${limit.key}` },
+            bucketLink(limit.limit, limit.key),
+            h("span", { class: "faint" }, limit.rule ?? "not declared here"),
+            limit.is_paused && badge("paused"),
+            gauge({
+              used: limit.used,
+              allowed: allowed(limit),
+              label: `Used of ${limit.limit} ${limit.key}`,
+              state: limit.is_paused ? "paused" : "",
+            }),
+            isWaiting && limit.opens_at && h("span", null, "opens ", countdown(limit.opens_at)),
+            h("span", { class: "faint" }, `${format.plural(limit.waiting, "job waits", "jobs wait")}`),
+          ),
+        ),
+      ),
+    explained.limits.some((/** @type {any} */ limit) => limit.holders?.length) &&
+      h(
+        "p",
+        { class: "hint" },
+        "Permits are held by ",
+        explained.limits
+          .flatMap((/** @type {any} */ limit) => limit.holders)
+          .slice(0, 5)
+          .map((/** @type {any} */ holder, /** @type {number} */ at) => [at > 0 && ", ", holderLink(holder)]),
+      ),
+  );
+}
+
+/** @param {any} holder */
+export function holderLink(holder) {
+  return holder.kind === "batch"
+    ? h("a", { href: address(["batches", holder.id]), class: "mono" }, `batch ${format.shortId(holder.id)}`)
+    : jobLink(holder.id);
+}
+
+/** @param {any} status */
+export function progress(status) {
+  const { fraction, message, at } = status.progress;
+  const share = Math.round(100 * fraction);
+  return h(
+    "section",
+    { class: "panel", key: "progress", "aria-label": "Progress" },
+    h(
+      "div",
+      {
+        class: "progress",
+        role: "progressbar",
+        "aria-label": "Progress",
+        "aria-valuemin": "0",
+        "aria-valuemax": "100",
+        "aria-valuenow": share,
+      },
+      h("span", { style: { width: `${share}%` } }),
+    ),
+    h(
+      "p",
+      { class: "progress-said" },
+      h("b", { class: "num" }, `${share} %`),
+      message && h("span", null, message),
+      h("span", { class: "faint" }, "said ", when(at)),
+    ),
+  );
+}

@@ -1,0 +1,68 @@
+/** Buckets as lists show them: one limit for one key, what is used of it, and when it opens. */
+
+import { h } from "../dom.js";
+import * as format from "../format.js";
+import { allowed, bucketHref, bucketLink, bucketMarks, countdown, gauge, link } from "../parts.js";
+import { address } from "../router.js";
+import { table } from "../table.js";
+
+/** @param {any[]} buckets @param {boolean} isOfOne whether all are of one limit @param {import("../dom.js").Children} none */
+export function bucketTable(buckets, isOfOne, none) {
+  return table({
+    label: "Limits by key",
+    rows: buckets,
+    key: (bucket) => `${bucket.limit} ${bucket.key}`,
+    empty: none,
+    columns: [
+      {
+        name: "Key",
+        cell: (bucket) => [
+          isOfOne
+            ? link(bucketHref(bucket.limit, bucket.key), h("b", null, format.keyName(bucket.key)))
+            : bucketLink(bucket.limit, bucket.key),
+          " ",
+          bucketMarks(bucket),
+        ],
+      },
+      { name: "Rule", cell: (bucket) => bucket.rule ?? h("span", { class: "faint" }, "not declared here") },
+      {
+        name: "Used",
+        cell: (bucket) =>
+          gauge({
+            used: bucket.used,
+            allowed: allowed(bucket),
+            label: `Used of ${bucket.limit} ${bucket.key}`,
+            state: bucket.is_paused ? "paused" : "",
+          }),
+      },
+      {
+        name: "Waiting",
+        align: "right",
+        cell: (bucket) =>
+          bucket.waiting
+            ? link(
+                address(["jobs"], { state: "waiting", limit: bucket.limit, key: bucket.key }),
+                format.count(bucket.waiting),
+              )
+            : h("span", { class: "faint" }, "0"),
+      },
+      { name: "Next slot", align: "right", cell: (bucket) => nextSlot(bucket) },
+    ],
+  });
+}
+
+/** Whether a rule counts what runs at once, and not starts. @param {string | null | undefined} rule */
+export function isAtOnce(rule) {
+  return rule?.endsWith("at once") ?? false;
+}
+
+/** When the next job may start on it. @param {any} bucket */
+export function nextSlot(bucket) {
+  if (bucket.is_paused) return h("span", { class: "faint" }, "when resumed");
+  if (bucket.penalized_until && Date.parse(bucket.penalized_until) > format.now())
+    return countdown(bucket.penalized_until);
+  if (bucket.next_slot_at) return countdown(bucket.next_slot_at);
+  if (bucket.available !== 0) return h("span", { class: "faint" }, "now");
+  // Of a rate it is looked for only when a job waits.
+  return h("span", { class: "faint" }, isAtOnce(bucket.rule) ? "when a permit is back" : "when a start is past");
+}

@@ -1,0 +1,52 @@
+/** What was set at run time, and beats the code. */
+
+import { h } from "../dom.js";
+import * as format from "../format.js";
+import { link, panel } from "../parts.js";
+import { address } from "../router.js";
+import { table } from "../table.js";
+
+/** @param {any[]} settings */
+export function settingsPanel(settings) {
+  if (!settings.length) return null;
+  return panel(
+    "Set at run time",
+    { class: "bare", hint: "beats the code, and survives deploys" },
+    table({
+      label: "Set at run time",
+      rows: settings,
+      key: (setting) => `${setting.limit} ${setting.scope} ${setting.target}`,
+      columns: [
+        { name: "Limit", cell: (setting) => link(address(["limits", setting.limit]), setting.limit) },
+        {
+          name: "For",
+          cell: (setting) =>
+            setting.scope === "all"
+              ? "all keys"
+              : [setting.scope === "member" ? "key" : setting.scope, " ", h("b", null, setting.target)],
+        },
+        {
+          name: "What",
+          cell: (setting) => [
+            setting.rule && h("span", null, ruleWords(setting.rule)),
+            setting.tier && `in tier ${setting.tier}`,
+            setting.is_paused && h("span", { class: "badge state-paused" }, "paused"),
+          ],
+        },
+      ],
+    }),
+  );
+}
+
+/** A stored rule in words. @param {any} rule */
+function ruleWords(rule) {
+  try {
+    const stored = typeof rule === "string" ? JSON.parse(rule) : rule;
+    if (stored.period)
+      return `${format.count(stored.count)} in ${format.duration(stored.period / 1e6)} (${stored.type ?? stored.kind ?? "rule"})`;
+    if (stored.count) return `${format.count(stored.count)} at once`;
+    return JSON.stringify(stored);
+  } catch {
+    return String(rule);
+  }
+}

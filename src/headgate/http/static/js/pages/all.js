@@ -1,0 +1,32 @@
+/** All pages by the name that the router gives them. */
+
+import { audit } from "./audit.js";
+import { batch } from "./batch.js";
+import { job } from "./job.js";
+import { jobs } from "./jobs.js";
+import { key } from "./key.js";
+import { limit } from "./limit.js";
+import { limits } from "./limits.js";
+import { missing } from "./missing.js";
+import { nodes } from "./nodes.js";
+import { overview } from "./overview.js";
+import { queues } from "./queues.js";
+import { schedule } from "./schedule.js";
+import { schedules } from "./schedules.js";
+
+/** @type {Record<string, import("../page.js").PageDefinition>} */
+export const definitions = {
+  overview,
+  queues,
+  jobs,
+  job,
+  limits,
+  key,
+  limit,
+  schedules,
+  schedule,
+  nodes,
+  audit,
+  batch,
+  missing,
+};

@@ -1,0 +1,111 @@
+/** One job: where it stands and why, its life, what it was given and gave, and what it logged. */
+
+import { get, optional, path } from "../api.js";
+import { command } from "../commands.js";
+import { h } from "../dom.js";
+import * as format from "../format.js";
+import { about, values } from "../job/about.js";
+import { errors } from "../job/errors.js";
+import { askLines, logs, noLines } from "../job/log.js";
+import { timeline } from "../job/timeline.js";
+import { progress, why } from "../job/why.js";
+import { badge, button, copyButton, copyCommand, heading, jobState } from "../parts.js";
+import { address } from "../router.js";
+
+/** @typedef {import("../page.js").Context} Context */
+
+/** @type {import("../page.js").PageDefinition} */
+export const job = {
+  title: ({ params }) => `Job ${format.shortId(params.id)}`,
+  every: 5_000,
+  ui: noLines,
+  load: async (context, signal) => {
+    const id = context.route.params.id;
+    const [job, explained] = await Promise.all([
+      get(path("jobs", id), {}, signal),
+      optional(get(path("jobs", id, "explain"), {}, signal)),
+      askLines(context, signal),
+    ]);
+    return { job, explained };
+  },
+  view: (context) => {
+    const { data } = context;
+    const { job } = data;
+    const { status } = job;
+    return [
+      heading(status.task, {
+        crumbs: [
+          ["Jobs", "jobs"],
+          [`queue ${status.queue}`, address(["jobs"], { queue: status.queue })],
+        ],
+        marks: badge(jobState(status)),
+        actions: actions(context),
+        below: h("p", { class: "job-id mono" }, status.id, copyButton(status.id, "the id")),
+      }),
+      why(data),
+      status.progress && progress(status),
+      h(
+        "div",
+        { class: "two wide-left", key: "body" },
+        h("div", { class: "stack", key: "left" }, timeline(job), errors(job), logs(context)),
+        h("div", { class: "stack", key: "right" }, about(job), values(job)),
+      ),
+    ];
+  },
+};
+
+/** @param {Context} context */
+function actions(context) {
+  const { status } = context.data.job;
+  const { id } = status;
+  const denied = context.denied("operate");
+  const isFinal = !["waiting", "running"].includes(status.state);
+  const state = jobState(status);
+  const act =
+    (/** @type {string} */ way, /** @type {string} */ done, /** @type {import("../dialogs.js").Question} */ question) =>
+    () =>
+      void context.act({ path: path("jobs", id, way), done, question });
+  const told = (/** @type {string} */ way, /** @type {string} */ text) => [
+    h("p", null, text),
+    h("p", { class: "command-line" }, h("code", null, command("jobs", way, id))),
+  ];
+  return [
+    ["failed", "cancelled"].includes(status.state) &&
+      button(
+        "Retry",
+        { icon: "retry", kind: "primary", why: denied },
+        act("retry", "The job waits again", {
+          title: "Retry this job?",
+          action: "Retry",
+          body: told("retry", "It waits again, with all its tries, and its limits count for it as for any other."),
+        }),
+      ),
+    state === "scheduled" &&
+      button(
+        "Run now",
+        { icon: "bolt", kind: "primary", why: denied },
+        act("run-now", "The job is ready", {
+          title: "Run this job now?",
+          action: "Run now",
+          body: told("run", "It is ready at once instead of at its time. No limit is passed by it."),
+        }),
+      ),
+    !isFinal &&
+      button(
+        "Cancel",
+        { icon: "cancelled", kind: "danger-quiet", why: denied },
+        act("cancel", status.state === "running" ? "The job was asked to end" : "The job is cancelled", {
+          title: "Cancel this job?",
+          action: "Cancel the job",
+          danger: true,
+          body: told(
+            "cancel",
+            status.state === "running"
+              ? "It runs, and is asked to end; it is cancelled as soon as its code lets it."
+              : "It waits, and will never run; nothing is charged to its limits.",
+          ),
+        }),
+      ),
+    copyCommand(command("jobs", "explain", id)),
+  ];
+}

@@ -1,0 +1,359 @@
+/** The overview: how much comes and goes, what waits for what, and what needs to be looked at. */
+
+import { get, optional } from "../api.js";
+import { sparkline, timeChart } from "../charts.js";
+import { command } from "../commands.js";
+import { classes, h } from "../dom.js";
+import * as format from "../format.js";
+import { icon } from "../icons.js";
+import * as live from "../live.js";
+import {
+  allowed,
+  badge,
+  bucketLink,
+  bucketMarks,
+  countdown,
+  empty,
+  gauge,
+  heading,
+  link,
+  notice,
+  panel,
+  START_WORKER,
+  tabs,
+} from "../parts.js";
+import { address } from "../router.js";
+import { everyStep, longerSteps } from "../steps.js";
+import { table } from "../table.js";
+
+/** @typedef {import("../page.js").Context} Context */
+
+/** How long the charts look back, in seconds, and their step. @type {Record<string, {name: string, span: number, step: number}>} */
+const SPANS = {
+  "15m": { name: "15 min", span: 900, step: 10 },
+  "1h": { name: "1 h", span: 3600, step: 60 },
+  "24h": { name: "24 h", span: 86_400, step: 600 },
+};
+const STEPS = [10, 60, 3600];
+
+/** @type {import("../page.js").PageDefinition} */
+export const overview = {
+  title: () => "Overview",
+  every: 10_000,
+  showsNews: true,
+  load: async ({ route }, signal) => {
+    const { span, step } = spanOf(route);
+    const stored = STEPS.filter((each) => each <= step).pop();
+    const [status, history] = await Promise.all([
+      get("overview", {}, signal),
+      optional(get("history", { span, step: stored }, signal)),
+    ]);
+    return { ...status, history: history && longerSteps(history, step) };
+  },
+  view: (context) => {
+    const { data, route } = context;
+    // The stream may know more than what was asked for last.
+    const news = live.current().overview;
+    const now = news && Date.parse(news.now) > Date.parse(data.now) ? { ...data, ...news } : data;
+    return [
+      heading("Overview", {
+        actions: tabs(
+          "Time range",
+          Object.entries(SPANS).map(([name, each]) => ({
+            name: each.name,
+            href: address(["overview"], { span: name === "15m" ? null : name }),
+            isCurrent: spanOf(route) === each,
+          })),
+        ),
+      }),
+      warnings(now),
+      numbers(now, data.history),
+      h("div", { class: "two charts", key: "charts" }, charts(data.history, spanOf(route))),
+      h(
+        "div",
+        { class: "two wide-right", key: "tables" },
+        h("div", { class: "stack" }, queuesPanel(now), nodesPanel(now)),
+        throttledPanel(now),
+      ),
+    ];
+  },
+};
+
+/** @param {import("../router.js").Route} route */
+function spanOf(route) {
+  return SPANS[route.query.get("span") ?? ""] ?? SPANS["15m"];
+}
+
+/** @param {any} data */
+function warnings(data) {
+  const paused = data.queues.filter((/** @type {any} */ queue) => queue.paused_at);
+  const waits = data.totals.waiting > 0;
+  const isDeserted = !data.nodes.alive;
+  return h(
+    "div",
+    { class: "notices", key: "warnings" },
+    isDeserted &&
+      notice(
+        waits ? "bad" : "info",
+        h("b", null, data.nodes.silent ? "No node is alive: all are silent. " : "No node is alive. "),
+        waits ? `${format.plural(data.totals.waiting, "job")} will wait until you start one: ` : "Start one: ",
+        h("code", null, START_WORKER),
+      ),
+    !isDeserted &&
+      data.nodes.silent > 0 &&
+      notice(
+        "warn",
+        h("b", null, `${format.plural(data.nodes.silent, "node")} silent. `),
+        link("nodes", "Look at the nodes"),
+        "; others take their jobs if they are dead.",
+      ),
+    paused.length > 0 &&
+      notice(
+        "warn",
+        h("b", null, `${format.plural(paused.length, "queue")} paused: `),
+        paused.map((/** @type {any} */ queue, /** @type {number} */ at) => [
+          at > 0 && ", ",
+          link("queues", queue.queue),
+        ]),
+        ".",
+      ),
+    data.unknown_tasks.map((/** @type {any} */ each) =>
+      notice(
+        "warn",
+        h("b", null, `${format.plural(each.jobs, "job")} of task ${each.task} `),
+        `in queue ${each.queue}: this program does not declare that task; only a node that does will run them. `,
+        link(address(["jobs"], { task: each.task, state: "waiting" }), "Look at them"),
+      ),
+    ),
+    data.overdue_schedules.map((/** @type {any} */ each) =>
+      notice(
+        "warn",
+        h("b", null, "Schedule "),
+        link(address(["schedules", each.name]), each.name),
+        h("b", null, ` is ${each.trouble ?? "overdue"}.`),
+      ),
+    ),
+    data.obstacles.map((/** @type {any} */ each) =>
+      notice(
+        "warn",
+        h("b", null, `In the way of the store for ${format.duration(each.age)}: `),
+        each.what,
+        ` (${each.kind}, pid ${each.pid})`,
+      ),
+    ),
+  );
+}
+
+/** @param {any} data @param {any} history */
+function numbers(data, history) {
+  const { totals, nodes } = data;
+  const failed = data.failed_last_hour ?? 0;
+  const hours = history?.points ?? [];
+  const spark = (/** @type {string} */ name, /** @type {string} */ tone) =>
+    hours.length > 1 &&
+    sparkline(
+      hours.map((/** @type {any} */ each) => each[name] ?? 0),
+      tone,
+      `${name}, over time`,
+    );
+  const jobs = (/** @type {Record<string, string>} */ query) => address(["jobs"], query);
+  return h(
+    "div",
+    { class: "numbers", key: "numbers" },
+    number(
+      "running",
+      "Running",
+      totals.running,
+      jobs({ state: "running" }),
+      nodes.slots ? `of ${format.plural(nodes.slots, "slot")}` : "no slots",
+      nodes.slots ? gaugeBar(totals.running, nodes.slots) : null,
+    ),
+    number("ready", "Ready", totals.ready, jobs({ view: "ready" }), "lack only a free slot", null),
+    number("throttled", "Throttled", totals.throttled, jobs({ view: "throttled" }), "wait for a limit", null),
+    number(
+      "scheduled",
+      "Scheduled",
+      totals.scheduled,
+      jobs({ view: "scheduled" }),
+      totals.blocked ? `and ${format.count(totals.blocked)} blocked` : "wait for their time",
+      null,
+    ),
+    number(
+      failed ? "failed" : "succeeded",
+      "Failed in the last hour",
+      failed,
+      jobs({ state: "failed", finished_after: "1h" }),
+      `${format.count(totals.failed)} kept in all`,
+      spark("failed", "red"),
+    ),
+  );
+}
+
+/** @param {string} state @param {string} name @param {number} value @param {string} href @param {string} below @param {any} picture */
+function number(state, name, value, href, below, picture) {
+  return h(
+    "a",
+    { class: classes("number", `state-${state}`), href, key: name },
+    h("span", { class: "number-name" }, icon(state), name),
+    h("span", { class: "number-value num" }, value < 1_000_000 ? format.count(value) : format.compact(value)),
+    h("span", { class: "number-below" }, below),
+    picture,
+  );
+}
+
+/** @param {number} part @param {number} whole */
+function gaugeBar(part, whole) {
+  return h(
+    "span",
+    { class: "thin-bar", "aria-hidden": "true" },
+    h("span", { style: { width: `${Math.min(100, (100 * part) / whole)}%` } }),
+  );
+}
+
+/** @param {any} history @param {{span: number, step: number, name: string}} range */
+function charts(history, range) {
+  const to = format.now();
+  const from = to - range.span * 1000;
+  const points = history?.points ?? [];
+  if (!points.length) {
+    const why = history
+      ? "Nothing has started or ended in this time. What is enqueued now shows here within seconds."
+      : "This store keeps no history.";
+    return [
+      panel("Throughput", {}, empty("Nothing to draw yet", why)),
+      panel("Wait", { hint: "from due to start" }, empty("Nothing to draw yet", why)),
+    ];
+  }
+  const { step } = history;
+  const chart = { from, to, step: step * 1000 };
+  const perSecond = (/** @type {string} */ name) => everyStep(points, step, from, to, (point) => point[name] / step, 0);
+  const seconds = (/** @type {string} */ name) => everyStep(points, step, from, to, (point) => point[name], null);
+  const highest = step > 60 ? `, highest in ${format.duration(step)}` : "";
+  return [
+    panel(
+      "Throughput",
+      { hint: "jobs a second" },
+      timeChart({
+        ...chart,
+        label: `Throughput, jobs a second, ${range.name}`,
+        unit: format.rate,
+        series: [
+          { name: "Succeeded", tone: "green", kind: "area", values: perSecond("succeeded") },
+          { name: "Failed", tone: "red", kind: "area", values: perSecond("failed") },
+        ],
+      }),
+    ),
+    panel(
+      "Wait",
+      { hint: `from due to start${highest}` },
+      timeChart({
+        ...chart,
+        label: `Wait from due to start, ${range.name}`,
+        unit: format.duration,
+        series: [
+          { name: "p95", tone: "amber", kind: "area", values: seconds("wait_p95") },
+          { name: "p50", tone: "blue", kind: "line", values: seconds("wait_p50") },
+        ],
+      }),
+    ),
+  ];
+}
+
+/** @param {any} data */
+function queuesPanel(data) {
+  return panel(
+    "Queues",
+    { aside: link("queues", "All queues") },
+    table({
+      label: "Queues",
+      rows: data.queues,
+      key: (queue) => queue.queue,
+      empty: empty(
+        "No queue has jobs yet",
+        "A queue shows here as soon as something is enqueued. To see it at work:",
+        command("demo"),
+      ),
+      columns: [
+        {
+          name: "Queue",
+          cell: (queue) => [
+            link(address(["jobs"], { queue: queue.queue }), h("b", null, queue.queue)),
+            " ",
+            queue.paused_at && badge("paused"),
+          ],
+        },
+        { name: "Lag", align: "right", cell: (queue) => lag(queue) },
+        { name: "Waiting", align: "right", cell: (queue) => format.count(queue.waiting) },
+        { name: "Running", align: "right", cell: (queue) => format.count(queue.running) },
+        {
+          name: "Failed",
+          align: "right",
+          cell: (queue) => h("span", { class: queue.failed ? "bad-text" : "faint" }, format.count(queue.failed)),
+        },
+      ],
+    }),
+  );
+}
+
+/** @param {any} queue */
+export function lag(queue) {
+  const tone = queue.lag > 60 ? "bad-text" : queue.lag > 10 ? "warn-text" : queue.lag > 0 ? "" : "faint";
+  return h(
+    "span",
+    { class: tone, title: "For how long a job has lacked nothing but a free slot" },
+    queue.lag > 10 && icon("warning"),
+    format.duration(queue.lag),
+  );
+}
+
+/** @param {any} data */
+function throttledPanel(data) {
+  return panel(
+    "Throttled keys",
+    { aside: link("limits", "All limits") },
+    table({
+      label: "Throttled keys",
+      rows: data.throttled,
+      key: (bucket) => `${bucket.limit} ${bucket.key}`,
+      empty: empty("Nothing waits for a limit", "Every key has room in its budget."),
+      columns: [
+        { name: "Key", cell: (bucket) => [bucketLink(bucket.limit, bucket.key), " ", bucketMarks(bucket)] },
+        {
+          name: "Used",
+          cell: (bucket) =>
+            gauge({
+              used: bucket.used,
+              allowed: allowed(bucket),
+              label: `Used of ${bucket.limit} ${bucket.key}`,
+              state: bucket.is_paused ? "paused" : "",
+            }),
+        },
+        { name: "Waiting", align: "right", cell: (bucket) => format.count(bucket.waiting) },
+        {
+          name: "Next slot",
+          align: "right",
+          cell: (bucket) =>
+            bucket.is_paused ? "when resumed" : countdown(bucket.next_slot_at, "when a permit is back"),
+        },
+      ],
+    }),
+  );
+}
+
+/** @param {any} data */
+function nodesPanel(data) {
+  const { alive, silent, gone, slots, running } = data.nodes;
+  return panel(
+    "Nodes",
+    { aside: link("nodes", "All nodes"), class: "nodes-line" },
+    h(
+      "p",
+      { class: "node-counts" },
+      badge("alive", `${format.count(alive)} alive`),
+      silent > 0 && badge("silent", `${format.count(silent)} silent`),
+      gone > 0 && badge("gone", `${format.count(gone)} gone`),
+      slots > 0 && gauge({ used: running, allowed: slots, label: "Slots in use", state: "fine" }),
+      slots > 0 && h("span", { class: "faint" }, "slots in use"),
+    ),
+  );
+}

@@ -1,0 +1,126 @@
+/** Queues: how those that wait are served, and the switch that holds a queue. */
+
+import { get, path } from "../api.js";
+import { command } from "../commands.js";
+import { h } from "../dom.js";
+import * as format from "../format.js";
+import { badge, button, copyCommand, empty, heading, link, panel, when } from "../parts.js";
+import { address } from "../router.js";
+import { table } from "../table.js";
+import { lag } from "./overview.js";
+
+/** @typedef {import("../page.js").Context} Context */
+
+/** @type {import("../page.js").PageDefinition} */
+export const queues = {
+  title: () => "Queues",
+  load: async (_, signal) => ({ items: (await get("queues", {}, signal)).items }),
+  view: (context) => [
+    heading("Queues", { actions: copyCommand(command("queues", "list")) }),
+    panel("All queues", { class: "bare" }, queueTable(context)),
+    h(
+      "p",
+      { class: "hint", key: "hint" },
+      "Lag is for how long a job has lacked nothing but a free slot: where it grows, there are too few. Oldest is for how long the first of those that wait has been ready, whatever its limits say.",
+    ),
+  ],
+};
+
+/** @param {Context} context */
+function queueTable(context) {
+  const filter = (
+    /** @type {any} */ queue,
+    /** @type {Record<string, string>} */ query,
+    /** @type {number | undefined} */ value,
+  ) =>
+    value === undefined
+      ? "–"
+      : h(
+          "a",
+          { href: address(["jobs"], { queue: queue.queue, ...query }), class: value ? "" : "faint" },
+          format.count(value),
+        );
+  return table({
+    label: "Queues",
+    rows: context.data.items,
+    key: (queue) => queue.queue,
+    empty: empty(
+      "No queue yet",
+      "This app declares no queue and its store has no job. To see it at work:",
+      command("demo"),
+    ),
+    columns: [
+      {
+        name: "Queue",
+        cell: (queue) => [
+          link(address(["jobs"], { queue: queue.queue }), h("b", null, queue.queue)),
+          queue.paused_at && h("span", { class: "cell-below" }, badge("paused"), " ", when(queue.paused_at)),
+        ],
+      },
+      { name: "Lag", align: "right", cell: lag },
+      { name: "Oldest", align: "right", cell: (queue) => format.duration(queue.oldest) },
+      {
+        name: "Waiting",
+        align: "right",
+        cell: (queue) => [filter(queue, { state: "waiting" }, queue.waiting), waitingFor(queue)],
+      },
+      { name: "Running", align: "right", cell: (queue) => filter(queue, { state: "running" }, queue.running) },
+      { name: "Succeeded", align: "right", cell: (queue) => filter(queue, { state: "succeeded" }, queue.succeeded) },
+      {
+        name: "Failed",
+        align: "right",
+        cell: (queue) =>
+          h("span", { class: queue.failed ? "bad-text" : "" }, filter(queue, { state: "failed" }, queue.failed)),
+      },
+      { name: "Cancelled", align: "right", cell: (queue) => filter(queue, { state: "cancelled" }, queue.cancelled) },
+      { name: "Actions", align: "right", cell: (queue) => toggle(context, queue) },
+    ],
+  });
+}
+
+/** What those that wait in a queue wait for. @param {any} queue */
+function waitingFor(queue) {
+  const found = ["ready", "throttled", "scheduled", "blocked"].filter((view) => queue[view] > 0);
+  return found.map((view) =>
+    h(
+      "a",
+      { key: view, class: "cell-below", href: address(["jobs"], { queue: queue.queue, view }) },
+      `${format.count(queue[view])} ${view}`,
+    ),
+  );
+}
+
+/** @param {Context} context @param {any} queue */
+function toggle(context, queue) {
+  const name = queue.queue;
+  const why = context.denied("operate");
+  if (queue.paused_at) {
+    return button(
+      "Resume",
+      { icon: "ready", kind: "small primary", why, name: `Resume queue ${name}` },
+      () => void context.act({ path: path("queues", name, "resume"), done: `Queue ${name} goes on` }),
+    );
+  }
+  return button(
+    "Pause",
+    { icon: "paused", kind: "small", why, name: `Pause queue ${name}` },
+    () =>
+      void context.act({
+        path: path("queues", name, "pause"),
+        done: `Queue ${name} is paused`,
+        question: {
+          title: `Pause queue ${name}?`,
+          action: "Pause the queue",
+          body: [
+            h(
+              "p",
+              null,
+              `None of its jobs starts on any node until somebody resumes it: ${format.plural(queue.waiting, "job waits", "jobs wait")} now. `,
+              `${format.plural(queue.running, "job that runs goes", "jobs that run go")} on, and what is enqueued waits.`,
+            ),
+            h("p", { class: "command-line" }, h("code", null, command("queues", "pause", name))),
+          ],
+        },
+      }),
+  );
+}

@@ -1,0 +1,144 @@
+/** One schedule: its rhythm, its next runs and the jobs that it has enqueued. */
+
+import { get, path } from "../api.js";
+import { command } from "../commands.js";
+import { h } from "../dom.js";
+import * as format from "../format.js";
+import {
+  badge,
+  clock,
+  copyCommand,
+  countdown,
+  empty,
+  facts,
+  heading,
+  jobLink,
+  jobState,
+  link,
+  panel,
+  when,
+} from "../parts.js";
+import { address } from "../router.js";
+import { table } from "../table.js";
+import { rareActions, scheduleActions, scheduleState, troubleNotice } from "./schedules.js";
+
+/** @type {import("../page.js").PageDefinition} */
+export const schedule = {
+  title: ({ params }) => `Schedule ${params.name}`,
+  every: 5_000,
+  load: async ({ route }, signal) => {
+    const { name } = route.params;
+    const [found, jobs] = await Promise.all([
+      get(path("schedules", name), {}, signal),
+      get("jobs", { schedule: name, count: 10 }, signal),
+    ]);
+    return { schedule: found.status ?? found, next: found.next_runs ?? [], jobs: jobs.items };
+  },
+  view: (context) => {
+    const { schedule, next, jobs } = context.data;
+    return [
+      heading(schedule.name, {
+        crumbs: [["Schedules", "schedules"]],
+        marks: scheduleState(schedule),
+        actions: [
+          scheduleActions(context, schedule, false),
+          rareActions(context, schedule),
+          copyCommand(command("schedules", "next", schedule.name)),
+        ],
+      }),
+      troubleNotice(schedule),
+      h(
+        "div",
+        { class: "two wide-left", key: "body" },
+        panel(
+          "Its jobs",
+          {
+            class: "bare",
+            hint: format.plural(schedule.runs, "run"),
+            aside: link(address(["jobs"], { schedule: schedule.name }), "All its jobs"),
+          },
+          table({
+            label: "Jobs of the schedule",
+            rows: jobs,
+            key: (job) => job.id,
+            empty: empty(
+              "It has not run yet",
+              schedule.next_run ? ["It is due ", countdown(schedule.next_run), "."] : "Nothing of it is to come.",
+            ),
+            columns: [
+              { name: "Job", cell: (job) => jobLink(job.id) },
+              { name: "State", cell: (job) => badge(jobState(job)) },
+              { name: "Enqueued", align: "right", cell: (job) => when(job.enqueued_at) },
+              {
+                name: "Took",
+                align: "right",
+                cell: (job) =>
+                  job.started_at && job.finished_at
+                    ? format.duration((Date.parse(job.finished_at) - Date.parse(job.started_at)) / 1000)
+                    : "–",
+              },
+            ],
+          }),
+        ),
+        h(
+          "div",
+          { class: "stack" },
+          panel(
+            "Next runs",
+            {},
+            next.length
+              ? h(
+                  "ol",
+                  { class: "next-runs" },
+                  next.map((/** @type {string} */ at) =>
+                    h(
+                      "li",
+                      { key: at },
+                      h("span", { class: "num" }, clock(at)),
+                      h("span", { class: "faint" }, countdown(at)),
+                    ),
+                  ),
+                )
+              : empty(
+                  schedule.state === "paused" ? "Paused" : "None to come",
+                  schedule.state === "paused" ? "It has no next run until it is resumed." : "It has ended.",
+                ),
+          ),
+          panel(
+            "About",
+            {},
+            facts([
+              ["Task", link(address(["jobs"], { task: schedule.task }), schedule.task)],
+              ["Rhythm", schedule.trigger],
+              ["Since", clock(schedule.started_at)],
+              [
+                "Last due",
+                schedule.last_occurrence
+                  ? [clock(schedule.last_occurrence), " · ", when(schedule.last_occurrence)]
+                  : "never",
+              ],
+              [
+                "Runs",
+                schedule.max_runs
+                  ? `${format.count(schedule.runs)} of ${format.count(schedule.max_runs)}`
+                  : format.count(schedule.runs),
+              ],
+              ["Open", format.plural(schedule.open, "job")],
+              ["If missed", schedule.misfire],
+              ["If the one before still runs", schedule.overlap],
+              ...(schedule.until ? [/** @type {[string, any]} */ (["Until", clock(schedule.until)])] : []),
+              ...(schedule.skipped
+                ? [
+                    /** @type {[string, any]} */ ([
+                      "Skipped last",
+                      [`${schedule.skipped}, `, when(schedule.skipped_at)],
+                    ]),
+                  ]
+                : []),
+            ]),
+          ),
+        ),
+      ),
+    ];
+  },
+};

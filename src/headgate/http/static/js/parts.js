@@ -1,0 +1,304 @@
+/** The pieces that pages are made of: badges, gauges, times that tick, what is shown where nothing is. */
+
+import { command } from "./commands.js";
+import { classes, h } from "./dom.js";
+import * as format from "./format.js";
+import { icon } from "./icons.js";
+import { address } from "./router.js";
+import { toast } from "./toasts.js";
+
+/** @typedef {import("./dom.js").Children} Children */
+
+/** A state with its shape, its word and its colour. @param {string} state @param {string} [word] */
+export function badge(state, word = state) {
+  return h("span", { class: `badge state-${state}` }, icon(state), word);
+}
+
+/** What a job is, as its state or as what it waits for. @param {any} job */
+export function jobState(job) {
+  if (job.state !== "waiting") return job.state;
+  if (job.view) return job.view;
+  if (job.is_blocked) return "blocked";
+  if (job.is_scheduled) return "scheduled";
+  return job.waits_for ? "throttled" : "ready";
+}
+
+/** A time that ticks: how long ago, or how soon; in full under the pointer. @param {string | null | undefined} at @param {string} [none] */
+export function when(at, none = "–") {
+  return at ? h("hg-time", { at, mode: "relative" }) : h("span", { class: "faint" }, none);
+}
+
+/** A time to come that is counted down; what is past is `due`. @param {string | null | undefined} at @param {string} [none] @param {string} [due] */
+export function countdown(at, none = "–", due = "now") {
+  return at ? h("hg-time", { at, due, mode: "countdown" }) : h("span", { class: "faint" }, none);
+}
+
+/** A time of day. @param {string | null | undefined} at */
+export function clock(at) {
+  return at ? h("hg-time", { at, mode: "clock" }) : h("span", { class: "faint" }, "–");
+}
+
+/** How long something has lasted, counted on. @param {string} since */
+export function lasting(since) {
+  return h("hg-time", { at: since, mode: "lasting" });
+}
+
+/** A link into the dashboard. @param {string} href @param {...Children} children */
+export function link(href, ...children) {
+  return h("a", { href }, children);
+}
+
+/** @param {string} id @param {boolean} [isWhole] */
+export function jobLink(id, isWhole = false) {
+  return h("a", { href: address(["jobs", id]), class: "mono", title: id }, isWhole ? id : format.shortId(id));
+}
+
+/** A name that may be broken where its words end. @param {string} name */
+export function breakable(name) {
+  return name.split(/(?<=[:_./-])/).map((part, at) => [at > 0 && h("wbr", { key: at }), part]);
+}
+
+/** @param {string} limit @param {string} key */
+export function bucketHref(limit, key) {
+  return `${address(["limits", limit])}?${new URLSearchParams({ key })}`;
+}
+
+/** @param {string} limit @param {string} key */
+export function bucketLink(limit, key) {
+  return h(
+    "a",
+    { href: bucketHref(limit, key), class: "bucket-name" },
+    h("b", null, format.keyName(key)),
+    " ",
+    h("span", { class: "faint" }, limit),
+  );
+}
+
+/**
+ * How much of a budget is used: in blocks where they can be counted, else as a bar.
+ *
+ * @param {{used: number | null, allowed: number | null, label: string, state?: string, isLarge?: boolean}} budget
+ */
+export function gauge({ used, allowed, label, state = "", isLarge = false }) {
+  if (used === null || used === undefined || !allowed) {
+    return h(
+      "span",
+      { class: "gauge-unknown faint" },
+      used === null || used === undefined ? "not known here" : `${format.count(used)} used`,
+    );
+  }
+  const share = Math.min(1, used / allowed);
+  const level = state || (share >= 1 ? "full" : share >= 0.8 ? "high" : "fine");
+  const isBlocks = allowed <= (isLarge ? 40 : 12);
+  return h(
+    "span",
+    { class: classes("gauge", `gauge-${level}`, isLarge && "gauge-large") },
+    h(
+      "span",
+      {
+        class: "gauge-track",
+        role: "meter",
+        "aria-label": label,
+        "aria-valuemin": "0",
+        "aria-valuemax": allowed,
+        "aria-valuenow": Math.min(used, allowed),
+        "aria-valuetext": `${used} of ${allowed} used`,
+      },
+      isBlocks
+        ? Array.from({ length: allowed }, (_, at) => h("span", { class: at < used ? "block used" : "block" }))
+        : h("span", { class: "fill", style: { width: `${100 * share}%` } }),
+    ),
+    h("span", { class: "gauge-text num" }, h("b", null, format.count(used)), ` / ${format.count(allowed)}`),
+  );
+}
+
+/** What a bucket allows: as the API says, else what is used and what is left. @param {any} bucket @returns {number | null} */
+export function allowed(bucket) {
+  // Of a rate that saves up, what counts is its burst, and not what it allows in its period.
+  const burst = / burst (\d+)/.exec(bucket.rule ?? "");
+  if (burst) return Number(burst[1]);
+  if (bucket.count) return bucket.count;
+  return typeof bucket.used === "number" && typeof bucket.available === "number"
+    ? bucket.used + bucket.available
+    : null;
+}
+
+/** What is special about a bucket. @param {any} bucket */
+export function bucketMarks(bucket) {
+  const isPenalized = bucket.penalized_until && Date.parse(bucket.penalized_until) > format.now();
+  return [
+    bucket.is_paused && badge("paused"),
+    isPenalized &&
+      h(
+        "span",
+        { class: "badge state-penalized" },
+        icon("penalized"),
+        "penalised, ",
+        h("hg-time", { at: bucket.penalized_until, due: "over", mode: "left" }),
+      ),
+    bucket.is_set &&
+      h("span", { class: "badge state-set", title: "Another rule than the declared one was set for it" }, "set"),
+  ];
+}
+
+/** A button that puts a command on the clipboard. @param {string} text @param {string} [label] */
+export function copyCommand(text, label = "Copy as command") {
+  return h(
+    "button",
+    { type: "button", class: "copy", title: text, onclick: () => copy(text, "The command") },
+    icon("terminal"),
+    h("span", null, label),
+  );
+}
+
+/** @param {string} text @param {string} what */
+export function copyButton(text, what) {
+  return h(
+    "button",
+    {
+      type: "button",
+      class: "quiet small",
+      "aria-label": `Copy ${what}`,
+      title: `Copy ${what}`,
+      onclick: () => copy(text, what),
+    },
+    icon("copy"),
+  );
+}
+
+/** @param {string} text @param {string} what */
+export async function copy(text, what) {
+  const name = what.charAt(0).toUpperCase() + what.slice(1);
+  try {
+    await navigator.clipboard.writeText(text);
+    toast(`${name} is on the clipboard: ${text.length > 80 ? `${text.slice(0, 80)}…` : text}`, "plain");
+  } catch {
+    toast(`${name} could not be copied: ${text}`, "bad");
+  }
+}
+
+/** A titled part of a page. @param {string} title @param {{aside?: Children, class?: string, key?: string, hint?: string}} options @param {...Children} children */
+export function panel(title, options, ...children) {
+  const id = `panel-${title.toLowerCase().replace(/\W+/g, "-")}`;
+  return h(
+    "section",
+    { class: classes("panel", options.class), "aria-labelledby": id, key: options.key ?? title },
+    h(
+      "header",
+      { class: "panel-head" },
+      h("h2", { id }, title),
+      options.hint && h("p", { class: "hint" }, options.hint),
+      options.aside && h("div", { class: "aside" }, options.aside),
+    ),
+    children,
+  );
+}
+
+/** Where nothing is: what that means, and what to do. @param {string} title @param {Children} body @param {string} [commandText] */
+export function empty(title, body, commandText) {
+  return h(
+    "div",
+    { class: "empty" },
+    h("p", { class: "empty-title" }, title),
+    h("p", null, body),
+    commandText &&
+      h("p", { class: "empty-command" }, h("code", null, commandText), copyButton(commandText, "the command")),
+  );
+}
+
+/** A line about something that needs attention. @param {"bad" | "warn" | "info"} kind @param {...Children} children */
+export function notice(kind, ...children) {
+  return h(
+    "div",
+    { class: `notice notice-${kind}` },
+    icon(kind === "info" ? "info" : "warning"),
+    h("div", null, children),
+  );
+}
+
+/** What stands in the place of what is loading. @param {number} [lines] */
+export function skeleton(lines = 6) {
+  return h(
+    "div",
+    { class: "skeleton", role: "status" },
+    h("span", { class: "sr-only" }, "Loading"),
+    Array.from({ length: lines }, (_, at) =>
+      h("span", { class: "bone", style: { width: `${90 - ((at * 17) % 40)}%` } }),
+    ),
+  );
+}
+
+/** A list of facts. @param {[string, Children][]} items @param {string} [extra] */
+export function facts(items, extra = "") {
+  return h(
+    "dl",
+    { class: `facts ${extra}` },
+    items.map(([name, value]) => h("div", { key: name }, h("dt", null, name), h("dd", null, value))),
+  );
+}
+
+/** The same instant as others: how a page title looks. @param {Children} title @param {{crumbs?: [string, string][], marks?: Children, actions?: Children, below?: Children}} [options] */
+export function heading(title, { crumbs = [], marks, actions, below } = {}) {
+  return h(
+    "header",
+    { class: "page-head" },
+    crumbs.length > 0 &&
+      h(
+        "nav",
+        { class: "crumbs", "aria-label": "Breadcrumb" },
+        crumbs.map(([name, href], at) => [at > 0 && icon("chevron"), link(href, name)]),
+      ),
+    h(
+      "div",
+      { class: "page-title" },
+      h("h1", { tabindex: "-1" }, title),
+      marks,
+      h("div", { class: "actions" }, actions),
+    ),
+    below,
+  );
+}
+
+/** A button that does something to what is shown; one that may not be used says why.
+ *
+ * @param {string} label
+ * @param {{icon?: string, kind?: string, why?: string | null, title?: string, pressed?: boolean, name?: string}} options
+ * @param {() => void} act
+ */
+export function button(label, options, act) {
+  return h(
+    "button",
+    {
+      type: "button",
+      class: options.kind,
+      "aria-disabled": options.why ? "true" : null,
+      "aria-pressed": options.pressed === undefined ? null : String(options.pressed),
+      "aria-label": options.name,
+      title: options.why ?? options.title,
+      onclick: () => (options.why ? toast(options.why, "plain") : act()),
+    },
+    options.icon && icon(options.icon),
+    h("span", null, label),
+  );
+}
+
+/** One of a few: tabs whose choice is an address. @param {string} label @param {{name: Children, href: string, isCurrent: boolean, count?: number | null}[]} choices */
+export function tabs(label, choices) {
+  return h(
+    "nav",
+    { class: "tabs", "aria-label": label },
+    choices.map((choice, at) =>
+      h(
+        "a",
+        { key: at, href: choice.href, "aria-current": choice.isCurrent ? "page" : null },
+        choice.name,
+        choice.count !== undefined &&
+          choice.count !== null &&
+          h("span", { class: "tab-count num" }, format.compact(choice.count)),
+      ),
+    ),
+  );
+}
+
+/** How one starts a worker. */
+export const START_WORKER = command("worker");

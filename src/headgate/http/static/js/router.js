@@ -1,0 +1,97 @@
+/** Which page an address means, and how to go to another one without loading the whole document. */
+
+/** @typedef {{page: string, params: Record<string, string>, query: URLSearchParams}} Route */
+
+const BASE = new URL(document.baseURI);
+
+/** @type {[RegExp, string, string[]][]} */
+const ROUTES = [
+  [/^(?:overview)?$/, "overview", []],
+  [/^queues$/, "queues", []],
+  [/^jobs$/, "jobs", []],
+  [/^jobs\/([^/]+)$/, "job", ["id"]],
+  [/^limits$/, "limits", []],
+  [/^limits\/(.+)$/, "limit", ["limit"]],
+  [/^schedules$/, "schedules", []],
+  [/^schedules\/(.+)$/, "schedule", ["name"]],
+  [/^nodes$/, "nodes", []],
+  [/^audit$/, "audit", []],
+  [/^batches\/([^/]+)$/, "batch", ["id"]],
+];
+
+/** An address inside the dashboard, relative to where it is mounted.
+ *
+ * @param {string[]} path its parts, which are escaped
+ * @param {Record<string, string | number | null | undefined>} [query] what is null or empty is left out
+ */
+export function address(path, query = {}) {
+  const words = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== null && value !== undefined && value !== "") words.set(name, String(value));
+  }
+  const text = words.toString();
+  return path.map(encodeURIComponent).join("/") + (text ? `?${text}` : "");
+}
+
+/** Where the document is. @returns {Route} */
+export function here() {
+  const path = location.pathname.slice(BASE.pathname.length).replace(/\/$/, "");
+  for (const [pattern, page, names] of ROUTES) {
+    const match = pattern.exec(path);
+    if (match) {
+      const params = Object.fromEntries(names.map((name, at) => [name, decoded(match[at + 1])]));
+      const query = new URLSearchParams(location.search);
+      const key = query.get("key");
+      // A key may be empty, and may hold anything: it is no part of the path.
+      if (page === "limit" && key !== null) return { page: "key", params: { ...params, key }, query };
+      return { page, params, query };
+    }
+  }
+  return { page: "missing", params: { path }, query: new URLSearchParams() };
+}
+
+/** @type {(route: Route, isNew: boolean) => void} */
+let changed = () => {};
+
+/** Call `onChange` for the address now, and whenever it changes. @param {typeof changed} onChange */
+export function start(onChange) {
+  changed = onChange;
+  addEventListener("popstate", () => changed(here(), false));
+  document.addEventListener("click", (event) => {
+    const link = event.target instanceof Element ? event.target.closest("a[href]") : null;
+    const isPlain = event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
+    if (!(link instanceof HTMLAnchorElement) || !isPlain || event.defaultPrevented) return;
+    if (link.target || link.hasAttribute("download") || !isInside(link)) return;
+    event.preventDefault();
+    go(link.href);
+  });
+  changed(here(), true);
+}
+
+/** Go to an address inside the dashboard. @param {string} to @param {{replace?: boolean}} [how] */
+export function go(to, { replace = false } = {}) {
+  const url = new URL(to, BASE);
+  const isSame = url.href === location.href;
+  if (replace || isSame) history.replaceState(null, "", url);
+  else history.pushState(null, "", url);
+  changed(here(), !replace);
+}
+
+/** @param {HTMLAnchorElement} link */
+function isInside(link) {
+  return (
+    link.origin === BASE.origin &&
+    link.pathname.startsWith(BASE.pathname) &&
+    !link.pathname.startsWith(`${BASE.pathname}api/`) &&
+    !link.pathname.startsWith(`${BASE.pathname}static/`)
+  );
+}
+
+/** @param {string} part */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}

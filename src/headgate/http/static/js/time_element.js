@@ -1,0 +1,64 @@
+/** `<hg-time>`: an instant that is told anew each second, by one timer for the whole page. */
+
+import * as format from "./format.js";
+import { onChoice } from "./prefs.js";
+
+/** @type {Set<TimeElement>} */
+const shown = new Set();
+
+class TimeElement extends HTMLElement {
+  #at = "";
+  #text = document.createElement("time");
+  /** @type {"relative" | "countdown" | "left" | "clock" | "lasting"} */
+  mode = "relative";
+  due = "now";
+
+  connectedCallback() {
+    if (!this.#text.isConnected) this.append(this.#text);
+    shown.add(this);
+    this.tell();
+  }
+
+  disconnectedCallback() {
+    shown.delete(this);
+  }
+
+  get at() {
+    return this.#at;
+  }
+
+  set at(instant) {
+    this.#at = instant;
+    this.#text.dateTime = instant;
+    if (this.isConnected) this.tell();
+  }
+
+  tell() {
+    const text = this.#words();
+    if (this.#text.textContent !== text) this.#text.textContent = text;
+    const full = format.instant(this.#at);
+    if (this.#text.title !== full) this.#text.title = full;
+  }
+
+  #words() {
+    if (this.mode === "clock") return format.clock(this.#at);
+    if (this.mode === "relative") return format.relative(this.#at);
+    const seconds = (Date.parse(this.#at) - format.now()) / 1000;
+    if (this.mode === "lasting") return format.coarse(-seconds);
+    if (seconds <= 0) return this.due;
+    const left = format.coarse(seconds + 0.999);
+    return this.mode === "left" ? `${left} left` : `in ${left}`;
+  }
+}
+
+customElements.define("hg-time", TimeElement);
+
+function tellAll() {
+  for (const each of shown) each.tell();
+}
+
+setInterval(() => {
+  if (!document.hidden) tellAll();
+}, 1000);
+document.addEventListener("visibilitychange", tellAll);
+onChoice(tellAll);

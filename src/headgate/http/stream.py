@@ -1,0 +1,109 @@
+"""The live stream: server-sent events, one whenever the overview has changed, at most one a second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+from headgate.clock import SECOND, Clock, wait_for_event
+from headgate.errors import HeadgateError
+from headgate.http.refusal import RETRY_AFTER, Refusal, refusal_of, try_later
+from headgate.http.watch import Seen, Watch
+
+MOST_CLIENTS = 500
+"""Streams of one process; a browser that gets none asks every few seconds instead."""
+
+EACH = 1.0
+"""Seconds between two looks."""
+
+HEARTBEAT = 15 * SECOND
+"""Microseconds of silence after which a comment is sent, so that no proxy takes the stream for dead."""
+
+LIVES = 30 * SECOND
+"""How long a stream lives (microseconds). A browser opens the next one by itself, and has to show again who it is; and
+a server that waits for its requests to end waits no longer than that."""
+
+_HELLO = b"retry: 2000\n\n"
+_ALIVE = b": alive\n\n"
+_COME_BACK = b"retry: 100\n\n"
+_COME_LATER = b"retry: %d\n\n" % (RETRY_AFTER * 1000)
+
+
+class Stream:
+    """Streams to all browsers of a process what one reader sees.
+
+    Nothing is kept for a browser that reads slowly: it is sent the latest when it can take it, after a `resync` that
+    says that something was left out. What a stream begins with is left out for one whose Last-Event-ID names it.
+    """
+
+    def __init__(self, watch: Watch, clock: Clock, *, most_clients: int = MOST_CLIENTS) -> None:
+        self._watch = watch
+        self._clock = clock
+        self._most_clients = most_clients
+        self._clients = 0
+        self._ending = asyncio.Event()
+
+    @property
+    def clients(self) -> int:
+        """How many listen now."""
+        return self._clients
+
+    def end(self) -> None:
+        """End all streams, and refuse new ones."""
+        self._ending.set()
+
+    async def response(self, request: Request) -> StreamingResponse:
+        """The stream for one browser. Raises Refusal where there are too many."""
+        if self._clients >= self._most_clients or self._ending.is_set():
+            message = f"{self._clients} browsers listen here already; ask /api/overview now and then instead"
+            raise Refusal(503, "too_many_streams", message, headers=try_later(RETRY_AFTER))
+        try:
+            first = await self._watch.look()
+        except HeadgateError as error:
+            raise refusal_of(error) from error
+        return StreamingResponse(
+            self._events(first, request.headers.get("last-event-id")),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    async def _events(self, seen: Seen, known: str | None) -> AsyncIterator[bytes]:
+        if self._clients >= self._most_clients:
+            # Those that come while the first look is taken are all let in before any of them is counted.
+            yield _COME_LATER
+            return
+        self._clients += 1
+        try:
+            began_at = said_at = self._clock.monotonic()
+            yield _HELLO
+            tag, revision = known, seen.revision
+            while not self._ending.is_set() and self._clock.monotonic() - began_at < LIVES:
+                if seen.tag != tag:
+                    if seen.revision > revision + 1:
+                        yield _event("resync", seen.tag, b"{}")
+                    yield _event("overview", seen.tag, msgspec.json.encode(seen.overview))
+                    tag, said_at = seen.tag, self._clock.monotonic()
+                elif self._clock.monotonic() - said_at >= HEARTBEAT:
+                    yield _ALIVE
+                    said_at = self._clock.monotonic()
+                revision = seen.revision
+                await wait_for_event(self._clock, self._ending, EACH)
+                try:
+                    seen = await self._watch.look()
+                except HeadgateError:
+                    # The page asks for itself, and is told why; the stream is there again when the store is.
+                    return
+            if not self._ending.is_set():
+                # It has only had its time, and nothing should be missed between it and the next one.
+                yield _COME_BACK
+        finally:
+            self._clients -= 1
+
+
+def _event(name: str, id: str, data: bytes) -> bytes:
+    """JSON has no line breaks, so it is one line of data."""
+    return b"event: %s\nid: %s\ndata: %s\n\n" % (name.encode(), id.encode(), data)

@@ -1,0 +1,194 @@
+"""A worker process, a dashboard process, and a Chromium that looks at it; one of each for the tests of a store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, async_playwright
+
+from headgate import Headgate
+from tests.faces.browser.shop import PASSWORDS, Seeds, make_app, seed
+from tests.postgres_server import free_port
+
+ROOT = Path(__file__).parents[3]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+)
+SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
+
+# What the hostile names and payloads call if a page takes them for anything but text, and what a policy has refused.
+GUARD = """
+window.owned = (which) => console.error("hostile text was executed", which);
+addEventListener("securitypolicyviolation", (event) => console.error("refused by the policy", event.blockedURI));
+"""
+
+
+class Served:
+    """A program in a process of its own."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], log: Path) -> None:
+        self._command = command
+        self._environment = environment
+        self.log = log
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                cwd=ROOT,
+                env=self._environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    async def kill(self) -> None:
+        """As a machine ends that loses its power."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+            self._process = None
+
+
+@dataclass(slots=True)
+class Shop:
+    """What runs, and where; `app` looks at the store from here."""
+
+    app: Headgate
+    seeds: Seeds
+    base: str
+    server: Served
+    store: str
+
+    async def answers(self) -> None:
+        """Wait until the dashboard does."""
+        async with httpx.AsyncClient(auth=("ada", PASSWORDS["ada"])) as client, asyncio.timeout(20):
+            while True:
+                with suppress(httpx.TransportError):
+                    if (await client.get(f"{self.base}api/session")).status_code == 200:
+                        return
+                await asyncio.sleep(0.05)
+
+
+@dataclass(slots=True)
+class Visit:
+    """A page that somebody looks at, and what its console said."""
+
+    page: Page
+    shop: Shop
+    complaints: list[str] = field(default_factory=list)
+
+    async def go(self, where: str) -> None:
+        """Go there, and wait until it shows what it is about."""
+        await self.page.goto(self.shop.base + where)
+        await self.settled()
+
+    async def look(self, size: str, scheme: Any) -> None:
+        """Look at the same page on another screen, in light or in dark colours."""
+        width, height = SIZES[size]
+        await self.page.set_viewport_size({"width": width, "height": height})
+        await self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+
+    async def settled(self) -> None:
+        await self.page.locator("main[aria-busy=false] h1").wait_for()
+
+    async def press(self, name: str, *, exact: bool = True) -> None:
+        await self.page.get_by_role("button", name=name, exact=exact).click()
+
+    async def agree(self, name: str) -> None:
+        """Say yes to the question that is open."""
+        dialog = self.page.get_by_role("dialog")
+        await dialog.get_by_role("button", name=name, exact=True).click()
+        await dialog.wait_for(state="detached")
+
+
+@pytest.fixture(scope="session")
+def screenshots() -> Path:
+    """Where pictures of all pages go: $HEADGATE_SCREENSHOTS, else a folder that git ignores."""
+    folder = Path(os.environ.get("HEADGATE_SCREENSHOTS", ROOT / "screenshots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: `make browser` installs one")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield browser
+        await browser.close()
+
+
+@asynccontextmanager
+async def shop_on(store: str, folder: Path, url: str, **settings: str) -> AsyncIterator[Shop]:
+    """A worker and a dashboard on that store, which has something of each kind in it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+    environment |= {"SHOP_URL": url, "PYTHONPATH": str(ROOT)}
+    if "schema" in settings:
+        environment["SHOP_SCHEMA"] = settings["schema"]
+    port = free_port()
+    programs = Path(sys.executable).parent
+    worker = Served(
+        [str(programs / "headgate"), "worker", "tests.faces.browser.served:app", "--grace", "0"],
+        environment,
+        folder / "worker.log",
+    )
+    server = Served(
+        [str(programs / "uvicorn"), "tests.faces.browser.served:host", "--port", str(port), "--log-level", "warning"],
+        environment,
+        folder / "server.log",
+    )
+    app = make_app(url, **settings)
+    try:
+        async with app.open():
+            await worker.start()
+            await server.start()
+            shop = Shop(app, await seed(app, folder), f"http://127.0.0.1:{port}/ops/jobs/", server, store)
+            await shop.answers()
+            yield shop
+    finally:
+        await server.kill()
+        await worker.kill()
+
+
+@asynccontextmanager
+async def visiting(browser: Browser, shop: Shop, *, who: str = "ada") -> AsyncIterator[Visit]:
+    """Somebody looks at the dashboard. Raises for what the console complained about."""
+    width, height = SIZES["wide"]
+    context = await browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme="light",
+        reduced_motion="reduce",
+        http_credentials={"username": who, "password": PASSWORDS[who]},
+    )
+    context.set_default_timeout(15_000)
+    await context.add_init_script(GUARD)
+    visit = Visit(await context.new_page(), shop)
+    visit.page.on("console", lambda said: visit.complaints.append(said.text) if said.type == "error" else None)
+    visit.page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+    visit.page.on("dialog", lambda dialog: visit.complaints.append(f"a dialog: {dialog.message}"))
+    try:
+        yield visit
+    finally:
+        await context.close()
+    assert visit.complaints == []

@@ -1,0 +1,379 @@
+"""The dashboard in a real browser: every page and every action, against a worker and a server that live."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import re
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.resources import files
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+import asyncpg
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+
+from headgate import Every
+from headgate.errors import ScheduleNotFound
+from tests.faces.browser.conftest import Shop, Visit, shop_on, visiting
+from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, QUEUE, SCHEDULE
+
+LOOKS = (("wide", "light"), ("wide", "dark"), ("narrow", "light"))
+
+# Tables of which one has to scroll to see the last column.
+CUT_OFF = """() => [...document.querySelectorAll("main .table-wrap")]
+    .filter((each) => each.scrollWidth > each.clientWidth)
+    .map((each) => each.querySelector("table").getAttribute("aria-label"))"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sqlite", "postgres"])
+async def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    if request.param == "sqlite":
+        async with shop_on("sqlite", folder, f"sqlite:///{folder}/shop.db") as shop:
+            yield shop
+        return
+    url = request.getfixturevalue("postgres_url")
+    schema = f"headgate_{uuid.uuid4().hex[:16]}"
+    async with shop_on("postgres", folder, url, schema=schema) as shop:
+        yield shop
+    connection = await asyncpg.connect(url)
+    await connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+    await connection.close()
+
+
+def pages(shop: Shop) -> dict[str, str]:
+    """Every page by a name for its picture."""
+    seeds = shop.seeds
+    return {
+        "overview": "overview",
+        "queues": "queues",
+        "jobs": "jobs",
+        "jobs-failed": "jobs?state=failed",
+        "job-succeeded": f"jobs/{seeds.succeeded.id}",
+        "job-failed": f"jobs/{seeds.failed.id}",
+        "job-running": f"jobs/{seeds.running.id}",
+        "job-throttled": f"jobs/{seeds.throttled.id}",
+        "limits": "limits",
+        "limit": limit_page(LIMIT),
+        "key": limit_page(LIMIT, HOSTILE),
+        "key-of-permits": limit_page("permits", "warehouse"),
+        "key-unused": limit_page("permits", "nobody"),
+        "schedules": "schedules",
+        "schedule": f"schedules/{quote(SCHEDULE, safe='')}",
+        "nodes": "nodes",
+        "audit": "audit",
+        "batch": f"batches/{seeds.batch}",
+    }
+
+
+def limit_page(limit: str, key: str | None = None) -> str:
+    return f"limits/{quote(limit, safe='')}" + ("" if key is None else f"?{urlencode({'key': key})}")
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for what the store says; the browser has its own way to wait."""
+    async with asyncio.timeout(15):
+        while not await is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+async def test_every_page_is_for_everybody_and_runs_nothing_of_what_it_shows(
+    browser: Browser, shop: Shop, screenshots: Path, part: int
+) -> None:
+    # What axe looks at does not depend on the store.
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text() if shop.store == "sqlite" else None
+    found: list[str] = []
+    shown = 0
+    async with visiting(browser, shop) as visit:
+        for name, where in list(pages(shop).items())[part::2]:
+            await visit.go(where)
+            await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
+            await expect(visit.page.get_by_role("alert")).to_have_count(0)
+            shown += "owned(1)" in await visit.page.locator("main").inner_text()
+            for size, scheme in LOOKS:
+                await visit.look(size, scheme)
+                # Charts are drawn again for another width, a moment later.
+                await until(functools.partial(fits, visit))
+                if axe is not None and size == "wide":
+                    found += [f"{name} in {scheme}: {told}" for told in await axe_violations(visit, axe)]
+                cut_off = await visit.page.evaluate(CUT_OFF) if size == "wide" else []
+                found += [f"{name}: columns of {label} are out of sight" for label in cut_off]
+                picture = screenshots / f"{shop.store}-{name}-{size}-{scheme}.png"
+                await visit.page.screenshot(path=picture, full_page=size == "narrow")
+    assert found == []
+    assert shown >= 3
+
+
+async def fits(visit: Visit) -> bool:
+    # Asked from here: the policy of the page lets nothing in that waits by evaluating text.
+    return bool(await visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
+
+
+async def axe_violations(visit: Visit, axe: str) -> list[str]:
+    # Evaluated by the debugger, which the policy of the page does not concern.
+    await visit.page.evaluate(axe)
+    told = await visit.page.evaluate(
+        "axe.run(document, {resultTypes: ['violations']}).then(({violations}) => JSON.stringify(violations.map("
+        "(each) => `${each.id}: ${each.nodes.slice(0, 3).map((node) => node.html.slice(0, 150)).join(' | ')}`)))"
+    )
+    return list(json.loads(told))
+
+
+async def test_jobs_are_retried_cancelled_and_run_before_their_time(browser: Browser, shop: Shop) -> None:
+    app, tasks = shop.app, shop.app.tasks
+    async with visiting(browser, shop) as visit:
+        doomed = await tasks["fail"].enqueue("once")
+        await until(lambda: is_in(shop, doomed.id, "failed"))
+        await visit.go(f"jobs/{doomed.id}")
+        await visit.press("Retry")
+        await visit.agree("Retry")
+        await expect(visit.page.get_by_role("status", name="Messages")).to_contain_text("The job waits again")
+        await until(lambda: has_attempts(shop, doomed.id, 2))
+
+        later = await tasks["send_mail"].using(delay=3600).enqueue("later")
+        await visit.go(f"jobs/{later.id}")
+        await visit.press("Run now")
+        await visit.agree("Run now")
+        await until(lambda: is_in(shop, later.id, "succeeded"))
+        await expect(visit.page.get_by_role("heading", level=1)).to_contain_text("send_mail")
+        await expect(visit.page.locator("main")).to_contain_text("succeeded")
+
+        never = await tasks["send_mail"].using(delay=3600).enqueue("never")
+        await visit.go(f"jobs/{never.id}")
+        await visit.press("Cancel")
+        await visit.agree("Cancel the job")
+        await until(lambda: is_in(shop, never.id, "cancelled"))
+        entries = await app.admin.audit_log(kind="job", subject=never.id)
+        assert [(entry.actor, entry.action) for entry in entries] == [("ada", "cancel")]
+
+
+async def test_many_jobs_are_changed_after_they_were_counted(browser: Browser, shop: Shop) -> None:
+    task = shop.app.tasks["send_mail"]
+    jobs = [await task.using(delay=3600).enqueue("bulk me", {"number": number}) for number in range(5)]
+    async with visiting(browser, shop) as visit:
+        await visit.go("jobs?view=scheduled&text=bulk+me")
+        await visit.press("Cancel all that match the filter")
+        dialog = visit.page.get_by_role("dialog")
+        await expect(dialog.get_by_role("heading")).to_have_text("Cancel 5 jobs?")
+        await visit.page.keyboard.press("Escape")
+        await expect(dialog).to_have_count(0)
+        assert await shop.app.admin.count(view="scheduled", text="bulk me") == 5
+
+        for job in jobs[:2]:
+            await (
+                visit.page.locator("tr", has=visit.page.locator(f'a[href="jobs/{job.id}"]'))
+                .get_by_role("checkbox")
+                .check()
+            )
+        await visit.press("Run now 2 chosen")
+        await visit.agree("Run 2 now")
+        await until(lambda: is_in(shop, jobs[0].id, "succeeded"))
+        await until(lambda: is_in(shop, jobs[1].id, "succeeded"))
+
+        await visit.press("Cancel all that match the filter")
+        await visit.agree("Cancel 3 jobs")
+        for job in jobs[2:]:
+            await until(functools.partial(is_in, shop, job.id, "cancelled"))
+
+
+async def test_queues_and_schedules_are_steered(browser: Browser, shop: Shop) -> None:
+    admin = shop.app.admin
+    async with visiting(browser, shop) as visit:
+        await visit.go("queues")
+        await visit.press("Pause queue default")
+        await visit.agree("Pause the queue")
+        await expect(visit.page.get_by_role("button", name="Resume queue default")).to_be_visible()
+        assert await admin.queues.is_paused("default")
+        await visit.press("Resume queue default")
+        await expect(visit.page.get_by_role("button", name="Pause queue default")).to_be_visible()
+        assert not await admin.queues.is_paused("default")
+
+        schedule = f"schedules/{quote(SCHEDULE, safe='')}"
+        await visit.go(schedule)
+        await visit.press(f"Pause schedule {SCHEDULE}")
+        await visit.agree("Pause the schedule")
+        await expect(visit.page.get_by_role("button", name=f"Resume schedule {SCHEDULE}", exact=True)).to_be_visible()
+        assert (await admin.schedules.status(SCHEDULE)).state == "paused"
+        await visit.press(f"Resume schedule {SCHEDULE}")
+        await visit.agree("Resume")
+        await expect(visit.page.get_by_role("button", name=f"Pause schedule {SCHEDULE}", exact=True)).to_be_visible()
+        assert (await admin.schedules.status(SCHEDULE)).state == "active"
+
+        before = (await admin.schedules.next_runs(SCHEDULE))[0]
+        await visit.press("Skip next")
+        await visit.agree("Skip it")
+        await expect(visit.page.get_by_role("status", name="Messages")).to_contain_text("The next run is left out")
+        assert (await admin.schedules.next_runs(SCHEDULE))[0] > before
+
+        await visit.press(f"Run now: schedule {SCHEDULE}")
+        await visit.agree("Enqueue its job")
+        await expect(visit.page.get_by_role("table", name="Jobs of the schedule").locator("tbody a")).to_have_count(1)
+        assert await admin.count(schedule=SCHEDULE) == 1
+
+        # One that no other test looks at, and that no node declares again.
+        gone = f"gone {uuid.uuid4()}"
+        await shop.app.tasks["often"].schedule(gone, Every(hours=1)).enqueue()
+        await visit.go(f"schedules/{quote(gone)}")
+        await visit.press("Remove")
+        await visit.agree("Remove the schedule")
+        await expect(visit.page).to_have_url(shop.base + "schedules")
+        with pytest.raises(ScheduleNotFound):
+            await admin.schedules.status(gone)
+
+
+async def test_limits_are_steered(browser: Browser, shop: Shop) -> None:
+    limits = shop.app.admin.limits
+    key = f"tenant {HOSTILE}"
+    async with visiting(browser, shop) as visit:
+        said = visit.page.get_by_role("status", name="Messages")
+        await visit.go(limit_page(LIMIT, key))
+        await expect(visit.page.locator("main")).to_contain_text("of 1 used")
+
+        await visit.press("Set another rule")
+        rule = visit.page.get_by_label("Rule", exact=True)
+        await rule.fill("7/moon")
+        await expect(visit.page.get_by_role("button", name="Set the rule")).to_be_disabled()
+        await rule.fill("7/m")
+        await visit.agree("Set the rule")
+        await expect(said).to_contain_text("is now 7/m")
+        assert [setting.rule is not None for setting in await limits.settings(LIMIT)] == [True]
+        assert (await limits.bucket(LIMIT, key)).count == 7
+        await visit.press("Unset")
+        await visit.agree("Return to the declared rule")
+        await expect(said).to_contain_text("is as declared")
+        assert await limits.settings(LIMIT) == []
+
+        await visit.press("Pause")
+        await visit.agree("Pause")
+        await expect(visit.page.get_by_role("button", name="Resume", exact=True)).to_be_visible()
+        assert (await limits.bucket(LIMIT, key)).is_paused
+        await visit.press("Resume")
+        await visit.agree("Resume")
+        await expect(visit.page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
+        assert not (await limits.bucket(LIMIT, key)).is_paused
+
+        await visit.press("Penalise")
+        await visit.agree("Let nothing start")
+        await expect(visit.page.locator("main")).to_contain_text("Penalised until")
+        assert (await limits.bucket(LIMIT, key)).penalized_until is not None
+        await visit.press("Reset")
+        await visit.agree("Forget what was used")
+        await expect(said).to_contain_text("is as new")
+        assert (await limits.bucket(LIMIT, key)).penalized_until is None
+
+        await visit.press("Tier")
+        await visit.page.get_by_label("Tier", exact=True).fill("gold")
+        await visit.agree("Assign")
+        await expect(said).to_contain_text("is in tier gold")
+        assert [(each.scope, each.tier) for each in await limits.settings(LIMIT)] == [("member", "gold")]
+        await limits.assign(LIMIT, key, None)
+
+        # Its starts are counted anew, and held against the rule.
+        await visit.go(limit_page(LIMIT, LONG))
+        await expect(visit.page.get_by_role("table", name=re.compile("held|window", re.IGNORECASE))).to_be_visible()
+        assert [(each.key, each.held) for each in await limits.audit(LIMIT, key=LONG)] == [(LONG, True)]
+
+        await visit.go("audit?kind=limit")
+        done = [entry.action for entry in await shop.app.admin.audit_log(kind="limit", subject=LIMIT, actor="ada")]
+        assert len(done) >= 7
+        for action in done:
+            await expect(visit.page.get_by_role("cell", name=action, exact=True).first).to_be_visible()
+
+
+async def test_what_the_worker_does_arrives_without_a_reload_and_takes_no_focus(browser: Browser, shop: Shop) -> None:
+    told = shop.seeds.signal.with_name(f"told {uuid.uuid4()}")
+    job = await shop.app.tasks["until_told"].enqueue(str(told))
+    await until(lambda: is_in(shop, job.id, "running"))
+    async with visiting(browser, shop) as visit, visiting(browser, shop) as other:
+        await visit.go(f"jobs/{job.id}")
+        await visit.page.evaluate("window.wasHere = true")
+        await expect(visit.page.locator("main")).to_contain_text("running")
+        await other.go("jobs?state=succeeded&task=until_told")
+        typed = other.page.get_by_label("Text in payload")
+        await typed.click()
+        await typed.press_sequentially("half a w")
+        told.touch()
+        await expect(visit.page.locator("main .badge").first).to_contain_text("succeeded")
+        assert await visit.page.evaluate("window.wasHere")
+        await expect(other.page.locator(f'a[href="jobs/{job.id}"]')).to_be_visible()
+        await expect(typed).to_be_focused()
+        await expect(typed).to_have_value("half a w")
+
+
+async def test_a_page_tells_that_the_server_is_lost_and_that_it_is_back(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        await visit.go("queues")
+        await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
+        assert visit.complaints == []
+        await shop.server.kill()
+        await expect(visit.page.get_by_role("button", name="Live updates: Lost")).to_be_visible(timeout=20_000)
+        await shop.server.start()
+        await shop.answers()
+        await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible(timeout=20_000)
+        await expect(visit.page.get_by_role("alert")).to_have_count(0)
+        # A browser says itself that nobody answered.
+        refused = [told for told in visit.complaints if "ERR_" in told]
+        visit.complaints[:] = [told for told in visit.complaints if told not in refused]
+
+
+async def test_a_viewer_is_told_why_he_can_do_nothing(browser: Browser, shop: Shop) -> None:
+    changes: list[str] = []
+    async with visiting(browser, shop, who="vic") as visit:
+        visit.page.on("request", lambda asked: changes.append(asked.url) if asked.method != "GET" else None)
+        for where, names in (
+            (f"jobs/{shop.seeds.failed.id}", ["Retry"]),
+            (f"jobs/{shop.seeds.scheduled.id}", ["Run now", "Cancel"]),
+            ("queues", [f"Pause queue {QUEUE}"]),
+            (limit_page("permits", "warehouse"), ["Pause", "Set another rule", "Penalise", "Reset", "Tier"]),
+            ("schedules/nightly", ["Pause schedule nightly", "Run now: schedule nightly", "Skip next", "Remove"]),
+        ):
+            await visit.go(where)
+            for name in names:
+                await expect(visit.page.get_by_role("button", name=name, exact=True)).to_have_attribute(
+                    "aria-disabled", "true"
+                )
+            await visit.page.get_by_role("button", name=names[0], exact=True).click(force=True)
+            await expect(visit.page.get_by_role("dialog")).to_have_count(0)
+            await expect(visit.page.get_by_role("status", name="Messages").locator("p").first).to_be_visible()
+        await visit.go("jobs")
+        await expect(visit.page.get_by_role("checkbox")).to_have_count(0)
+    assert changes == []
+
+
+async def test_an_operator_acts_on_jobs_and_not_on_limits(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop, who="olga") as visit:
+        await visit.go(f"jobs/{shop.seeds.scheduled.id}")
+        await expect(visit.page.get_by_role("button", name="Run now", exact=True)).not_to_have_attribute(
+            "aria-disabled", "true"
+        )
+        await visit.go(limit_page("permits", "warehouse"))
+        await expect(visit.page.get_by_role("button", name="Pause", exact=True)).to_have_attribute(
+            "aria-disabled", "true"
+        )
+
+
+async def test_an_address_that_means_no_page_is_told_so_on_a_page(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        answer = await visit.page.goto(shop.base + f"nothing/{quote('<img src=x onerror=owned(9)>')}")
+        assert answer is not None
+        assert answer.status == 404
+        await expect(visit.page.get_by_role("heading", level=1)).to_have_text("Not found")
+        # A browser says itself that the document is none.
+        assert len(visit.complaints) == 1
+        assert "404" in visit.complaints.pop()
+
+
+async def is_in(shop: Shop, job_id: str, state: str) -> bool:
+    return (await shop.app.admin.status(job_id)).state == state
+
+
+async def has_attempts(shop: Shop, job_id: str, count: int) -> bool:
+    return len((await shop.app.admin.job(job_id)).attempts) == count

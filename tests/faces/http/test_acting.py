@@ -1,0 +1,123 @@
+"""What is done through the API: each action once, on each store, and under whose name it is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from headgate import Headgate, JobState
+from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
+
+NAME = quote(HOSTILE, safe="")
+API = quote(LIMIT, safe="")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
+    return make_app() if request.param == "memory" else make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+
+
+async def act(client: httpx.AsyncClient, path: str, body: Any = None, *, expected: int = 200) -> Any:
+    answer = await client.post(f"/api{path}", json=body)
+    assert answer.status_code == expected, answer.text
+    return answer.json() if expected == 200 else answer.json()["error"]["code"]
+
+
+async def test_jobs_are_retried_cancelled_and_run_now(app: Headgate) -> None:
+    async with app.open():
+        seeds = await seed(app)
+        async with browser(app) as client:
+            assert await act(client, f"/jobs/{seeds.failed}/retry") == {"changed": True}
+            assert (await app.admin.status(seeds.failed)).state is JobState.WAITING
+            assert await act(client, f"/jobs/{seeds.failed}/retry", expected=409) == "illegal_transition"
+            assert await act(client, f"/jobs/{seeds.failed}/cancel") == {"changed": True}
+            assert await act(client, f"/jobs/{seeds.failed}/cancel") == {"changed": False}
+            assert await act(client, f"/jobs/{seeds.scheduled}/run-now") == {"changed": True}
+            assert not (await app.admin.status(seeds.scheduled)).is_scheduled
+            assert await act(client, "/jobs/nobody/cancel", expected=404) == "job_not_found"
+            entries = await app.admin.audit_log(subject=seeds.failed)
+            assert [(entry.actor, entry.action) for entry in entries] == [("local", "cancel"), ("local", "retry")]
+
+
+async def test_many_jobs_are_counted_first_and_changed_then(app: Headgate) -> None:
+    async with app.open():
+        await app.tasks["answer"].enqueue_many([(str(number),) for number in range(5)])
+        async with browser(app) as client:
+            request = {"action": "cancel", "query": {"task": "answer"}, "most": 3}
+            dry = await act(client, "/jobs/bulk", request | {"dry_run": True})
+            assert dry == {"matched": 3, "changed": 3, "refused": {}, "is_dry_run": True, "is_cut": True}
+            assert await app.admin.count(state=JobState.WAITING) == 5
+            assert (await act(client, "/jobs/bulk", request))["changed"] == 3
+            assert (await act(client, "/jobs/bulk", request))["is_cut"] is False
+            assert (await act(client, "/jobs/bulk", request | {"action": "retry"}))["changed"] == 3
+            assert await app.admin.count(state=JobState.WAITING) == 3
+
+
+async def test_queues_are_paused_and_resumed(app: Headgate) -> None:
+    async with app.open(), browser(app) as client:
+        assert await act(client, "/queues/default/pause") == {"changed": True}
+        assert await act(client, "/queues/default/pause") == {"changed": False}
+        assert await act(client, "/queues/default/resume", {}, expected=200) == {"changed": True}
+        assert await act(client, "/queues/nothing/pause", expected=404) == "unknown_queue"
+
+
+async def test_limits_are_steered(app: Headgate) -> None:
+    async with app.open(), browser(app) as client:
+        path = f"/limits/{API}"
+        assert await act(client, f"{path}/set", {"rule": "7/m", "key": HOSTILE}) == {"changed": True}
+        (setting,) = await app.admin.limits.settings(LIMIT)
+        assert (setting.scope, setting.target) == ("pattern", HOSTILE)
+        assert await act(client, f"{path}/set", {"rule": "9/h", "tier": "gold", "kind": "rate", "burst": 3})
+        assert await act(client, f"{path}/assign", {"key": "acme", "tier": "gold"}) == {"changed": True}
+        await act(client, f"{path}/penalize", {"key": "acme", "seconds": 60})
+        bucket = (await client.get(f"/api{path}/bucket?key=acme")).json()
+        assert (bucket["count"], bucket["is_set"], bucket["penalized_until"] is None) == (9, True, False)
+        await act(client, f"{path}/penalize", {"key": "acme", "until": "2099-01-01T00:00:00Z"})
+        assert await act(client, f"{path}/penalize", {"key": "acme"}, expected=400) == "bad_request"
+        assert await act(client, f"{path}/reset", {"key": "acme"}) == {"held": 0}
+        assert await act(client, f"{path}/pause") == {"changed": True}
+        assert await act(client, f"{path}/resume") == {"changed": True}
+        assert await act(client, f"{path}/resume") == {"changed": False}
+        assert await act(client, f"{path}/unset", {"tier": "gold"}) == {"changed": True}
+        assert await act(client, f"{path}/assign", {"key": "acme", "tier": None}) == {"changed": True}
+        assert await act(client, "/limits/permits/set", {"rule": "5"}) == {"changed": True}
+        for body in ({"rule": "much"}, {"rule": "0/m"}, {"rule": "1/m", "key": "a", "tier": "b"}):
+            assert await act(client, f"{path}/set", body, expected=422) == "declaration_error"
+        assert await act(client, "/limits/permits/set", {"rule": "5/m"}, expected=422) == "declaration_error"
+        assert await act(client, "/limits/nothing/pause", expected=404) == "unknown_limit"
+        removed = await client.delete(f"/api{path}")
+        assert removed.json() == {"changed": True}
+        assert list(await app.admin.limits.settings(LIMIT)) == []
+
+
+async def test_schedules_are_paused_fired_skipped_and_removed(app: Headgate) -> None:
+    async with app.open():
+        await seed(app)
+        async with browser(app) as client:
+            path = f"/schedules/{NAME}"
+            first, second = (await client.get(f"/api{path}")).json()["next_runs"][:2]
+            assert await act(client, f"{path}/skip") == {"skipped": first}
+            assert (await client.get(f"/api{path}")).json()["next_runs"][0] == second
+            job = (await act(client, f"{path}/trigger"))["job"]
+            assert (await app.admin.status(job)).task == "answer"
+            assert await act(client, f"{path}/pause") == {"changed": True}
+            assert await act(client, f"{path}/resume") == {"changed": True}
+            assert await act(client, "/schedules/nothing/skip", expected=404) == "schedule_not_found"
+            assert (await client.delete(f"/api{path}")).json() == {"changed": True}
+            assert (await client.get(f"/api{path}")).status_code == 404
+            entries = await app.admin.audit_log(kind="schedule", actor="local")
+            assert [entry.action for entry in entries] == ["remove", "resume", "pause", "trigger", "skip"]
+
+
+async def test_who_has_changed_something_sees_at_once_what_came_of_it(app: Headgate) -> None:
+    async with app.open(), browser(app) as client:
+        for is_paused, action in ((True, "pause"), (False, "resume"), (True, "pause")):
+            (queue,) = (await client.get("/api/queues")).json()["items"]
+            assert queue["is_paused"] is not is_paused
+            await act(client, f"/queues/default/{action}")
+            (queue,) = (await client.get("/api/overview")).json()["queues"]
+            assert queue["is_paused"] is is_paused

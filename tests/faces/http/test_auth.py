@@ -1,0 +1,348 @@
+"""Who is let in, and what he may do: each role at each endpoint, and each door a browser could be led through."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from headgate import DeclarationError
+from headgate.http import BasicAuth, BearerAuth, CallbackAuth, Refused, User, dashboard
+from headgate.http.auth import Role
+from headgate.http.endpoint import Endpoint
+from headgate.http.origin import peer_of
+from headgate.http.routes import ENDPOINTS
+from tests.faces.http.stage import client, make_app
+
+PASSWORDS: dict[str, tuple[Role, str]] = {
+    "vera": ("viewer", "viewer's password"),
+    "otto": ("operator", "operator's password"),
+    "ada": ("admin", "admin's password"),
+}
+ROLES: list[Role] = ["viewer", "operator", "admin"]
+CHANGES = [each for each in ENDPOINTS if each.changes]
+PUBLIC = ("/", "/jobs", "/static/icon.svg", "/api/openapi.json", "/api/stream")
+
+
+def path_of(endpoint: Endpoint) -> str:
+    path = f"/api{endpoint.path}"
+    for name in endpoint.path_names:
+        path = path.replace(f"{{{name}}}", "nobody")
+    return path
+
+
+def basic(name: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()}
+
+
+def of(role: Role) -> dict[str, str]:
+    name, (_, password) = next((name, each) for name, each in PASSWORDS.items() if each[0] == role)
+    return basic(name, password)
+
+
+async def test_each_role_may_do_what_the_endpoints_say_and_nothing_else() -> None:
+    app = make_app()
+    site = dashboard(app, auth=BasicAuth(PASSWORDS))
+    async with app.open(), client(site, peer="203.0.113.7") as asking:
+        for role in ROLES:
+            token = (await asking.get("/api/session", headers=of(role))).json()["token"]
+            for endpoint in ENDPOINTS:
+                headers = of(role) | {"X-Headgate-Token": token}
+                answer = await asking.request(endpoint.method, path_of(endpoint), headers=headers)
+                may = ROLES.index(role) >= ROLES.index(endpoint.needs)
+                code = answer.json().get("error", {}).get("code") if answer.status_code >= 400 else None
+                assert (code == "not_allowed") is not may, (role, endpoint, answer.text)
+                assert may or answer.status_code == 403
+
+
+def test_the_roles_of_the_endpoints_are_these() -> None:
+    needs = {role: sorted(e.name for e in ENDPOINTS if e.needs == role) for role in ROLES}
+    assert needs["operator"] == [
+        "cancel_job",
+        "change_jobs",
+        "pause_queue",
+        "pause_schedule",
+        "resume_queue",
+        "resume_schedule",
+        "retry_job",
+        "run_job_now",
+        "skip_schedule",
+        "trigger_schedule",
+    ]
+    assert needs["admin"] == [
+        "assign_limit",
+        "pause_limit",
+        "penalize_limit",
+        "remove_limit",
+        "remove_schedule",
+        "reset_limit",
+        "resume_limit",
+        "set_limit",
+        "unset_limit",
+    ]
+    assert all(each.method == "GET" for each in ENDPOINTS if each.needs == "viewer")
+
+
+async def test_nobody_sees_anything_without_a_credential() -> None:
+    app = make_app()
+    site = dashboard(app, auth=BasicAuth(PASSWORDS))
+    async with app.open(), client(site) as asking:
+        for endpoint in ENDPOINTS:
+            answer = await asking.request(endpoint.method, path_of(endpoint))
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"].startswith("Basic")
+        for path in PUBLIC:
+            assert (await asking.get(path)).status_code == 401
+        for wrong in (basic("ada", "wrong password"), basic("nobody", "x"), {"Authorization": "Basic ???"}):
+            assert (await asking.get("/api/session", headers=wrong)).status_code == 401
+
+
+async def test_without_auth_only_this_machine_is_answered_under_its_own_name() -> None:
+    app = make_app()
+    site = dashboard(app)
+    paths = [*PUBLIC[:-1], *(path_of(each) for each in ENDPOINTS if each.method == "GET")]
+
+    async def statuses(headers: dict[str, str], peer: str = "127.0.0.1") -> set[bool]:
+        async with client(site, peer=peer) as asking:
+            return {(await asking.get(path, headers=headers)).status_code == 403 for path in paths}
+
+    async with app.open():
+        for host in ("localhost", "localhost:8000", "127.0.0.1:8000", "127.1.2.3", "[::1]:8000", "LOCALHOST"):
+            assert await statuses({"Host": host}) == {False}, host
+        assert await statuses({"Host": "localhost"}, peer="::1") == {False}
+        for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "10.0.0.1", "", "127.0.0.1.nip.io"):
+            assert await statuses({"Host": host}) == {True}, host
+        for peer in ("10.0.0.1", "203.0.113.7", "2001:db8::1", "::ffff:10.0.0.1"):
+            assert await statuses({"Host": "localhost"}, peer=peer) == {True}, peer
+        for name in ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "X-Forwarded-Proto", "CF-Connecting-IP"):
+            assert await statuses({"Host": "localhost", name: "127.0.0.1"}) == {True}, name
+
+
+async def test_who_is_refused_without_auth_is_told_what_to_do() -> None:
+    app = make_app()
+    async with client(dashboard(app), peer="10.0.0.1") as asking:
+        answer = await asking.get("/api/overview")
+        assert answer.status_code == 403
+        assert "auth=BasicAuth" in answer.json()["error"]["message"]
+
+
+async def test_what_changes_something_needs_the_token_of_the_session() -> None:
+    app = make_app()
+    site = dashboard(app, auth=BasicAuth(PASSWORDS))
+    async with app.open(), client(site) as asking:
+        tokens = {r: (await asking.get("/api/session", headers=of(r))).json()["token"] for r in ROLES}
+        assert len(set(tokens.values())) == 3
+        for endpoint in CHANGES:
+            for token in ("", "wrong", tokens["viewer"], tokens["operator"]):
+                headers = of("admin") | {"X-Headgate-Token": token}
+                answer = await asking.request(endpoint.method, path_of(endpoint), headers=headers)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (403, "bad_token")
+
+
+async def test_a_token_is_good_in_every_process_that_knows_the_same_passwords() -> None:
+    app = make_app()
+    async with app.open():
+        tokens = []
+        for _ in range(2):
+            async with client(dashboard(app, auth=BasicAuth(PASSWORDS))) as asking:
+                tokens.append((await asking.get("/api/session", headers=of("admin"))).json()["token"])
+        assert tokens[0] == tokens[1]
+        async with client(dashboard(app, auth=BasicAuth(ada=("admin", "another password")))) as asking:
+            other = await asking.get("/api/session", headers=basic("ada", "another password"))
+        assert other.json()["token"] != tokens[0]
+
+
+async def test_a_token_tells_its_user_nothing_of_the_passwords_of_others() -> None:
+    """Were it signed with them, whoever sees his own could try theirs on it, where no throttle is in the way."""
+    app = make_app()
+    async with app.open():
+        tokens = []
+        for password in ("admin's password", "another of the admin"):
+            auth = BasicAuth(PASSWORDS | {"ada": ("admin", password)})
+            async with client(dashboard(app, auth=auth)) as asking:
+                tokens.append((await asking.get("/api/session", headers=of("viewer"))).json()["token"])
+        assert tokens[0] == tokens[1]
+    bearer = [BearerAuth({"v" * 20: User("vera"), admin * 20: User("ada", "admin")}) for admin in "ab"]
+    assert bearer[0].secret(User("vera")) == bearer[1].secret(User("vera"))
+    assert bearer[0].secret(User("ada", "admin")) != bearer[1].secret(User("ada", "admin"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_let_in"),
+    [
+        ({"Sec-Fetch-Site": "same-origin"}, True),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "none"}, False),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost:8000"}, False),
+        ({"Origin": "http://localhost:8000"}, True),
+        ({"Origin": "http://localhost:9000"}, False),
+        ({"Origin": "http://evil.example"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "file://localhost:8000"}, False),
+        ({"Origin": "http://["}, False),
+        ({}, True),
+    ],
+)
+async def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], is_let_in: bool) -> None:
+    app = make_app()
+    async with app.open(), client(dashboard(app)) as asking:
+        token = (await asking.get("/api/session")).json()["token"]
+        for endpoint in CHANGES:
+            answer = await asking.request(
+                endpoint.method, path_of(endpoint), headers=headers | {"X-Headgate-Token": token}
+            )
+            refused = answer.status_code == 403 and answer.json()["error"]["code"] == "other_site"
+            assert refused is not is_let_in, (endpoint, answer.text)
+
+
+async def test_where_nothing_may_be_changed_no_admin_changes_anything() -> None:
+    app = make_app()
+    async with app.open(), client(dashboard(app, read_only=True)) as asking:
+        session = (await asking.get("/api/session")).json()
+        assert (session["can"], session["read_only"]) == ([], True)
+        for endpoint in CHANGES:
+            headers = {"X-Headgate-Token": session["token"]}
+            answer = await asking.request(endpoint.method, path_of(endpoint), headers=headers)
+            assert answer.json()["error"]["code"] == "read_only"
+
+
+async def test_wrong_passwords_are_throttled_by_address_and_right_ones_of_others_are_not() -> None:
+    app = make_app()
+    site = dashboard(app, auth=BasicAuth(PASSWORDS))
+    async with app.open():
+        async with client(site, peer="203.0.113.7") as guessing:
+            statuses = [
+                (await guessing.get("/api/session", headers=basic("ada", f"guess {number}"))).status_code
+                for number in range(12)
+            ]
+            assert statuses == [401] * 10 + [429] * 2
+            late = await guessing.get("/api/session", headers=of("admin"))
+            assert late.status_code == 429
+            assert int(late.headers["retry-after"]) >= 1
+            # Another address, as it claims; nobody has said that it is a proxy's.
+            spoofed = await guessing.get("/api/session", headers=of("admin") | {"X-Forwarded-For": "198.51.100.1"})
+            assert spoofed.status_code == 429
+        async with client(site, peer="203.0.113.8") as other:
+            assert (await other.get("/api/session", headers=of("admin"))).status_code == 200
+
+
+async def test_a_trusted_proxy_tells_for_whom_it_speaks() -> None:
+    app = make_app()
+    site = dashboard(app, auth=BasicAuth(PASSWORDS), trusted_proxies=["10.0.0.1"])
+    async with app.open(), client(site, peer="10.0.0.1") as proxy:
+        for number in range(11):
+            # What stands before the last address anybody can have written.
+            headers = basic("ada", "wrong password") | {"X-Forwarded-For": f"192.0.2.{number}, 203.0.113.7"}
+            answer = await proxy.get("/api/session", headers=headers)
+        assert answer.status_code == 429
+        good = await proxy.get("/api/session", headers=of("admin") | {"X-Forwarded-For": "203.0.113.8"})
+        assert good.status_code == 200
+        token = good.json()["token"]
+        changed = await proxy.post(
+            "/api/queues/default/pause",
+            headers=of("admin")
+            | {"X-Headgate-Token": token, "X-Forwarded-Host": "jobs.example", "Origin": "https://jobs.example"},
+        )
+        assert changed.status_code == 200
+
+
+def test_an_address_is_one_however_it_is_written() -> None:
+    trusted = frozenset({"10.0.0.1"})
+    for forwarded in ("198.51.100.1", "198.51.100.1:4711", "6.6.6.6, 198.51.100.1:4712", "::ffff:198.51.100.1"):
+        assert peer_of("10.0.0.1", forwarded, trusted) == "198.51.100.1"
+        assert peer_of("::ffff:10.0.0.1", forwarded, trusted) == "198.51.100.1"
+    assert peer_of("10.0.0.1", "[2001:db8::1]:4711", trusted) == peer_of("2001:db8::2", None, trusted)
+
+
+@pytest.mark.parametrize("proxy", ["10.0.0.0/8", "proxy.internal", "*", ""])
+def test_a_proxy_that_no_peer_could_be_is_refused_where_it_is_named(proxy: str) -> None:
+    with pytest.raises(DeclarationError, match="is not an IP address"):
+        dashboard(make_app(), trusted_proxies=[proxy])
+
+
+async def test_a_bearer_token_needs_no_other_and_serves_a_browser_as_a_password() -> None:
+    app = make_app()
+    bearer = BearerAuth({"0123456789abcdef-deploy": User("deploy", "operator"), "fedcba9876543210": User("eye")})
+    async with app.open(), client(dashboard(app, auth=bearer)) as asking:
+        headers = {"Authorization": "Bearer 0123456789abcdef-deploy"}
+        assert (await asking.post("/api/queues/default/pause", headers=headers)).json() == {"changed": True}
+        (entry,) = (await asking.get("/api/audit", headers=headers)).json()["items"]
+        assert (entry["actor"], entry["action"], entry["subject"]) == ("deploy", "pause", "default")
+        by_browser = basic("whoever", "0123456789abcdef-deploy")
+        assert (await asking.get("/api/session", headers=by_browser)).json()["user"] == "deploy"
+        assert (await asking.post("/api/queues/default/resume", headers=by_browser)).status_code == 403
+        assert (await asking.get("/api/session", headers={"Authorization": "Bearer nope"})).status_code == 401
+
+
+async def test_a_callback_tells_who_it_is_and_what_is_done_is_kept_under_that_name() -> None:
+    app = make_app()
+
+    async def who(request: Request) -> User | None:
+        name = request.headers.get("x-user")
+        return None if name is None else User(name, "operator")
+
+    def who_at_once(request: Request) -> User | None:
+        return User("sync", "viewer")
+
+    async with app.open():
+        async with client(dashboard(app, auth=CallbackAuth(who), secret="shared by all processes")) as asking:
+            assert (await asking.get("/api/session")).status_code == 401
+            headers = {"X-User": "grace@example.org"}
+            headers["X-Headgate-Token"] = (await asking.get("/api/session", headers=headers)).json()["token"]
+            assert (await asking.post("/api/queues/default/pause", headers=headers)).status_code == 200
+            assert [entry.actor for entry in await app.admin.audit_log()] == ["grace@example.org"]
+        async with client(dashboard(app, auth=CallbackAuth(who_at_once))) as asking:
+            assert (await asking.get("/api/session")).json()["user"] == "sync"
+
+
+async def test_a_callback_that_refuses_is_throttled_as_wrong_passwords_are() -> None:
+    async def refuse(request: Request) -> User | None:
+        raise Refused
+
+    app = make_app()
+    async with app.open(), client(dashboard(app, auth=CallbackAuth(refuse)), peer="203.0.113.7") as asking:
+        statuses = [
+            (await asking.get("/api/session", headers={"Authorization": "Bearer guess"})).status_code for _ in range(11)
+        ]
+        assert statuses == [401] * 10 + [429]
+
+
+def test_weak_and_missing_credentials_are_refused_where_they_are_declared() -> None:
+    refused: list[Any] = [
+        lambda: BasicAuth(),
+        lambda: BasicAuth(ada=("admin", "short")),
+        lambda: BasicAuth({"a:b": ("admin", "long enough")}),
+        lambda: BasicAuth(ada=("root", "long enough")),  # type: ignore[arg-type]
+        lambda: BearerAuth({}),
+        lambda: BearerAuth({"short": User("ada")}),
+        lambda: CallbackAuth(None),  # type: ignore[arg-type]
+        lambda: User(""),
+        lambda: dashboard(make_app(), redact=["*"]),
+    ]
+    for declare in refused:
+        with pytest.raises(DeclarationError):
+            declare()
+    assert "admin's password" not in repr(vars(BasicAuth(PASSWORDS)))
+
+
+async def test_every_answer_has_the_security_headers_errors_too() -> None:
+    app = make_app()
+    async with client(dashboard(app), peer="10.0.0.1") as stranger, client(dashboard(app)) as asking:
+        answers = [
+            await asking.get("/"),
+            await asking.get("/api/session"),
+            await asking.get("/static/icon.svg"),
+            await asking.get("/static/nothing.js"),
+            await asking.get("/nowhere"),
+            await asking.put("/api/session"),
+            await asking.get("/api/jobs/nobody"),
+            await stranger.get("/"),
+        ]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 404, 404, 405, 404, 403]
+        for answer in answers:
+            assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"

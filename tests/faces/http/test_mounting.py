@@ -1,0 +1,155 @@
+"""Where it is mounted: by itself, below a path of another app, and behind a proxy that has a path of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import fastapi
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Mount
+
+from headgate import Headgate, NotOpen
+from headgate.http import dashboard
+from headgate.http.shell import PAGES
+from tests.faces.http.stage import HOSTILE, LIMIT, client, make_app
+
+
+def starlette_host(site: Starlette) -> Starlette:
+    return Starlette(routes=[Mount("/admin/jobs", site)])
+
+
+def fastapi_host(site: Starlette) -> Starlette:
+    host = fastapi.FastAPI()
+    host.mount("/admin/jobs", site)
+    return host
+
+
+@pytest.mark.parametrize(
+    ("mount", "base"),
+    [
+        (lambda site: site, "/"),
+        (starlette_host, "/admin/jobs/"),
+        (fastapi_host, "/outer/admin/jobs/"),
+    ],
+    ids=["alone", "starlette", "fastapi"],
+)
+async def test_pages_files_and_api_are_found_wherever_it_is_mounted(mount: object, base: str) -> None:
+    assert callable(mount)
+    app = make_app()
+    below = base.rstrip("/")
+    root_path = "/outer" if base.startswith("/outer") else ""
+    async with app.open(), client(mount(dashboard(app)), root_path=root_path) as asking:
+        await app.tasks["sync"].enqueue(HOSTILE)
+        for page in PAGES:
+            path = page.replace("{id}", "some-id").replace("{limit:path}", quote(LIMIT)).replace("{name:path}", "a/b")
+            answer = await asking.get(f"{below}{path}")
+            assert answer.status_code == 200, path
+            assert f'<base href="{base}">' in answer.text
+            assert answer.headers["content-type"].startswith("text/html")
+        icon = await asking.get(f"{below}/static/icon.svg")
+        assert icon.headers["content-type"] == "image/svg+xml"
+        again = await asking.get(f"{below}/static/icon.svg", headers={"If-None-Match": icon.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        assert (await asking.get(f"{below}/static/../site.py")).status_code == 404
+        assert (await asking.get(f"{below}/static/%2e%2e/site.py")).status_code == 404
+        assert (await asking.get(f"{below}/api/jobs")).json()["items"][0]["task"] == "sync"
+        token = (await asking.get(f"{below}/api/session")).json()["token"]
+        changed = await asking.post(f"{below}/api/queues/default/pause", headers={"X-Headgate-Token": token})
+        assert changed.json() == {"changed": True}
+
+
+async def test_a_path_of_a_mount_is_data_in_the_page_as_any_other() -> None:
+    app = make_app()
+    host = Starlette(routes=[Mount('/"><script>', dashboard(app))])
+    async with app.open(), client(host) as asking:
+        answer = await asking.get('/"><script>/')
+        assert "<script>/" not in answer.text
+        assert "&quot;&gt;&lt;script&gt;/" in answer.text
+
+
+async def test_it_opens_the_app_with_the_first_request_and_closes_what_it_opened(tmp_path: Path) -> None:
+    app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+    site = dashboard(app)
+    with pytest.raises(NotOpen):
+        _ = app.admin
+    async with client(site) as asking:
+        assert (await asking.get("/api/overview")).status_code == 200
+        assert app.admin.address.endswith("jobs.db")
+        await site.close()
+        await site.close()
+    with pytest.raises(NotOpen):
+        _ = app.admin
+
+
+async def test_what_somebody_else_has_opened_stays_open() -> None:
+    app = make_app()
+    site = dashboard(app)
+    async with app.open():
+        async with client(site) as asking:
+            assert (await asking.get("/api/overview")).status_code == 200
+        await site.close()
+        assert list(await app.admin.counts()) == []
+
+
+async def test_an_app_that_threads_have_opened_is_asked_on_their_loop(postgres_url: str, postgres_schema: str) -> None:
+    """A view of the host that enqueues with `.sync` opens the app on a loop of its own, with its connections."""
+    app = make_app(postgres_url, schema=postgres_schema)
+    site = dashboard(app)
+    try:
+        await asyncio.to_thread(app.tasks["answer"].sync.enqueue, "why?")
+        async with client(site) as asking:
+            for path in ("/api/jobs", "/api/overview", "/api/queues", "/api/session"):
+                answers = await asyncio.gather(*(asking.get(path) for _ in range(20)))
+                assert {answer.status_code for answer in answers} == {200}, answers[0].text
+            stream = await site.stream.response(Request({"type": "http", "headers": []}))
+            events = aiter(stream.body_iterator)
+            assert [b"retry" in await anext(events), b"overview" in await anext(events)] == [True, True]
+            site.stream.end()
+            assert [event async for event in events] == []
+    finally:
+        await site.close()
+        await asyncio.to_thread(app.portal.close)
+
+
+def test_an_app_that_was_opened_by_a_mounted_dashboard_is_closed_with_the_loop(tmp_path: Path) -> None:
+    app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+
+    async def serve() -> Headgate:
+        async with client(starlette_host(dashboard(app))) as asking:
+            assert (await asking.get("/admin/jobs/api/overview")).status_code == 200
+        _ = app.admin
+        return app
+
+    asyncio.run(serve())
+    with pytest.raises(NotOpen):
+        _ = app.admin
+
+
+@pytest.mark.slow
+def test_without_its_packages_headgate_works_and_the_dashboard_says_what_is_missing() -> None:
+    program = """
+import sys
+import headgate
+assert not any(name.split(".")[0] in ("starlette", "uvicorn") for name in sys.modules)
+sys.modules["starlette"] = None
+try:
+    import headgate.http
+except headgate.DeclarationError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=15, check=True)
+    assert "pip install 'headgate[dashboard]'" in ran.stdout
+
+
+async def test_a_head_is_answered_for_pages_and_never_streams() -> None:
+    app = make_app()
+    async with app.open(), client(dashboard(app)) as asking:
+        assert (await asking.head("/jobs")).status_code == 200
+        assert (await asking.head("/api/overview")).content == b""
+        assert (await asking.head("/api/stream")).status_code == 405

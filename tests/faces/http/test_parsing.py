@@ -1,0 +1,138 @@
+"""What is refused before anything is asked: what makes no sense, is too long, or was not meant so."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from headgate.clock import SystemClock
+from headgate.errors import StorageUnavailable
+from headgate.http import dashboard
+from headgate.storage.memory import MemoryStorage
+from tests.faces.http.stage import browser, make_app
+from tests.faces.http.stage import client as client_of
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    app = make_app()
+    async with app.open(), browser(app) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "count=0",
+        "count=501",
+        "count=many",
+        "state=lost",
+        "view=seen",
+        "order=random",
+        "unknown=1",
+        "state=failed&state=failed",
+        "enqueued_after=yesterday",
+        "enqueued_after=2026-01-01T00:00:00",
+        "text=",
+        "text=" + "x" * 201,
+        "queue=" + "x" * 301,
+        "key=%00",
+        "key=%ff",
+        "&".join(f"a{number}=1" for number in range(60)),
+    ],
+)
+async def test_a_query_that_makes_no_sense_is_refused_with_a_sentence(client: httpx.AsyncClient, query: str) -> None:
+    answer = await client.get(f"/api/jobs?{query}")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "bad_request"
+    assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "cursor", ["x", "bm9wZQ", "W10", "WzEsMiwzLDRd", "W3RydWUsMTAwMDAwMDAwMDAwMDAwMDAwMDAwLCIiLCIiXQ"]
+)
+async def test_a_cursor_that_was_not_given_out_is_refused(client: httpx.AsyncClient, cursor: str) -> None:
+    assert (await client.get(f"/api/limits?before={cursor}")).status_code == 400
+
+
+async def test_endpoints_without_parameters_take_none(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/api/session?verbose=1")).status_code == 400
+    assert (await client.get("/api/jobs/%00")).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"[]", "application/json", 400),
+        (b"\xff", "application/json", 400),
+        (b"[" * 10_000, "application/json", 400),
+        (b'{"rule": "1/m", "rool": 1}', "application/json", 400),
+        (b'{"rule": 7}', "application/json", 400),
+        (b'{"rule": "1/m\\u0000"}', "application/json", 400),
+        (b'{"rule": "1/m", "burst": 99999999999999999999999}', "application/json", 400),
+        (b'{"rule": "1/m"}', "text/plain", 415),
+        (b'{"rule": "1/m"}', "application/x-www-form-urlencoded", 415),
+        (b'{"rule": "' + b"x" * 70_000 + b'"}', "application/json", 413),
+        (b'{"rule": "1/m"}', "application/json; charset=utf-8", 404),
+    ],
+)
+async def test_a_body_that_is_not_what_is_asked_for_is_refused(
+    client: httpx.AsyncClient, body: bytes, kind: str, status: int
+) -> None:
+    answer = await client.post("/api/limits/nothing/set", content=body, headers={"Content-Type": kind})
+    assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize(
+    "until",
+    ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "9999-12-31T23:59:59.999999Z", "2001-01-01T00:00:00Z"],
+)
+async def test_a_penalty_ends_at_an_instant_that_can_be_told(client: httpx.AsyncClient, until: str) -> None:
+    answer = await client.post("/api/limits/permits/penalize", json={"until": until})
+    assert answer.status_code == 400, answer.text
+    assert (await client.get("/api/limits")).status_code == 200
+
+
+async def test_a_path_writes_no_lines_of_its_own_into_the_log(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(storage: MemoryStorage, id: str) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(MemoryStorage, "job", broken)
+    assert (await client.get("/api/jobs/a%0AERROR forged")).status_code == 500
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("headgate")]
+    assert [line.count("\n") for line in told] == [0]
+
+
+async def test_a_body_without_a_length_is_not_read_beyond_its_bound(client: httpx.AsyncClient) -> None:
+    read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            read += 1
+            yield b" " * 16_384
+
+    answer = await client.post("/api/jobs/bulk", content=endless(), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 413
+    assert read < 10
+
+
+async def test_a_store_that_is_away_is_a_503_that_says_when_to_ask_again() -> None:
+    class Away(MemoryStorage):
+        async def open(self) -> None:
+            raise StorageUnavailable("the database does not answer")
+
+    app = make_app(Away(SystemClock()))
+    async with client_of(dashboard(app)) as client:
+        for path in ("/api/overview", "/api/jobs", "/api/session", "/api/stream"):
+            answer = await client.get(path)
+            assert answer.status_code == 503
+            assert int(answer.headers["retry-after"]) > 0
+            assert answer.json()["error"]["code"] == "storage_unavailable"
+        # The page itself is there, to say so.
+        assert (await client.get("/")).status_code == 200

@@ -1,0 +1,125 @@
+"""What the API tells, of each store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from headgate import Headgate
+from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
+    if request.param == "memory":
+        return make_app()
+    if request.param == "sqlite":
+        return make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+    schema = request.getfixturevalue("postgres_schema")
+    return make_app(request.getfixturevalue("postgres_url"), schema=schema)
+
+
+async def ask(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    answer = await client.get(f"/api{path}")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_each_endpoint_tells_what_is_in_the_store(app: Headgate) -> None:
+    async with app.open():
+        seeds = await seed(app)
+        async with browser(app) as client:
+            session = await ask(client, "/session")
+            assert (session["user"], session["role"], session["can"]) == ("local", "admin", ["operate", "admin"])
+
+            overview = await ask(client, "/overview")
+            totals = overview["totals"]
+            assert totals["waiting"] == totals["ready"] + totals["throttled"] + totals["scheduled"] + totals["blocked"]
+            assert (totals["failed"], totals["cancelled"], overview["failed_last_hour"]) == (1, 1, 1)
+            assert overview["queues"][0]["succeeded"] == totals["succeeded"] == 2
+            assert (await ask(client, "/queues"))["items"] == overview["queues"]
+
+            every = await ask(client, "/jobs?count=500")
+            assert {seeds.failed, seeds.succeeded, seeds.blocked} <= {job["id"] for job in every["items"]}
+            assert every["next"] is None
+            (failed,) = (await ask(client, "/jobs?state=failed"))["items"]
+            assert failed["error"]["type"] == "ValueError"
+            (blocked,) = (await ask(client, "/jobs?view=blocked"))["items"]
+            assert (blocked["id"], blocked["view"]) == (seeds.blocked, "blocked")
+            (keyed,) = (await ask(client, f"/jobs?unique_key={quote(HOSTILE)}"))["items"]
+            assert keyed["id"] == seeds.throttled
+            assert await ask(client, "/jobs/count") == {"count": len(every["items"]), "is_exact": True}
+
+            details = await ask(client, f"/jobs/{seeds.failed}")
+            assert [each["outcome"] for each in details["attempts"]] == ["failed", "failed"]
+            assert details["timeline"][0]["what"] == "enqueued"
+            assert details["last_lines"][0]["logger"] == "jobs.of.the.stage"
+            lines = await ask(client, f"/jobs/{seeds.failed}/logs?count=1")
+            more = await ask(client, f"/jobs/{seeds.failed}/logs?after={lines['next']}")
+            assert len(lines["items"] + more["items"]) == 4
+            explained = await ask(client, f"/jobs/{seeds.throttled}/explain")
+            assert explained["limits"][0]["key"] == HOSTILE
+            assert (await ask(client, f"/batches/{seeds.batch}"))["total"] == 2
+            assert {"task": "answer", "queue": "default"} in (await ask(client, "/tasks"))["items"]
+
+            (bucket,) = (await ask(client, f"/limits?limit={quote(LIMIT)}"))["items"]
+            assert (bucket["limit"], bucket["key"], bucket["count"], bucket["used"]) == (LIMIT, HOSTILE, 1, 1)
+            one = await ask(client, f"/limits/{quote(LIMIT, safe='')}/bucket?key={quote(HOSTILE)}")
+            assert (one["key"], one["used"]) == (HOSTILE, 1)
+            (verdict,) = (await ask(client, f"/limits/{quote(LIMIT)}/audit"))["items"]
+            assert (verdict["highest"], verdict["held"]) == (1, True)
+            assert LIMIT in {each["limit"] for each in (await ask(client, "/limits/declared"))["items"]}
+            (setting,) = (await ask(client, "/limits/settings"))["items"]
+            assert (setting["scope"], setting["target"]) == ("key", "x")
+
+            names = [each["name"] for each in (await ask(client, "/schedules"))["items"]]
+            assert names == [HOSTILE, "hourly"]
+            schedule = await ask(client, f"/schedules/{quote(HOSTILE, safe='')}")
+            assert len(schedule["next_runs"]) == 5
+            assert (await ask(client, "/history?step=10&span=60&queue=default"))["step"] == 10
+            used = await ask(client, f"/limits/{quote(LIMIT)}/history?key={quote(HOSTILE)}")
+            assert (used["step"], used["bound"]) == (10, {"count": 1, "per": 3600.0})
+            assert (await ask(client, "/nodes"))["items"] == []
+            actions = [each["action"] for each in (await ask(client, "/audit"))["items"]]
+            assert "cancel" in actions
+
+
+async def test_lists_come_in_pages_that_leave_nothing_out_and_repeat_nothing(app: Headgate) -> None:
+    async with app.open():
+        await app.tasks["answer"].enqueue_many([(str(n),) for n in range(7)])
+        for number in range(5):
+            await app.admin.limits.penalize(LIMIT, f"key{number}", 60)
+            await app.admin.queues.pause("default")
+            await app.admin.queues.resume("default")
+        async with browser(app) as client:
+            for path, cursor, name in (
+                ("/jobs?count=2", "before", "id"),
+                ("/jobs?count=2&order=oldest", "before", "id"),
+                ("/audit?count=2", "before", "number"),
+                ("/limits?count=2", "before", "key"),
+            ):
+                page = await ask(client, path)
+                found = [each[name] for each in page["items"]]
+                while page["next"] is not None:
+                    assert len(page["items"]) == 2
+                    page = await ask(client, f"{path}&{cursor}={quote(page['next'])}")
+                    found += [each[name] for each in page["items"]]
+                everything = await ask(client, path.replace("count=2", "count=500"))
+                assert found == [each[name] for each in everything["items"]]
+                assert len(set(found)) == len(found) >= 5
+
+
+async def test_keys_are_found_by_how_they_begin(app: Headgate) -> None:
+    async with app.open():
+        for key in ("stripe:a", "stripe:b", "str_pe:c", "paypal:a", "stripe"):
+            await app.admin.limits.penalize(LIMIT, key, 60)
+        async with browser(app) as client:
+            found = (await ask(client, "/limits?key=stripe:*"))["items"]
+            assert [each["key"] for each in found] == ["stripe:a", "stripe:b"]
+            assert (await ask(client, "/limits?key=str_p*"))["items"][0]["key"] == "str_pe:c"
+            assert len((await ask(client, "/limits?key=*"))["items"]) == 5

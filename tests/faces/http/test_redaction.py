@@ -1,0 +1,173 @@
+"""What nobody is shown: hidden fields, wherever a payload, a result, a header, an error or a log line is told."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from headgate import JobFailed, RetryPolicy
+from headgate.http import BearerAuth, User, dashboard
+from headgate.http.endpoint import Endpoint
+from headgate.http.redaction import HIDDEN, Redaction
+from headgate.http.routes import ENDPOINTS
+from headgate.jobs.job import JobError
+from tests.faces.http.stage import PASSWORD, Seeds, browser, client, make_app, seed
+
+
+def hidden(patterns: list[str], value: Any) -> Any:
+    shown = Redaction(patterns).json(json.dumps(value))
+    assert shown is not None
+    return json.loads(bytes(shown))
+
+
+def test_a_pattern_names_a_field_wherever_it_stands() -> None:
+    value = {"password": "p", "user": {"Password": "p", "name": "ada"}, "list": [{"password": ["p"]}]}
+    assert hidden(["password"], value) == {
+        "password": HIDDEN,
+        "user": {"Password": HIDDEN, "name": "ada"},
+        "list": [{"password": HIDDEN}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("pattern", "paths"),
+    [
+        ("token", {"token", "a.token"}),
+        ("*.token", {"token", "a.token"}),
+        ("a.token", {"a.token"}),
+        ("*_key", {"api_key"}),
+        ("a.*", {"a.token", "a.name"}),
+        ("nothing", set()),
+    ],
+)
+def test_patterns_are_globs_on_the_path_of_a_field(pattern: str, paths: set[str]) -> None:
+    value = {"token": "1", "api_key": "2", "a": {"token": "3", "name": "4"}}
+    shown = hidden([pattern], value)
+    found = {name for name in ("token", "api_key") if shown[name] == HIDDEN}
+    found |= {f"a.{name}" for name in ("token", "name") if shown["a"][name] == HIDDEN}
+    assert found == paths
+
+
+def test_a_field_that_is_hidden_is_hidden_with_all_that_is_below_it() -> None:
+    assert hidden(["card"], {"card": {"number": 4111, "name": "ada"}}) == {"card": HIDDEN}
+
+
+def test_texts_lose_the_hidden_values_and_what_looks_like_a_field_of_that_name() -> None:
+    redaction = Redaction(["password", "*_key", "card.number"])
+    secrets = redaction.secrets('{"password": "hunter22", "card": {"number": 41111111}, "a": {"some_key": ["abcd"]}}')
+    assert secrets == {"hunter22", "41111111", "abcd"}
+    for text in (
+        "login with hunter22 failed",
+        "card 41111111 was refused",
+        "password=secret1, done",
+        "{'password': 'secret1 with blanks'}",
+        '{"Password": "secret1"}',
+        "api_key: secret1",
+        "number=secret1",
+    ):
+        shown = redaction.text(text, secrets)
+        assert HIDDEN in shown
+        assert not any(each in shown for each in ("hunter22", "41111111", "secret1", "blanks"))
+    assert redaction.text("passwords are hidden here", secrets) == "passwords are hidden here"
+
+
+def test_a_hidden_value_is_found_however_it_was_written_into_a_text() -> None:
+    value = 'it\'s "q\\u\n"'
+    redaction = Redaction(["pin"])
+    secrets = redaction.secrets(json.dumps({"pin": value}))
+    for text in (f"got {value}", f"got {value!r}", f"got {json.dumps(value)}", f"KeyError: {(value,)}"):
+        assert "q" not in redaction.text(text, secrets)
+
+
+def test_what_is_short_or_empty_is_not_looked_for_everywhere() -> None:
+    redaction = Redaction(["pin"])
+    assert redaction.secrets('{"pin": "1"}') == frozenset()
+    assert redaction.secrets('{"pin": true}') == frozenset()
+
+
+def test_without_patterns_everything_is_shown_as_it_is_stored() -> None:
+    redaction = Redaction()
+    assert redaction.json('{"a":  1.0e3}') is not None
+    assert bytes(redaction.json('{"a":  1.0e3}') or b"") == b'{"a":  1.0e3}'
+    error = JobError("E", "password=1", data={"password": "x"})
+    assert redaction.error(error) is error
+    assert not redaction
+
+
+def path_of(endpoint: Endpoint, seeds: Seeds, job: str) -> str:
+    path = endpoint.path.replace("{id}", seeds.batch if "batch" in endpoint.path else job)
+    return f"/api{path.replace('{limit}', 'permits').replace('{name}', 'hourly')}"
+
+
+async def test_no_endpoint_shows_a_hidden_value_to_anybody() -> None:
+    app = make_app()
+    async with app.open():
+        seeds = await seed(app)
+        async with browser(app, redact=["password"]) as asking, browser(app) as open_book:
+            shown_openly = 0
+            for endpoint in (each for each in ENDPOINTS if each.method == "GET"):
+                for job in (seeds.failed, seeds.succeeded, seeds.throttled):
+                    path = path_of(endpoint, seeds, job)
+                    answer = await asking.get(path)
+                    assert answer.status_code in (200, 404, 422), answer.text
+                    assert PASSWORD not in answer.text, path
+                    assert "another one" not in answer.text, path
+                    shown_openly += PASSWORD in (await open_book.get(path)).text
+            # Had nothing shown it openly, that would have proved nothing.
+            assert shown_openly >= 8
+            details = (await asking.get(f"/api/jobs/{seeds.failed}")).json()
+            assert details["payload"] == {"user": "ada", "password": HIDDEN}
+            assert details["headers"] == {"password": HIDDEN, "tenant": "acme"}
+            assert HIDDEN in details["error"]["message"]
+            assert HIDDEN in details["error"]["traceback"]
+            assert HIDDEN in details["timeline"][-1]["detail"]
+            result = (await asking.get(f"/api/jobs/{seeds.succeeded}")).json()["result"]
+            assert result == {"question": "why?", "password": HIDDEN}
+
+
+async def test_a_list_hides_in_errors_what_the_headers_hide() -> None:
+    app = make_app()
+
+    @app.task(retry=RetryPolicy(retries=0))
+    async def call() -> None:
+        raise ValueError("the server refused 'Bearer of-a-header'")
+
+    async with app:
+        failed = await call.using(headers={"authorization": "Bearer of-a-header"}).enqueue()
+        with suppress(JobFailed):
+            await failed.result(timeout=10)
+    async with app.open(), browser(app, redact=["authorization"]) as asking:
+        for path in ("/api/jobs", f"/api/jobs/{failed.id}"):
+            answer = await asking.get(path)
+            assert "of-a-header" not in answer.text
+            assert f"the server refused '{HIDDEN}'" in answer.text
+
+
+async def test_a_search_does_not_tell_a_hidden_value_letter_by_letter() -> None:
+    app = make_app()
+    auth = BearerAuth({f"{role}-0123456789abcdef": User(role, role) for role in ("viewer", "operator", "admin")})
+    async with app.open(), client(dashboard(app, auth=auth, redact=["password"])) as asking:
+        await app.tasks["login"].enqueue("ada", PASSWORD)
+        for role, status in (("viewer", 403), ("operator", 403), ("admin", 200)):
+            asking.headers["Authorization"] = f"Bearer {role}-0123456789abcdef"
+            for path in ("/api/jobs?text=c", "/api/jobs/count?text=c"):
+                answer = await asking.get(path)
+                assert answer.status_code == status
+                assert status == 200 or answer.json()["error"]["code"] == "text_is_redacted"
+            if role != "viewer":
+                body = {"action": "cancel", "query": {"text": "c"}, "dry_run": True}
+                assert (await asking.post("/api/jobs/bulk", json=body)).status_code == status
+
+
+async def test_a_long_payload_is_not_read_for_a_list() -> None:
+    app = make_app()
+    async with app.open(), browser(app, redact=["password"]) as asking:
+        await app.tasks["answer"].enqueue("x" * 100_000)
+        await app.tasks["answer"].enqueue("y" * 1000)
+        short, long = [each["payload"] for each in (await asking.get("/api/jobs")).json()["items"]]
+        assert short.startswith('{"question":"yyy')
+        assert len(short) == 200
+        assert long == "… 100,015 characters"
