@@ -340,12 +340,17 @@ def test_show_tells_until_when_and_by_what_a_job_is_throttled(project: Project) 
     assert queue == {
         "queue": "default",
         "waiting": 1,
+        "ready": 0,
+        "throttled": 1,
+        "scheduled": 0,
+        "blocked": 0,
         "running": 0,
         "succeeded": 2,
         "failed": 0,
         "cancelled": 0,
         "lag": 0.0,
         "paused_at": None,
+        "is_paused": False,
     }
     assert status["obstacles"] == []
     assert [bucket["key"] for bucket in status["throttled"]] == ["acme"]
@@ -456,8 +461,10 @@ def test_schedules_are_listed_paused_triggered_and_removed(project: Project) -> 
     assert call("schedules", "resume", project.target, "nightly").output == "nightly goes on\n"
     assert call("schedules", "resume", project.target, "nightly").output == "nightly was not paused\n"
     assert answer("schedules", "list", project.target)[0]["runs"] == 1
-    assert call("schedules", "remove", project.target, "nightly").output == "nightly is removed\n"
-    assert_one_line(call("schedules", "remove", project.target, "nightly"), 1, "there is no schedule 'nightly'")
+    assert call("schedules", "remove", project.target, "nightly", "--yes").output == "nightly is removed\n"
+    assert_one_line(
+        call("schedules", "remove", project.target, "nightly", "--yes"), 1, "there is no schedule 'nightly'"
+    )
 
 
 def test_status_shows_nodes_by_machine(project: Project) -> None:
@@ -740,7 +747,7 @@ def test_limits_are_steered_from_the_command_line_and_the_backlog_follows(projec
     assert "penalized" in call("limits", "list", project.target).output
     call("limits", "assign", project.target, "sync:strict", "vip:*", "gold")
     call("limits", "set", project.target, "sync:strict", "9/m", "--tier", "gold")
-    assert "is forgotten" in call("limits", "remove", project.target, "sync:strict").output
+    assert "is forgotten" in call("limits", "remove", project.target, "sync:strict", "--yes").output
     assert answer("limits", "settings", project.target) == []
     for words in (["set", "sync:strict"], ["pause", "nothing"], ["set", "sync:strict", "often"]):
         assert call("limits", words[0], project.target, *words[1:]).exit_code != 0
@@ -793,3 +800,31 @@ def test_migrate_makes_the_tables_in_a_postgres(tmp_path: Path, project: Project
         await connection.close()
 
     asyncio.run(drop())
+
+
+async def store_schedule(app: Headgate) -> None:
+    for _ in range(1000):
+        if await app.admin.schedules.list():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("nothing was stored in ten seconds")
+
+
+def test_the_next_occurrence_of_a_schedule_is_left_out(project: Project) -> None:
+    project.do(store_schedule, running=True)
+    first, second = answer("schedules", "next", project.target, "nightly", "--count", "2")
+    assert answer("schedules", "skip", project.target, "nightly")["left_out"] == first
+    assert answer("schedules", "next", project.target, "nightly", "--count", "1") == [second]
+
+
+@pytest.mark.slow
+def test_a_worker_tells_on_sigusr1_what_it_is_doing_and_goes_on(project: Project) -> None:
+    with project.worker() as worker:
+        lines_until(worker, "works on")
+        worker.send_signal(signal.SIGUSR1)
+        told = lines_until(worker, "Stack for <Task")
+        assert any("Thread MainThread" in line for line in told)
+        assert any("Thread headgate-sqlite-writer" in line for line in told)
+        worker.send_signal(signal.SIGTERM)
+        lines_until(worker, "stopped")
+        assert worker.wait(timeout=15) == 0

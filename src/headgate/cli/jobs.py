@@ -12,14 +12,14 @@ from typing import Any
 import click
 import msgspec
 
-from headgate.admin import Admin, BulkResult, Explanation, JobDetails
+from headgate.admin import Admin, Explanation, JobDetails
+from headgate.cli.bulk import change_many, takes_many
 from headgate.cli.locate import (
     ask,
     ask_with_time,
     takes_app,
     takes_app_and,
     takes_app_and_ids,
-    takes_app_and_maybe_ids,
 )
 from headgate.cli.output import json_option, make_console, print_json, print_table, printable, until
 from headgate.cli.query import query_at, takes_query
@@ -124,20 +124,6 @@ def explain(target: str, ids: Sequence[str], as_json: bool) -> None:
             )
 
 
-def takes_many(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command jobs by their ids, or many by what they are."""
-    for option in (
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        click.option("--dry-run", is_flag=True, help="Change nothing; say what would be changed."),
-        click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="Change up to so many."),
-        click.option("--all", "is_all", is_flag=True, help="All jobs that the other options name."),
-        takes_query,
-        takes_app_and_maybe_ids,
-    ):
-        function = option(function)
-    return function
-
-
 @jobs.command()
 @takes_many
 @json_option
@@ -149,7 +135,7 @@ def retry(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
     if ids:
         _change(target, ids, _retry, as_json=as_json, **many)
     else:
-        _change_many(target, "retry", "Retry", as_json=as_json, **many)
+        change_many(target, "retry", as_json=as_json, **many)
 
 
 @jobs.command()
@@ -163,7 +149,7 @@ def run(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
     if ids:
         _change(target, ids, _run_now, as_json=as_json, **many)
     else:
-        _change_many(target, "run", "Run", as_json=as_json, **many)
+        change_many(target, "run", as_json=as_json, **many)
 
 
 @jobs.command()
@@ -178,7 +164,7 @@ def cancel(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
     if ids:
         _change(target, ids, _cancel, as_json=as_json, **many)
     else:
-        _change_many(target, "cancel", "Cancel", as_json=as_json, **many)
+        change_many(target, "cancel", as_json=as_json, **many)
 
 
 @jobs.command()
@@ -336,46 +322,6 @@ def _change(
         raise SystemExit(1)
 
 
-def _change_many(
-    target: str,
-    word: str,
-    title: str,
-    *,
-    as_json: bool,
-    wanted: dict[str, Any],
-    is_all: bool,
-    dry_run: bool,
-    yes: bool,
-    most: int,
-) -> None:
-    if not wanted and not is_all:
-        raise click.UsageError("name at least one job by its id, or jobs by what they are, as --state failed; or --all")
-    if as_json and not yes and not dry_run:
-        raise click.UsageError("with --json nobody can be asked; add --yes or --dry-run")
-
-    def told(result: BulkResult) -> None:
-        click.echo(f"{result.changed} changed of {result.matched} so far", err=True)
-
-    async def change(admin: Admin, *, dry_run: bool) -> BulkResult:
-        verbs = {"retry": admin.retry_many, "run": admin.run_many_now, "cancel": admin.cancel_many}
-        query = query_at(wanted, admin.now())
-        return await verbs[word](query, most=most, dry_run=dry_run, on_progress=None if dry_run or as_json else told)
-
-    if dry_run or not yes:
-        result = ask(target, partial(change, dry_run=True))
-        if not dry_run and result.changed:
-            more = ", the first of more" if result.is_cut else ""
-            click.confirm(f"{title} {result.changed} jobs{more}?", abort=True)
-    if not dry_run and (yes or result.changed):
-        result = ask(target, partial(change, dry_run=False))
-    if as_json:
-        print_json(result)
-    else:
-        _print_bulk(result, word)
-    if not result.changed:
-        raise SystemExit(1)
-
-
 # ----------------------------------------------------------------------------------------------- printing
 
 
@@ -386,19 +332,6 @@ def _batch_line(batch: BatchStatus) -> str:
         f"({batch.succeeded} succeeded, {batch.failed} failed, {batch.cancelled} cancelled); "
         f"headgate jobs list --batch {batch.id} lists them"
     )
-
-
-def _print_bulk(result: BulkResult, word: str) -> None:
-    done, would = {
-        "cancel": ("were cancelled, or asked to end", "would be cancelled, or asked to end"),
-        "retry": ("wait again", "would wait again"),
-        "run": ("are ready now", "would be ready now"),
-    }[word]
-    click.echo(f"{result.changed} jobs {would if result.is_dry_run else done}")
-    for reason, times in result.refused.items():
-        click.echo(printable(f"{times} left as they are: {reason}"))
-    if result.is_cut:
-        click.echo("there are more to change; do it again for those, or raise --most")
 
 
 def _worded(line: LogLine) -> str:

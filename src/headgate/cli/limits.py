@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import partial
+from math import ceil
 
 import click
 import msgspec
 
 from headgate.admin import Admin, Audited, BucketStatus
+from headgate.admin.history import LimitHistory
 from headgate.admin.holders import worded
+from headgate.cli.bulk import require_answer
+from headgate.cli.gauge import bar, budget, spark
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
-from headgate.cli.output import json_option, print_json, print_table, say_change, until
-from headgate.errors import DeclarationError
-from headgate.limits.concurrency import Concurrency, Semaphore
-from headgate.limits.dynamic_window import SharedCounter
-from headgate.limits.fixed_window import FixedWindow
-from headgate.limits.limit import AnyRule, Limit
-from headgate.limits.rate_limit import RateLimit
-from headgate.limits.sliding_window import SliceCounter, SlidingWindow
-from headgate.limits.strict_rate import StrictRate
+from headgate.cli.output import json_option, lasting, print_json, print_table, printable, say_change, say_done, until
+from headgate.cli.query import seconds
+from headgate.cli.rules import KINDS, limit_like
 from headgate.storage.live_rules import LimitSetting
+
+CHART = 60
+"""Bars of the chart of use, at most."""
 
 
 @click.group()
@@ -31,7 +32,7 @@ def limits() -> None:
 @limits.command(name="list")
 @takes_app
 @click.option("--limit", metavar="NAME", help="Only this limit.")
-@click.option("--key", help="Only this key.")
+@click.option("--key", help="Only this key, or with a * at its end all that begin so.")
 @click.option("--count", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
 @json_option
 def list_(target: str, limit: str | None, key: str | None, count: int, as_json: bool) -> None:
@@ -45,22 +46,69 @@ def list_(target: str, limit: str | None, key: str | None, count: int, as_json: 
         return
     print_table(
         "Limits",
-        ("limit", "key", "rule", "waiting", "used", "available", "next slot", "note"),
+        ("limit", "key", "rule", "waiting", "used", "available", "budget", "next slot", "note"),
         [
-            (b.limit, b.key, b.rule, b.waiting, b.used, b.available, until(b.next_slot_at, now), _note(b, now))
+            (
+                b.limit,
+                b.key,
+                b.rule,
+                b.waiting,
+                b.used,
+                b.available,
+                _gauge(b),
+                until(b.next_slot_at, now),
+                _note(b, now),
+            )
             for b in found
         ],
         empty="no key has used any of its budget",
     )
 
 
+@limits.command()
+@takes_app_and("LIMIT")
+@click.option("--key", default="", metavar="KEY", help="Which key (none: a limit without keys).")
+@click.option("--span", type=seconds, default="1h", show_default=True, help="How far back its use is shown, up to 1d.")
+@json_option
+def show(target: str, words: tuple[str], key: str, span: float, as_json: bool) -> None:
+    """Show one key of a limit: its budget, who holds it, and how it was used.
+
+    The use is of jobs that were charged; the last ten seconds may not be there yet. Exit code 1 if the key has used
+    nothing, and nothing waits for it.
+    """
+    (limit,) = words
+    (found, used), now = ask_with_time(target, partial(_show, limit=limit, key=key, span=span))
+    if as_json:
+        print_json({"bucket": found, "history": used})
+    elif found is None:
+        click.echo(printable(f"key {key!r} of {limit} has used nothing, and nothing waits for it"))
+    else:
+        print_table(
+            f"Limit {limit}",
+            ("", ""),
+            [
+                ("key", found.key),
+                ("rule", found.rule),
+                ("budget", budget(found.used, found.available, 30)),
+                ("waiting", found.waiting),
+                ("next slot", until(found.next_slot_at, now)),
+                ("note", _note(found, now)),
+            ],
+            empty="",
+        )
+        click.echo(use_chart(used, now, span))
+    if found is None:
+        raise SystemExit(1)
+
+
 @limits.command(name="set")
 @takes_app_and("LIMIT", "RULE")
-@click.option("--kind", type=click.Choice(["strict", "rate", "fixed", "sliding"]), help="Another kind of rule.")
+@click.option("--kind", type=click.Choice(KINDS), help="Another kind of rule.")
 @click.option("--burst", type=int, help="Of a rate: how much unused budget a key can save up.")
 @click.option("--slices", type=int, help="Of a sliding window: into how many slices it is cut.")
 @click.option("--key", metavar="KEY", help="For this key only, or a pattern of keys: 'stripe:*'.")
 @click.option("--tier", metavar="NAME", help="For the keys of this tier only.")
+@json_option
 def set_(
     target: str,
     words: tuple[str, str],
@@ -69,6 +117,7 @@ def set_(
     slices: int | None,
     key: str | None,
     tier: str | None,
+    as_json: bool,
 ) -> None:
     """Let another RULE hold until `unset`: "100/m", or a number for what runs at once.
 
@@ -76,78 +125,99 @@ def set_(
     """
     limit, rule = words
     new = ask(target, partial(_set, limit=limit, rule=rule, kind=kind, burst=burst, slices=slices, key=key, tier=tier))
-    click.echo(f"{limit} is now {new} for {_whom(key, tier)}")
+    say_done(f"{limit} is now {new} for {_whom(key, tier)}", as_json=as_json, limit=limit, rule=new, key=key, tier=tier)
 
 
 @limits.command()
 @takes_app_and("LIMIT")
 @click.option("--key", metavar="KEY", help="What was set for this key or pattern.")
 @click.option("--tier", metavar="NAME", help="What was set for this tier.")
-def unset(target: str, words: tuple[str], key: str | None, tier: str | None) -> None:
+@json_option
+def unset(target: str, words: tuple[str], key: str | None, tier: str | None, as_json: bool) -> None:
     """Return to the rule that the code declares."""
     (limit,) = words
     was_set = ask(target, lambda admin: admin.limits.unset(limit, key=key, tier=tier))
-    say_change(was_set, f"{limit} is as declared for {_whom(key, tier)}", f"nothing was set for {limit}")
+    facts = {"limit": limit, "key": key, "tier": tier}
+    done, not_done = f"{limit} is as declared for {_whom(key, tier)}", f"nothing was set for {limit}"
+    say_change(was_set, done, not_done, as_json=as_json, **facts)
 
 
 @limits.command()
 @takes_app_and("LIMIT")
 @click.option("--key", metavar="KEY", help="Only this key, or a pattern of keys.")
 @click.option("--tier", metavar="NAME", help="Only the keys of this tier.")
-def pause(target: str, words: tuple[str], key: str | None, tier: str | None) -> None:
+@json_option
+def pause(target: str, words: tuple[str], key: str | None, tier: str | None, as_json: bool) -> None:
     """Let nothing start on a limit; what runs goes on, what waits loses nothing."""
     (limit,) = words
     ask(target, lambda admin: admin.limits.pause(limit, key=key, tier=tier))
-    click.echo(f"{limit} is paused for {_whom(key, tier)}")
+    say_done(f"{limit} is paused for {_whom(key, tier)}", as_json=as_json, limit=limit, key=key, tier=tier)
 
 
 @limits.command()
 @takes_app_and("LIMIT")
 @click.option("--key", metavar="KEY", help="Only this key, or a pattern of keys.")
 @click.option("--tier", metavar="NAME", help="Only the keys of this tier.")
-def resume(target: str, words: tuple[str], key: str | None, tier: str | None) -> None:
+@json_option
+def resume(target: str, words: tuple[str], key: str | None, tier: str | None, as_json: bool) -> None:
     """End a pause."""
     (limit,) = words
     was_paused = ask(target, lambda admin: admin.limits.resume(limit, key=key, tier=tier))
-    say_change(was_paused, f"{limit} goes on for {_whom(key, tier)}", f"{limit} was not paused")
+    facts = {"limit": limit, "key": key, "tier": tier}
+    done, not_done = f"{limit} goes on for {_whom(key, tier)}", f"{limit} was not paused"
+    say_change(was_paused, done, not_done, as_json=as_json, **facts)
 
 
 @limits.command()
 @takes_app_and("LIMIT")
 @click.option("--key", default="", metavar="KEY", help="Which key (none: a limit without keys).")
-def reset(target: str, words: tuple[str], key: str) -> None:
+@json_option
+def reset(target: str, words: tuple[str], key: str, as_json: bool) -> None:
     """Forget what a key has used; permits that running jobs hold stay held."""
     (limit,) = words
     held = ask(target, lambda admin: admin.limits.reset(limit, key))
-    click.echo(f"{limit} of key {key!r} is as new" + (f", but {held} permits are held by running jobs" if held else ""))
+    but = f", but {held} permits are held by running jobs" if held else ""
+    say_done(f"{limit} of key {key!r} is as new{but}", as_json=as_json, limit=limit, key=key, permits_held=held)
 
 
 @limits.command()
 @takes_app_and("LIMIT", "SECONDS")
 @click.option("--key", default="", metavar="KEY", help="Which key (none: a limit without keys).")
-def penalize(target: str, words: tuple[str, str], key: str) -> None:
-    """Let nothing start on a key for so many SECONDS."""
-    limit, seconds = words
-    ask(target, lambda admin: admin.limits.penalize(limit, key, _number(seconds)))
-    click.echo(f"{limit} of key {key!r} grants nothing for {seconds} s")
+@json_option
+def penalize(target: str, words: tuple[str, str], key: str, as_json: bool) -> None:
+    """Let nothing start on a key for so many SECONDS, also written as 90s, 15m, 2h."""
+    limit, length_of_it = words
+    length = seconds(length_of_it)
+    ask(target, lambda admin: admin.limits.penalize(limit, key, length))
+    say_done(
+        f"{limit} of key {key!r} grants nothing for {length:g} s", as_json=as_json, limit=limit, key=key, seconds=length
+    )
 
 
 @limits.command()
 @takes_app_and("LIMIT", "KEY", "TIER")
-def assign(target: str, words: tuple[str, str, str]) -> None:
+@json_option
+def assign(target: str, words: tuple[str, str, str], as_json: bool) -> None:
     """Put a KEY, or a pattern of keys, into a TIER; "-" takes it out."""
     limit, key, tier = words
-    ask(target, lambda admin: admin.limits.assign(limit, key, None if tier == "-" else tier))
-    click.echo(f"{key!r} is in no tier of {limit}" if tier == "-" else f"{key!r} is in tier {tier} of {limit}")
+    new = None if tier == "-" else tier
+    ask(target, lambda admin: admin.limits.assign(limit, key, new))
+    told = f"{key!r} is in no tier of {limit}" if new is None else f"{key!r} is in tier {new} of {limit}"
+    say_done(told, as_json=as_json, limit=limit, key=key, tier=new)
 
 
 @limits.command()
 @takes_app_and("LIMIT")
-def remove(target: str, words: tuple[str]) -> None:
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
     """Forget a limit: its settings, and what its keys have used. Refused while jobs need it."""
     (limit,) = words
+    require_answer(as_json=as_json, yes=yes, dry_run=False)
+    if not yes:
+        click.confirm(f"Forget limit {limit!r}, its settings and what its keys have used?", abort=True)
     ask(target, lambda admin: admin.limits.remove(limit))
-    click.echo(f"{limit} is forgotten")
+    say_done(f"{limit} is forgotten", as_json=as_json, limit=limit)
 
 
 @limits.command()
@@ -196,7 +266,15 @@ def audit(target: str, words: tuple[str], key: str | None, as_json: bool) -> Non
 
 
 async def _list(admin: Admin, *, limit: str | None, key: str | None, count: int) -> list[BucketStatus]:
+    if key is not None and key.endswith("*"):
+        return list(await admin.limits.list(limit, prefix=key[:-1], count=count))
     return list(await admin.limits.list(limit, key=key, count=count))
+
+
+async def _show(admin: Admin, *, limit: str, key: str, span: float) -> tuple[BucketStatus | None, LimitHistory]:
+    admin.limits.declared(limit)
+    found = await admin.limits.list(limit, key=key, count=1)
+    return (found[0] if found else None), await admin.history.limit(limit, key, span=span)
 
 
 async def _set(
@@ -210,36 +288,30 @@ async def _set(
     key: str | None,
     tier: str | None,
 ) -> str:
-    new = _limit(admin.limits.declared(limit), rule, kind, burst, slices)
+    new = limit_like(admin.limits.declared(limit), rule, kind, burst, slices)
     await admin.limits.set(limit, new, key=key, tier=tier)
     return str(new.rule.describe())
 
 
-def _limit(declared: AnyRule, rule: str, kind: str | None, burst: int | None, slices: int | None) -> Limit:
-    """The limit that the words mean; of the declared kind if they name none."""
-    if isinstance(declared, Semaphore):
-        return Concurrency(int(_number(rule)))
-    if isinstance(declared, SharedCounter):
-        raise DeclarationError("a dynamic window is set from code: app.admin.limits.set(name, DynamicWindow(…))")
-    match kind or declared.kind:
-        case "rate":
-            return RateLimit(rule, burst=burst)
-        case "strict":
-            return StrictRate(rule)
-        case "fixed":
-            return FixedWindow(rule)
-        case "sliding":
-            declared_slices = declared.slices if isinstance(declared, SliceCounter) else 60
-            return SlidingWindow(rule, slices=slices or declared_slices)
-        case other:
-            raise DeclarationError(f"rules of kind {other!r} are set from code: app.admin.limits.set(…)")
+def use_chart(used: LimitHistory, now: datetime, span: float) -> str:
+    """How a limit was used, as one line of bars, the last one now."""
+    if not used.points:
+        return f"not used in the last {lasting(span)}"
+    width = min(CHART, ceil(span / used.step))
+    bars = [0] * width
+    for point in used.points:
+        ago = (now - point.at).total_seconds()
+        bars[max(0, width - 1 - int(ago / span * width))] += point.used
+    most = f"{max(bars)} at most in {lasting(span / width)}"
+    bound = "" if used.bound is None else f"; {used.bound.count} are allowed in {lasting(used.bound.per)}"
+    return f"{spark(bars)}  the last {lasting(span)}, {most}{bound}"
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise click.UsageError(f"{text!r} is not a number") from None
+def _gauge(bucket: BucketStatus) -> str | None:
+    if bucket.used is None or bucket.available is None:
+        return None
+    total = bucket.used + bucket.available
+    return bar(bucket.used / total if total else 0.0, 10)
 
 
 def _whom(key: str | None, tier: str | None) -> str:

@@ -67,14 +67,25 @@ def ask(target: str, question: Callable[[Admin], Awaitable[R]]) -> R:
         async with app.open():
             return await question(app.admin)
 
+    app = located(target)
+    return asyncio.run(opened())
+
+
+def located(target: str) -> Headgate:
+    """The app that `module:app` names, whose store is there. Raises AppNotFound, StoreMissing."""
     app = locate(target)
+    require_store(app)
+    return app
+
+
+def require_store(app: Headgate) -> None:
+    """Raise StoreMissing for a file that is not there: opening it would make one."""
     if app.address.is_missing:
         raise StoreMissing(
-            f"there is no file {app.address.shown}, where the jobs of {target} live; is this the right directory? "
+            f"there is no file {app.address.shown}, where the jobs of this app live; is this the right directory? "
             "A relative sqlite:/// URL is looked for in the current one. The first worker makes the file, and so does "
             "`headgate migrate`"
         )
-    return asyncio.run(opened())
 
 
 def ask_with_time(target: str, question: Callable[[Admin], Awaitable[R]]) -> tuple[R, datetime]:

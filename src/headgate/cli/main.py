@@ -21,15 +21,25 @@ class Lazy(NamedTuple):
 COMMANDS: Mapping[str, Lazy] = {
     "worker": Lazy("headgate.cli.worker", "Run jobs until told to stop."),
     "status": Lazy("headgate.cli.status", "Show what is going on: queues, nodes, limits, what is in the way."),
-    "queues": Lazy("headgate.cli.queues", "List, pause and resume queues."),
+    "top": Lazy("headgate.cli.top", "Watch what goes on: queues, throughput, throttled keys, nodes, failures."),
+    "queues": Lazy("headgate.cli.queues", "List, pause, resume and empty queues."),
     "jobs": Lazy("headgate.cli.jobs", "List, show, retry, run and cancel jobs; read what they logged."),
+    "tasks": Lazy("headgate.cli.tasks", "List the tasks that an app declares, and what waits for each."),
     "nodes": Lazy(
         "headgate.cli.nodes", "List the worker processes: whether they live, what they serve, what they run."
     ),
     "audit": Lazy("headgate.cli.audit", "Show what people did to jobs, limits, queues and schedules, newest first."),
-    "schedules": Lazy("headgate.cli.schedules", "List, pause, resume, trigger and remove schedules."),
+    "schedules": Lazy("headgate.cli.schedules", "List, pause, resume, trigger, skip and remove schedules."),
     "limits": Lazy("headgate.cli.limits", "Show the budget of each key, and steer it live."),
+    "doctor": Lazy(
+        "headgate.cli.doctor",
+        "Look for what may go wrong: this process, the store and its ground, nodes, and work that nobody does.",
+    ),
+    "purge": Lazy("headgate.cli.purge", "Delete final jobs for good, with their results, attempts and log lines."),
     "migrate": Lazy("headgate.cli.migrate", "Make the tables, or bring them up to date."),
+    "dashboard": Lazy("headgate.cli.dashboard", "Serve the dashboard and its API until told to stop."),
+    "completion": Lazy("headgate.cli.completion", "Print what makes a shell complete `headgate`: bash, zsh or fish."),
+    "simulate": Lazy("headgate.cli.simulate", "Tell what a limit would do to a load, before it does."),
     "demo": Lazy("headgate.cli.demo", "Watch Headgate keep its promises, in under a minute."),
 }
 

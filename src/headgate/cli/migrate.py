@@ -8,6 +8,7 @@ import sys
 import click
 
 from headgate.cli.locate import locate, takes_app
+from headgate.cli.output import json_option, print_json
 
 PENDING = 3
 """Exit code of a dry run that found something to do: neither success nor an error."""
@@ -16,16 +17,20 @@ PENDING = 3
 @click.command()
 @takes_app
 @click.option("--dry-run", is_flag=True, help="Change nothing; list what is missing, and exit with 3 if anything is.")
-def migrate(target: str, dry_run: bool) -> None:
+@json_option
+def migrate(target: str, dry_run: bool, as_json: bool) -> None:
     """Make the tables, or bring them up to date.
 
     Workers do it themselves when they start, once, whoever comes first. This is for a database whose workers may not
     change tables: run it as the owner before the deploy. Repeating it is harmless.
     """
     names = asyncio.run(locate(target).migrate(dry_run=dry_run))
-    if not names:
+    word = "missing" if dry_run else "applied"
+    if as_json:
+        print_json({word: names})
+    elif not names:
         click.echo("up to date")
-    for name in names:
-        click.echo(f"{'missing' if dry_run else 'applied'}: {name}")
+    else:
+        click.echo("\n".join(f"{word}: {name}" for name in names))
     if names and dry_run:
         sys.exit(PENDING)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 
 import click
 import msgspec
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -88,11 +90,34 @@ def _print_plainly(title: str, columns: Sequence[str], rows: Sequence[Sequence[o
     click.echo("\n".join([title, *told]))
 
 
-def say_change(changed: bool, done: str, not_done: str) -> None:
+def say_done(done: str, *, as_json: bool, **facts: object) -> None:
+    """Print what was done: in words, or the facts as JSON."""
+    if as_json:
+        print_json(facts)
+    else:
+        click.echo(printable(done))
+
+
+def say_change(changed: bool, done: str, not_done: str, *, as_json: bool, **facts: object) -> None:
     """Print what was done, or end with exit code 1 and why there was nothing to do."""
-    click.echo(printable(done if changed else not_done))
+    say_done(done if changed else not_done, as_json=as_json, **facts, changed=changed)
     if not changed:
         raise SystemExit(1)
+
+
+@contextmanager
+def progress_bar(title: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """Show how far bulk work is, on a terminal that is not the answer's: stderr. Call what it gives with how many."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda _done: None
+        return
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
 def make_console() -> Console:

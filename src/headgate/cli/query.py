@@ -34,6 +34,15 @@ def when(value: str) -> datetime | timedelta:
     return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
 
 
+def seconds(value: str) -> float:
+    """A duration: 90s, 15m, 2h, 7d, or a number of seconds."""
+    found = _AGO.fullmatch(value)
+    try:
+        return float(value) if found is None else float(found[1]) * _SECONDS[found[2]]
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no duration; write 90s, 15m, 2h, 7d, or seconds") from None
+
+
 def takes_query(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that name jobs, as `wanted`: what was said, by the names of `JobQuery`."""
     options = [

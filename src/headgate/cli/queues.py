@@ -1,4 +1,4 @@
-"""`headgate queues`: how each queue is served, and pausing one."""
+"""`headgate queues`: how each queue is served, and pausing or emptying one."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 import click
 
-from headgate.admin import QueueStatus
+from headgate.admin import QueueOverview, QueueStatus
+from headgate.cli.bulk import change_many
 from headgate.cli.locate import ask, takes_app, takes_app_and
-from headgate.cli.output import json_option, lasting, print_json, print_table, say_change
+from headgate.cli.output import json_option, lasting, print_json, print_table
+from headgate.cli.pausing import add_pausing
 
 
 @click.group()
 def queues() -> None:
-    """List, pause and resume queues."""
+    """List, pause, resume and empty queues."""
 
 
 @queues.command(name="list")
@@ -31,25 +33,33 @@ def list_(target: str, as_json: bool) -> None:
     print_queues(found)
 
 
-@queues.command()
-@takes_app_and("QUEUE")
-def pause(target: str, words: tuple[str]) -> None:
-    """Give out no job of a queue to any worker; what runs goes on, what is enqueued waits."""
-    (queue,) = words
-    was_running = ask(target, lambda admin: admin.queues.pause(queue))
-    say_change(was_running, f"{queue} is paused", f"{queue} was paused already")
+add_pausing(
+    queues,
+    "queue",
+    lambda admin: admin.queues,
+    pause="Give out no job of a queue to any worker; what runs goes on, what is enqueued waits.",
+    resume="End a pause.",
+)
 
 
 @queues.command()
 @takes_app_and("QUEUE")
-def resume(target: str, words: tuple[str]) -> None:
-    """End a pause."""
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; say how many would be cancelled.")
+@click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="Cancel up to so many.")
+@json_option
+def purge(target: str, words: tuple[str], yes: bool, dry_run: bool, most: int, as_json: bool) -> None:
+    """Cancel everything that waits in a queue; what runs goes on.
+
+    Paused first, a queue stays empty of what is claimed meanwhile. `headgate purge --queue` deletes what is final.
+    Exit code 1 if nothing waited.
+    """
     (queue,) = words
-    was_paused = ask(target, lambda admin: admin.queues.resume(queue))
-    say_change(was_paused, f"{queue} goes on", f"{queue} was not paused")
+    wanted = {"queue": queue, "state": "waiting"}
+    change_many(target, "cancel", as_json=as_json, wanted=wanted, is_all=False, dry_run=dry_run, yes=yes, most=most)
 
 
-def print_queues(found: Sequence[QueueStatus]) -> None:
+def print_queues(found: Sequence[QueueStatus | QueueOverview]) -> None:
     """Print queues as a table."""
     print_table(
         "Queues",

@@ -7,8 +7,10 @@ from datetime import datetime
 
 import click
 
+from headgate.cli.bulk import require_answer
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
-from headgate.cli.output import json_option, print_json, print_table, printable, say_change, until
+from headgate.cli.output import json_option, print_json, print_table, printable, say_change, say_done, until
+from headgate.cli.pausing import add_pausing
 from headgate.tasks.schedule import ScheduleStatus
 
 _SKIPPED = {
@@ -20,7 +22,7 @@ _SKIPPED = {
 
 @click.group()
 def schedules() -> None:
-    """List, pause, resume, trigger and remove schedules."""
+    """List, pause, resume, trigger, skip and remove schedules."""
 
 
 @schedules.command(name="list")
@@ -63,41 +65,49 @@ def next_(target: str, words: tuple[str], count: int, as_json: bool) -> None:
     print_table(f"Next runs of {printable(name)}", ("at", "in"), rows, empty="none, it is paused or over")
 
 
-@schedules.command()
-@takes_app_and("SCHEDULE")
-def pause(target: str, words: tuple[str]) -> None:
-    """Enqueue nothing of a schedule until it is resumed; what it has enqueued goes on."""
-    (name,) = words
-    was_running = ask(target, lambda admin: admin.schedules.pause(name))
-    say_change(was_running, f"{name} is paused", f"{name} was paused already")
+add_pausing(
+    schedules,
+    "schedule",
+    lambda admin: admin.schedules,
+    pause="Enqueue nothing of a schedule until it is resumed; what it has enqueued goes on.",
+    resume="End a pause; what was due meanwhile is not made up for.",
+)
 
 
 @schedules.command()
 @takes_app_and("SCHEDULE")
-def resume(target: str, words: tuple[str]) -> None:
-    """End a pause; what was due meanwhile is not made up for."""
-    (name,) = words
-    was_paused = ask(target, lambda admin: admin.schedules.resume(name))
-    say_change(was_paused, f"{name} goes on", f"{name} was not paused")
-
-
-@schedules.command()
-@takes_app_and("SCHEDULE")
-def trigger(target: str, words: tuple[str]) -> None:
+@json_option
+def trigger(target: str, words: tuple[str], as_json: bool) -> None:
     """Enqueue the job of a schedule now, also of one that is paused; its rhythm stays."""
     (name,) = words
     job_id = ask(target, lambda admin: admin.schedules.trigger(name))
-    click.echo(printable(f"{name} enqueued job {job_id}"))
+    say_done(f"{name} enqueued job {job_id}", as_json=as_json, schedule=name, job=job_id)
 
 
 @schedules.command()
 @takes_app_and("SCHEDULE")
-def remove(target: str, words: tuple[str]) -> None:
+@json_option
+def skip(target: str, words: tuple[str], as_json: bool) -> None:
+    """Leave out the next occurrence of a schedule. Exit code 1 if there is none to come."""
+    (name,) = words
+    left_out = ask(target, lambda admin: admin.schedules.skip(name))
+    done = f"{name} leaves out {_instant(left_out)}"
+    say_change(left_out is not None, done, f"{name} is over", as_json=as_json, schedule=name, left_out=left_out)
+
+
+@schedules.command()
+@takes_app_and("SCHEDULE")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
     """Forget a schedule; what it has enqueued stays. One that the code declares comes back with the next worker."""
     (name,) = words
+    require_answer(as_json=as_json, yes=yes, dry_run=False)
+    if not yes:
+        click.confirm(printable(f"Forget schedule {name!r}?"), abort=True)
     if not ask(target, lambda admin: admin.schedules.remove(name)):
         raise click.ClickException(f"there is no schedule {name!r}")
-    click.echo(printable(f"{name} is removed"))
+    say_done(f"{name} is removed", as_json=as_json, schedule=name)
 
 
 def _next_run(schedule: ScheduleStatus, now: datetime) -> str | None:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import get_args
+from datetime import timedelta
 
 import click
 
-from headgate.admin import Admin, BucketStatus, NodeStatus, QueueStatus
+from headgate.admin import Admin, BucketStatus, NodeStatus, ObstacleStatus, Overview, QueueOverview, UnknownTask
 from headgate.cli.locate import ask_with_time, takes_app
 from headgate.cli.nodes import print_nodes
 from headgate.cli.output import json_option, lasting, print_json, print_table, printable, until
 from headgate.cli.queues import print_queues
-from headgate.clock import to_datetime
 from headgate.errors import StorageUnavailable
 from headgate.jobs.state import JobState
-from headgate.storage.protocol import JobView, Obstacle, WaitingCount
 from headgate.tasks.schedule import ScheduleStatus
-
-MOST_THROTTLED = 10
 
 STUCK_AFTER = 2.0
 """Seconds without an answer, after which it is looked for what keeps the database from answering."""
@@ -44,31 +38,11 @@ class WaitingStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownTask:
-    """A task that has waiting jobs, and is not declared by this app."""
-
-    task: str
-    queue: str
-    jobs: int
-
-
-@dataclass(frozen=True, slots=True)
-class ObstacleStatus:
-    """What stands in the way of the store, and for how many seconds."""
-
-    kind: str
-    pid: int
-    since: datetime
-    age: float
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
 class Status:
     """The whole answer; `store` is the path of its file, or its URL without a password."""
 
     store: str
-    queues: Sequence[QueueStatus]
+    queues: Sequence[QueueOverview]
     nodes: Sequence[NodeStatus]
     throttled: Sequence[BucketStatus]
     obstacles: Sequence[ObstacleStatus]
@@ -144,44 +118,31 @@ async def _fetch(admin: Admin) -> Status:
 
 
 async def _answer(admin: Admin) -> Status:
-    buckets = await admin.limits.list(count=MOST_THROTTLED)
-    queues = await admin.queues.list()
-    nodes, obstacles = await admin.nodes(), await admin.obstacles()
-    waiting = await admin.waiting()
-    unknown = Counter[tuple[str, str]]()
-    for each in waiting:
-        if each.task not in admin.tasks:
-            unknown[each.task, each.queue] += each.jobs
+    seen = await admin.overview()
     return Status(
-        store=admin.address,
-        queues=[queue for queue in queues if queue.has_jobs or queue.is_paused],
-        nodes=nodes,
-        throttled=[bucket for bucket in buckets if bucket.waiting],
-        obstacles=[_obstacle(obstacle, admin.now()) for obstacle in obstacles],
-        waiting=await _waiting(admin, queues, waiting),
-        unknown_tasks=[UnknownTask(task, queue, jobs) for (task, queue), jobs in sorted(unknown.items())],
-        overdue_schedules=await admin.schedules.overdue(),
+        store=seen.store,
+        queues=[queue for queue in seen.queues if _has_jobs(queue) or queue.is_paused],
+        nodes=await admin.nodes(),
+        throttled=seen.throttled,
+        obstacles=seen.obstacles,
+        waiting=await _waiting(admin, seen),
+        unknown_tasks=seen.unknown_tasks,
+        overdue_schedules=seen.overdue_schedules,
     )
 
 
-async def _waiting(admin: Admin, queues: Sequence[QueueStatus], counts: Sequence[WaitingCount]) -> list[WaitingStatus]:
+async def _waiting(admin: Admin, seen: Overview) -> list[WaitingStatus]:
     found: list[WaitingStatus] = []
-    since = admin.now() - timedelta(hours=1)
-    for queue in queues:
-        views = Counter[str]()
-        for each in counts:
-            if each.queue == queue.queue:
-                views[each.view] += each.jobs
+    since = seen.now - timedelta(hours=1)
+    for queue in seen.queues:
         failed = 0
         if queue.failed:
             failed = await admin.count(state=JobState.FAILED, queue=queue.queue, finished_after=since)
-        if views or failed:
-            scheduled, throttled, ready, blocked = (views[view] for view in get_args(JobView))
-            found.append(WaitingStatus(queue.queue, scheduled, throttled, ready, blocked, failed))
+        if failed or any((queue.scheduled, queue.throttled, queue.ready, queue.blocked)):
+            views = queue.scheduled, queue.throttled, queue.ready, queue.blocked
+            found.append(WaitingStatus(queue.queue, *views, failed))
     return found
 
 
-def _obstacle(obstacle: Obstacle, now: datetime) -> ObstacleStatus:
-    since = to_datetime(obstacle.since)
-    age = max(0.0, (now - since).total_seconds())
-    return ObstacleStatus(obstacle.kind, obstacle.pid, since, round(age, 3), obstacle.what)
+def _has_jobs(queue: QueueOverview) -> bool:
+    return any((queue.waiting, queue.running, queue.succeeded, queue.failed, queue.cancelled))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from asyncio.subprocess import Process
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ CANNOT_START = (1, 2)
 """Exit codes of a worker whose very first life tells that the next would end the same way."""
 
 KEPT_DYING = 3
+
+NUMBER = "HEADGATE_WORKER_NUMBER"
+"""Tells each worker which one it is, from 1: it takes the place of one that died."""
 
 logger = logging.getLogger("headgate.supervisor")
 
@@ -91,6 +95,7 @@ class Supervisor:
         """One life of one worker; its exit code, or minus the signal that ended it."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
+            env={**os.environ, NUMBER: str(number)},
             # The end of this pipe tells the worker when its parent was killed.
             stdin=asyncio.subprocess.PIPE,
             # Ctrl-C goes to a whole group; here it must not count twice.

@@ -1,0 +1,97 @@
+"""Changing many jobs at once: counted first, asked about, and watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import click
+
+from headgate.admin import Admin, BulkResult
+from headgate.cli.locate import ask, takes_app_and_maybe_ids
+from headgate.cli.output import print_json, printable, progress_bar
+from headgate.cli.query import query_at, takes_query
+
+BulkWord = Literal["retry", "run", "cancel"]
+
+
+class _Words(NamedTuple):
+    asked: str
+    done: str
+    would: str
+
+
+_WORDS = {
+    "cancel": _Words("Cancel", "were cancelled, or asked to end", "would be cancelled, or asked to end"),
+    "retry": _Words("Retry", "wait again", "would wait again"),
+    "run": _Words("Run", "are ready now", "would be ready now"),
+}
+
+
+def takes_many(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command jobs by their ids, or many by what they are."""
+    for option in (
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--dry-run", is_flag=True, help="Change nothing; say what would be changed."),
+        click.option("--most", type=click.IntRange(1), default=10_000, show_default=True, help="Change up to so many."),
+        click.option("--all", "is_all", is_flag=True, help="All jobs that the other options name."),
+        takes_query,
+        takes_app_and_maybe_ids,
+    ):
+        function = option(function)
+    return function
+
+
+def change_many(
+    target: str,
+    word: BulkWord,
+    *,
+    as_json: bool,
+    wanted: dict[str, Any],
+    is_all: bool,
+    dry_run: bool,
+    yes: bool,
+    most: int,
+) -> None:
+    """Change all jobs that the words name. Exit code 1 if none was changed."""
+    if not wanted and not is_all:
+        raise click.UsageError("name at least one job by its id, or jobs by what they are, as --state failed; or --all")
+    require_answer(as_json=as_json, yes=yes, dry_run=dry_run)
+
+    async def change(admin: Admin, *, dry_run: bool, expected: int | None = None) -> BulkResult:
+        verbs = {"retry": admin.retry_many, "run": admin.run_many_now, "cancel": admin.cancel_many}
+        query = query_at(wanted, admin.now())
+        with progress_bar(_WORDS[word].asked, expected, shown=not dry_run and not as_json) as advance:
+            return await verbs[word](
+                query, most=most, dry_run=dry_run, on_progress=lambda result: advance(result.changed)
+            )
+
+    result = BulkResult()
+    if dry_run or not yes:
+        result = ask(target, partial(change, dry_run=True))
+        if not dry_run and result.changed:
+            more = ", the first of more" if result.is_cut else ""
+            click.confirm(f"{_WORDS[word].asked} {result.changed} jobs{more}?", abort=True)
+    if not dry_run and (yes or result.changed):
+        result = ask(target, partial(change, dry_run=False, expected=result.changed or None))
+    if as_json:
+        print_json(result)
+    else:
+        _print_bulk(result, _WORDS[word])
+    if not result.changed:
+        raise SystemExit(1)
+
+
+def require_answer(*, as_json: bool, yes: bool, dry_run: bool) -> None:
+    """Refuse to ask a program that reads JSON."""
+    if as_json and not yes and not dry_run:
+        raise click.UsageError("with --json nobody can be asked; add --yes or --dry-run")
+
+
+def _print_bulk(result: BulkResult, words: _Words) -> None:
+    click.echo(f"{result.changed} jobs {words.would if result.is_dry_run else words.done}")
+    for reason, times in result.refused.items():
+        click.echo(printable(f"{times} left as they are: {reason}"))
+    if result.is_cut:
+        click.echo("there are more to change; do it again for those, or raise --most")

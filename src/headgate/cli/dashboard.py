@@ -1,0 +1,172 @@
+"""`headgate dashboard`: the dashboard and its API, served by a process of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+import click
+
+from headgate.cli.locate import located, takes_app
+from headgate.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from headgate.http import Auth, Dashboard, Role
+
+FAREWELL = 5
+"""Seconds that answers under way get to end, after which they are cut off."""
+
+
+def _user(_context: click.Context, _parameter: click.Parameter, given: str | None) -> tuple[str, str] | None:
+    if given is None:
+        return None
+    name, colon, role = given.rpartition(":")
+    if not colon or not name:
+        raise click.BadParameter(f"{given!r} is not NAME:ROLE, as ada:operator")
+    return name, role
+
+
+@click.command()
+@takes_app
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any that is free.")
+@click.option("--user", callback=_user, metavar="NAME:ROLE", help="Who may come in, as a viewer, operator or admin.")
+@click.option("--password-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The password.")
+@click.option("--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Or a token.")
+@click.option("--root-path", default="", metavar="/PATH", help="Where a proxy in front of it serves it.")
+@click.option("--trust-proxy", "proxies", multiple=True, metavar="ADDRESS", help="Believe this proxy who it asks for.")
+@click.option("--redact", multiple=True, metavar="FIELD", help="A field of payloads that nobody is shown: *.password.")
+@click.option("--title", default="Headgate", show_default=True, help="What the pages are headed.")
+@click.option("--read-only", is_flag=True, help="Nobody can change anything.")
+def dashboard(
+    target: str,
+    host: str,
+    port: int,
+    user: tuple[str, str] | None,
+    password_file: Path | None,
+    token_file: Path | None,
+    root_path: str,
+    proxies: Sequence[str],
+    redact: Sequence[str],
+    title: str,
+    read_only: bool,
+) -> None:
+    """Serve the dashboard and its API until told to stop.
+
+    Without --user it answers this machine only, and listens nowhere else. There is no default password. Passwords
+    travel with each request: elsewhere than on this machine put it behind a proxy that speaks HTTPS.
+
+    SIGTERM or SIGINT ends it, with exit code 0.
+    """
+    auth = _auth(user, password_file, token_file)
+    if auth is None and not _is_loopback(host):
+        raise click.UsageError(
+            f"--host {host} would let others in, and nobody is asked who he is: name a user, as "
+            "--user ada:operator --password-file FILE"
+        )
+    if root_path and not root_path.startswith("/"):
+        raise click.UsageError(f"--root-path {root_path} has to begin with a slash")
+    app = located(target)
+    from headgate.http import dashboard as make_dashboard
+
+    site = make_dashboard(app, auth=auth, redact=redact, title=title, read_only=read_only, trusted_proxies=proxies)
+    with _listen(host, port) as listening:
+        shown_host = f"[{host}]" if ":" in host else host
+        url = f"http://{shown_host}:{listening.getsockname()[1]}{root_path.rstrip('/')}/"
+        click.echo(f"Dashboard of {target}: {url}")
+        asyncio.run(_serve(site, listening, root_path.rstrip("/")))
+
+
+async def _serve(site: Dashboard, listening: socket.socket, root_path: str) -> None:
+    try:
+        import uvicorn
+    except ModuleNotFoundError:
+        raise DeclarationError(
+            "to serve the dashboard takes the uvicorn package, which is missing; pip install 'headgate[dashboard]'"
+        ) from None
+
+    class Server(uvicorn.Server):
+        """Leaves signals to us: a server that was asked to stop and did so has not failed."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    config: Any = uvicorn.Config(
+        site,
+        root_path=root_path,
+        log_level="warning",
+        access_log=False,
+        # Who asks is told by the guard of the site, which is told which proxies to believe.
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=FAREWELL,
+    )
+    server = Server(config)
+
+    def stop() -> None:
+        # Streams last as long as somebody listens, and would be waited for.
+        site.stream.end()
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    await server.serve(sockets=[listening])
+
+
+# --------------------------------------------------------------------------------------------- who and where
+
+
+def _auth(user: tuple[str, str] | None, password_file: Path | None, token_file: Path | None) -> Auth | None:
+    if user is None:
+        if password_file is not None or token_file is not None:
+            raise click.UsageError("say whose it is: --user NAME:ROLE")
+        return None
+    name, role = user
+    from headgate.http import BasicAuth, BearerAuth, User
+    from headgate.http import Role as Roles
+
+    if role not in get_args(Roles):
+        raise click.UsageError(f"--user {name}:{role}: the role is one of {', '.join(get_args(Roles))}")
+    match password_file, token_file:
+        case Path() as file, None:
+            return BasicAuth({name: (cast("Role", role), _secret(file))})
+        case None, Path() as file:
+            return BearerAuth({_secret(file): User(name, cast("Role", role))})
+        case _:
+            raise click.UsageError("--user goes with one of --password-file and --token-file")
+
+
+def _secret(file: Path) -> str:
+    """What a file holds, without the end of its line."""
+    if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        click.echo(f"warning: others of this machine may read {file}; chmod 600 {file}", err=True)
+    return file.read_text().rstrip("\r\n")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --port, or 0"
+        ) from None

@@ -1,0 +1,71 @@
+"""`headgate doctor`: what may go wrong, before it does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import click
+
+from headgate.admin.findings import Finding, findings_of
+from headgate.app import Headgate
+from headgate.cli.locate import locate, takes_app
+from headgate.cli.output import json_option, make_console, print_json, printable
+from headgate.cli.process_facts import process_facts, process_findings
+from headgate.errors import HeadgateError
+
+_MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
+
+
+@click.command()
+@takes_app
+@click.option("--deep", is_flag=True, help="Also look whether jobs, lanes and buckets agree; it reads all of them.")
+@click.option("--quiet", is_flag=True, help="Only what is not fine.")
+@json_option
+def doctor(target: str, deep: bool, quiet: bool, as_json: bool) -> None:
+    """Look for what may go wrong: this process, the store and its ground, nodes, and work that nobody does.
+
+    Each finding says what was seen and what to do. Nothing is changed: tables that are out of date stay so.
+
+    Exit code 0 if there is no problem (warnings may be), 1 if there is one.
+    """
+    found = [*process_findings(process_facts()), *asyncio.run(_examine(locate(target), target, deep=deep))]
+    if as_json:
+        print_json([each for each in found if not quiet or each.level != "ok"])
+    else:
+        print_findings([each for each in found if not quiet or each.level != "ok"], found)
+    if any(each.level == "problem" for each in found):
+        raise SystemExit(1)
+
+
+async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
+    """What the store comes to; one that cannot be opened is a finding itself."""
+    found = [Finding("ok", "store", app.address.shown)]
+    if app.address.is_missing:
+        advice = "is this the right directory? The first worker makes it, and so does `headgate migrate`"
+        return [Finding("problem", "store", f"there is no file {app.address.shown}", advice)]
+    try:
+        missing = await app.migrate(dry_run=True)
+        if missing:
+            advice = f"headgate migrate {target}; the rest was not looked at, as that would change the tables"
+            return [*found, Finding("problem", "migrations", f"missing: {', '.join(missing)}", advice)]
+        found.append(Finding("ok", "migrations", "up to date"))
+        async with app.open():
+            return [*found, *findings_of(await app.admin.checkup(deep=deep))]
+    except HeadgateError as error:
+        return [*found, Finding("problem", "store", str(error), "the error says what to do")]
+
+
+def print_findings(shown: Sequence[Finding], all_of_them: Sequence[Finding]) -> None:
+    """Print findings, and how many there are of each level."""
+    console = make_console()
+    width = max((len(each.check) for each in shown), default=0)
+    for each in shown:
+        mark, style = _MARKS[each.level]
+        console.print(f"[{style}]{mark:<7}[/] ", end="")
+        console.print(printable(f"{each.check:<{width}}  {each.seen}"), markup=False)
+        if each.advice is not None and each.level != "ok":
+            console.print(printable(f"{'':<{8 + width}}  do: {each.advice}"), markup=False)
+    counts = Counter(each.level for each in all_of_them)
+    click.echo(f"{counts['ok']} fine, {counts['warning']} warnings, {counts['problem']} problems")

@@ -1,0 +1,47 @@
+"""Bars and sparklines: in blocks where the terminal can show them, in plain characters elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+LEVELS = "▁▂▃▄▅▆▇█"
+PLAIN_LEVELS = "_.-=+*#@"
+
+
+def can_show(text: str) -> bool:
+    """Whether the standard output can print it."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def bar(share: float, width: int, *, blocks: bool | None = None) -> str:
+    """A bar that is filled by that share of 1; always `width` characters."""
+    share = min(max(share, 0.0), 1.0)
+    if not (can_show(EIGHTHS) if blocks is None else blocks):
+        filled = round(share * width)
+        return "#" * filled + "." * (width - filled)
+    eighths = round(share * width * 8)
+    if share and not eighths:
+        eighths = 1
+    whole, rest = divmod(eighths, 8)
+    return ("█" * whole + (EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+def spark(values: Sequence[float], *, blocks: bool | None = None) -> str:
+    """One character for each value, as high as its part of the highest; a space for none."""
+    levels = LEVELS if (can_show(LEVELS) if blocks is None else blocks) else PLAIN_LEVELS
+    highest = max(values, default=0) or 1
+    return "".join(" " if not value else levels[min(7, int(value / highest * 7.999))] for value in values)
+
+
+def budget(used: int | None, available: int | None, width: int = 10) -> str | None:
+    """How much of a budget is used, as a bar with its numbers; None where it is not known."""
+    if used is None or available is None:
+        return None
+    total = used + available
+    return f"{bar(used / total if total else 0.0, width)} {used}/{total}"

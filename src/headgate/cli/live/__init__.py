@@ -1,0 +1,1 @@
+"""What `headgate top` is made of: what it asks, the picture of it, and the terminal that it is shown on."""

@@ -1,0 +1,43 @@
+"""The verbs `pause` and `resume` of whatever can be paused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import click
+
+from headgate.admin import Admin
+from headgate.cli.locate import ask, takes_app_and
+from headgate.cli.output import json_option, say_change
+
+
+class Pausable(Protocol):
+    """What the admin has for one kind of thing; each tells whether it changed anything."""
+
+    async def pause(self, name: str, /) -> bool: ...
+
+    async def resume(self, name: str, /) -> bool: ...
+
+
+def add_pausing(group: click.Group, noun: str, of: Callable[[Admin], Pausable], *, pause: str, resume: str) -> None:
+    """Give a group of commands the two verbs, with these lines of help."""
+
+    @takes_app_and(noun.upper())
+    @json_option
+    def pause_it(target: str, words: tuple[str], as_json: bool) -> None:
+        (name,) = words
+        was_running = ask(target, lambda admin: of(admin).pause(name))
+        facts = {noun: name, "is_paused": True}
+        say_change(was_running, f"{name} is paused", f"{name} was paused already", as_json=as_json, **facts)
+
+    @takes_app_and(noun.upper())
+    @json_option
+    def resume_it(target: str, words: tuple[str], as_json: bool) -> None:
+        (name,) = words
+        was_paused = ask(target, lambda admin: of(admin).resume(name))
+        facts = {noun: name, "is_paused": False}
+        say_change(was_paused, f"{name} goes on", f"{name} was not paused", as_json=as_json, **facts)
+
+    group.command(name="pause", help=pause)(pause_it)
+    group.command(name="resume", help=resume)(resume_it)

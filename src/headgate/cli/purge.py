@@ -1,0 +1,84 @@
+"""`headgate purge`: final jobs deleted before their retention does it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import click
+
+from headgate.admin import Admin, JobQuery, Purged
+from headgate.cli.bulk import require_answer
+from headgate.cli.locate import ask, takes_app
+from headgate.cli.output import json_option, print_json, progress_bar
+from headgate.cli.query import seconds
+from headgate.jobs.job import JobState
+from headgate.storage.protocol import FINAL_STATES
+
+
+@click.command()
+@takes_app
+@click.option(
+    "--state", type=click.Choice(sorted(state.value for state in FINAL_STATES)), help="Only jobs that ended so."
+)
+@click.option("--queue", help="Only jobs of this queue.")
+@click.option("--task", help="Only jobs of this task.")
+@click.option("--error", metavar="TYPE", help="Only jobs whose error is of a type that begins so.")
+@click.option("--older-than", type=seconds, metavar="AGE", help="Only jobs that ended longer ago: 7d, 12h.")
+@click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="Delete up to so many.")
+@click.option("--all", "is_all", is_flag=True, help="All final jobs, if nothing else is said.")
+@click.option("--dry-run", is_flag=True, help="Delete nothing; say how many would be.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def purge(
+    target: str,
+    older_than: float | None,
+    most: int,
+    is_all: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    **wanted: Any,
+) -> None:
+    """Delete final jobs for good, with their results, attempts and log lines.
+
+    Workers do it themselves when a job has been final for as long as its retention; this is for sooner. They go 200 in
+    a commit, oldest first, so that nobody waits for it: Ctrl-C stops it, and what is left goes the next time. That it
+    was done is kept, and shown by `headgate audit`. What waits or runs is never deleted.
+
+    Exit code 1 if nothing was to be deleted, or it was stopped.
+    """
+    if not is_all and older_than is None and not any(wanted.values()):
+        raise click.UsageError("say which final jobs, as --state succeeded or --older-than 7d; or --all")
+    require_answer(as_json=as_json, yes=yes, dry_run=dry_run)
+    query = JobQuery(**{**wanted, "state": None if wanted["state"] is None else JobState(wanted["state"])})
+    latest = Purged()
+
+    async def delete(admin: Admin, *, dry_run: bool, expected: int | None = None) -> Purged:
+        def tell(purged: Purged) -> None:
+            nonlocal latest
+            latest = purged
+            advance(purged.deleted)
+
+        with progress_bar("Delete", expected, shown=not dry_run and not as_json) as advance:
+            return await admin.purge(query, older_than=older_than or 0, most=most, dry_run=dry_run, on_progress=tell)
+
+    # Counted for the question, for the bar, or for its own sake.
+    found = Purged() if yes and as_json and not dry_run else ask(target, partial(delete, dry_run=True))
+    if not dry_run and not yes and found.deleted:
+        more = ", the first of more" if found.is_cut else ""
+        click.confirm(f"Delete {found.deleted} jobs{more} for good?", abort=True)
+    if not dry_run and (found.deleted or yes):
+        try:
+            found = ask(target, partial(delete, dry_run=False, expected=found.deleted or None))
+        except KeyboardInterrupt:
+            click.echo(f"stopped: {latest.deleted} jobs were deleted; do it again for the rest", err=True)
+            raise SystemExit(1) from None
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(f"{found.deleted} jobs {'would be' if dry_run else 'were'} deleted")
+        if found.is_cut:
+            click.echo("there are more; do it again for those, or raise --most")
+    if not found.deleted:
+        raise SystemExit(1)

@@ -1,0 +1,234 @@
+"""`headgate simulate`: what a limit would do to a load, told by the engine itself on virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import cast
+
+import click
+
+from headgate.cli.gauge import bar, spark
+from headgate.cli.locate import locate
+from headgate.cli.output import json_option, lasting, print_json, print_table
+from headgate.cli.query import seconds
+from headgate.cli.rules import KINDS, limit_like, limit_of
+from headgate.cli.simulation.arrivals import SKEWS, Arrival, Skew, make_arrivals, read_trace
+from headgate.cli.simulation.outcome import PERCENTS, Outcome, outcome_of
+from headgate.cli.simulation.run import run_scenario
+from headgate.cli.simulation.scenario import Scenario, keyed, limits_of, with_rule
+from headgate.clock import SECOND
+from headgate.limits.limit import Limit
+from headgate.limits.rate import parse_rate
+
+CHART_ROWS = 20
+"""More bars than that are drawn as one line."""
+
+Variant = tuple[str, Sequence[Limit]]
+"""Limits, and what they are called in the answer."""
+
+
+@click.command()
+@click.option("--limit", "rates", multiple=True, metavar="RATE", help="Such a limit: 15/m. Repeat to compare several.")
+@click.option(
+    "--rule", type=click.Choice([*KINDS, "concurrency"]), default="strict", show_default=True, help="Its kind."
+)
+@click.option("--burst", type=click.IntRange(1), help="Of a rate: how much unused budget a key can save up.")
+@click.option("--slices", type=click.IntRange(1), help="Of a sliding window: into how many slices it is cut.")
+@click.option("--one-for-all", is_flag=True, help="One budget for all keys together, not one for each.")
+@click.option("-A", "--app", "target", envvar="HEADGATE_APP", metavar="MODULE:APP", help="The app that --task is of.")
+@click.option("--task", metavar="NAME", help="The limits that this task of the app declares, instead of --limit.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="LIMIT=RATE", help="And what if that one were this? Repeatable."
+)
+@click.option("--jobs", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="So many jobs.")
+@click.option("--keys", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Of so many keys.")
+@click.option(
+    "--skew", type=click.Choice(SKEWS), default="uniform", show_default=True, help="How they spread over keys."
+)
+@click.option("--arrivals", metavar="RATE", help="They come at random, so many on average: 5/s. Default: all at once.")
+@click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A CSV file: at,key.")
+@click.option("--slots", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Slots of all workers.")
+@click.option("--run-time", type=seconds, default="0.1s", show_default=True, help="How long each job runs.")
+@click.option("--longest", type=seconds, default="1d", show_default=True, help="Stop after so much simulated time.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Another number: other random arrivals.")
+@json_option
+def simulate(
+    rates: Sequence[str],
+    rule: str,
+    burst: int | None,
+    slices: int | None,
+    one_for_all: bool,
+    target: str | None,
+    task: str | None,
+    changes: Sequence[str],
+    jobs: int,
+    keys: int,
+    skew: str,
+    arrivals: str | None,
+    trace: Path | None,
+    slots: int,
+    run_time: float,
+    longest: float,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Tell what a limit would do to a load, before it does.
+
+    The engine that workers run is run on a store in memory, on virtual time: an hour takes seconds, nothing of yours
+    is touched. Jobs are made up, or come from a trace.
+
+    \b
+      headgate simulate --limit 15/m --jobs 2000 --keys 20 --skew zipf
+      headgate simulate --limit 15/m --limit 30/m --jobs 2000      compares the two
+      headgate simulate -A shop:app --task sync --set sync:strict=30/m --trace yesterday.csv
+
+    Of a task, each limit that is counted by a key is counted by the one key of a job, at its fixed cost or 1.
+
+    Exit code 1 if more started in any window than a limit allows.
+    """
+    if (task is None) is not bool(rates):
+        raise click.UsageError("say --limit RATE, or --task NAME of the app that -A names")
+    variants = (
+        _of_task(target, task, changes) if task is not None else _of_rates(rates, rule, burst, slices, one_for_all)
+    )
+    load = _load(trace, jobs, keys, cast(Skew, skew), arrivals, seed)
+    found = [
+        outcome_of(scenario, run_scenario(scenario))
+        for scenario in (
+            Scenario(
+                title=title,
+                limits=limits,
+                slots=slots,
+                run_time=run_time,
+                arrivals=load,
+                longest=longest,
+                seed=seed,
+            )
+            for title, limits in variants
+        )
+    ]
+    if as_json:
+        print_json([{**asdict(outcome), "held": outcome.held} for outcome in found])
+    else:
+        print_outcomes(found)
+    if not all(outcome.held for outcome in found):
+        raise SystemExit(1)
+
+
+# ----------------------------------------------------------------------------------------- what is simulated
+
+
+def _of_rates(
+    rates: Sequence[str], rule: str, burst: int | None, slices: int | None, one_for_all: bool
+) -> list[Variant]:
+    found: list[Variant] = []
+    for text in rates:
+        limit = keyed(limit_of(rule, text, burst, slices), "simulated", one_for_all=one_for_all)
+        found.append((text, [limit]))
+    return found
+
+
+def _of_task(target: str | None, name: str, changes: Sequence[str]) -> list[Variant]:
+    if target is None:
+        raise click.UsageError("--task is of an app: name it by -A module:app or HEADGATE_APP")
+    tasks = locate(target).tasks
+    if name not in tasks:
+        raise click.UsageError(f"{target} declares no task {name!r}; it declares: {', '.join(sorted(tasks)) or 'none'}")
+    limits = limits_of(tasks[name])
+    found: list[Variant] = [("as declared", limits)]
+    known = {limit.name: limit for limit in limits}
+    for change in changes:
+        which, _, text = change.rpartition("=")
+        if which not in known:
+            raise click.UsageError(
+                f"--set {change}: task {name!r} has no limit {which!r}; it has: {', '.join(map(str, known)) or 'none'}"
+            )
+        new = limit_like(known[which].rule, text, None, None, None)
+        found.append((f"{which} {new.rule.describe()}", with_rule(limits, which, new)))
+    return found
+
+
+def _load(trace: Path | None, jobs: int, keys: int, skew: Skew, arrivals: str | None, seed: int) -> Sequence[Arrival]:
+    if trace is not None:
+        with trace.open(newline="") as lines:
+            return read_trace(lines, str(trace))
+    per_second = None
+    if arrivals is not None:
+        rate = parse_rate(arrivals, None)
+        per_second = rate.count * SECOND / rate.period
+    return make_arrivals(jobs, keys, skew, per_second, Random(seed))
+
+
+# ------------------------------------------------------------------------------------------------- printing
+
+
+def print_outcomes(found: Sequence[Outcome]) -> None:
+    """Print what simulations came to, side by side."""
+    rows: list[tuple[str, Callable[[Outcome], object]]] = [
+        ("jobs", lambda each: each.jobs),
+        ("ran", lambda each: each.ran),
+        ("turned away by a limit", lambda each: each.rejected or None),
+        ("left when it was cut off", lambda each: each.left or None),
+        ("done after", lambda each: lasting(each.drained_at)),
+        ("median wait", lambda each: lasting(each.wait_median)),
+        ("95 % waited at most", lambda each: lasting(each.wait_p95)),
+        ("longest wait", lambda each: lasting(each.wait_longest)),
+        *(
+            (f"{percent} % had started after", _started(f"p{percent}"))
+            for percent in PERCENTS
+            if any(f"p{percent}" in each.starts_at for each in found)
+        ),
+    ]
+    shown = [(label, *(tell(each) for each in found)) for label, tell in rows]
+    print_table("Simulation", ("", *(each.title for each in found)), shown, empty="")
+    print_table(
+        "Waits by key",
+        ("", "which", "key", "jobs", "median wait", "longest wait", "last start after"),
+        [
+            (each.title, k.which, k.key, k.jobs, lasting(k.median), lasting(k.longest), lasting(k.last_start))
+            for each in found
+            for k in each.keys
+        ],
+        empty="none ran",
+    )
+    print_table(
+        "Limits",
+        ("", "limit", "rule", "in any", "highest", "bound", "of key", "verdict"),
+        [
+            (
+                each.title,
+                limit.limit,
+                limit.rule,
+                f"{limit.window:g} s" if limit.window else "instant",
+                limit.highest,
+                limit.bound,
+                limit.key or None,
+                "held" if limit.held else "EXCEEDED",
+            )
+            for each in found
+            for limit in each.limits
+        ],
+        empty="none",
+    )
+    for each in found:
+        print_chart(each)
+
+
+def print_chart(outcome: Outcome) -> None:
+    """Print how many started in each step of time."""
+    if not outcome.starts:
+        return
+    click.echo(f"Starts each {lasting(outcome.step)}: {outcome.title}")
+    highest = max(outcome.starts)
+    if len(outcome.starts) > CHART_ROWS:
+        click.echo(f"{spark(outcome.starts)}  0 to {lasting(outcome.step * len(outcome.starts))}, {highest} at most")
+        return
+    for place, count in enumerate(outcome.starts):
+        click.echo(f"{lasting(place * outcome.step):>8} {bar(count / highest, 40)} {count}")
+
+
+def _started(name: str) -> Callable[[Outcome], object]:
+    return lambda each: lasting(each.starts_at.get(name))

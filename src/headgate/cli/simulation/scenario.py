@@ -1,0 +1,60 @@
+"""What is simulated: limits, slots, how long a job runs, and which jobs come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+
+from headgate.cli.simulation.arrivals import Arrival
+from headgate.limits.concurrency import Concurrency
+from headgate.limits.limit import Limit
+from headgate.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One question: what becomes of these arrivals under these named limits? Durations in seconds.
+
+    A limit is counted by the key of an arrival, or is one for all. It is cut off after `longest`.
+    """
+
+    title: str
+    limits: Sequence[Limit]
+    slots: int
+    run_time: float
+    arrivals: Sequence[Arrival]
+    longest: float
+    seed: int
+
+
+def keyed(limit: Limit, name: str, *, one_for_all: bool) -> Limit:
+    """The limit under a name, counted by the key of an arrival unless it is one for all."""
+    return _changed(limit, name=name, key=None if one_for_all else "{key}")
+
+
+def limits_of(task: Task[..., object]) -> list[Limit]:
+    """The limits of a declared task as they are simulated: by the one key of an arrival, at a cost of 1, with the jobs.
+
+    What an app computes from arguments a simulation cannot know.
+    """
+    return [_simulated(bound.limit, bound.name) for bound in task.gate.limits]
+
+
+def with_rule(limits: Sequence[Limit], name: str, new: Limit) -> list[Limit]:
+    """The same with another rule for the limit of that name."""
+    return [_changed(limit, rule=new.rule) if limit.name == name else limit for limit in limits]
+
+
+def _simulated(limit: Limit, name: str) -> Limit:
+    cost = limit.cost if isinstance(limit.cost, int) else 1
+    found = _changed(limit, name=name, key=None if limit.key is None else "{key}", cost=cost, store=None)
+    return _changed(found, owner=None) if isinstance(found, Concurrency) else found
+
+
+def _changed(limit: Limit, **values: object) -> Limit:
+    # Limits are made from rates, not from their fields, so `replace` cannot make them.
+    copied = copy(limit)
+    for name, value in values.items():
+        object.__setattr__(copied, name, value)
+    return copied

@@ -1,0 +1,159 @@
+"""`headgate top`: what is going on, as it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import click
+import msgspec
+
+from headgate.admin.final_counts import FinalCounts
+from headgate.app import Headgate
+from headgate.cli.live.look import Look, take_look
+from headgate.cli.live.picture import View, next_order, picture
+from headgate.cli.locate import locate, require_store, takes_app
+from headgate.cli.output import make_console
+from headgate.clock import SECOND, Clock, SystemClock, sleep, wait_for_event
+from headgate.errors import HeadgateError
+
+REDRAW = 1.0
+"""Seconds between two pictures of one look, in which what counts down goes on."""
+
+
+@click.command()
+@takes_app
+@click.option("--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between looks.")
+@click.option("--count", type=click.IntRange(1), help="End after so many looks.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each look.")
+def top(target: str, interval: float, count: int | None, as_json: bool) -> None:
+    """Watch what goes on: queues, throughput, throttled keys, nodes, failures.
+
+    Keys: q quits, p pauses, s sorts queues by something else. Where the output is no terminal, one look is printed.
+    While the store is away it says so, shows what was there last, and goes on.
+    """
+    app, clock = locate(target), SystemClock()
+    if as_json:
+        asyncio.run(_print_lines(app, clock, interval, count))
+    elif sys.stdout.isatty():
+        asyncio.run(_Screen(app, clock, interval, count).run())
+    else:
+        asyncio.run(_print_pictures(app, clock, interval, count or 1))
+
+
+async def _print_lines(app: Headgate, clock: Clock, interval: float, count: int | None) -> None:
+    async for answer in _answers(app, clock, interval, count):
+        line = {"error": str(answer)} if isinstance(answer, HeadgateError) else answer
+        click.echo(msgspec.json.encode(line).decode())
+
+
+async def _print_pictures(app: Headgate, clock: Clock, interval: float, count: int) -> None:
+    async for answer in _answers(app, clock, interval, count):
+        if isinstance(answer, HeadgateError):
+            if count == 1:
+                raise answer
+            click.echo(f"the store is away: {answer}", err=True)
+        else:
+            make_console().print(picture(answer, View(now=answer.at)))
+
+
+async def _answers(
+    app: Headgate, clock: Clock, interval: float, count: int | None
+) -> AsyncIterator[Look | HeadgateError]:
+    """A look each `interval`, or why there is none; after that the app is opened anew."""
+    look: Look | None = None
+    told = 0
+    while told != count:
+        try:
+            require_store(app)
+            async with app.open(), contextlib.AsyncExitStack() as stack:
+                counts = None
+                if count != 1:
+                    counts = FinalCounts(clock)
+                    stack.push_async_callback(counts.close)
+                while True:
+                    look = await take_look(app.admin, look, counts)
+                    yield look
+                    told += 1
+                    if told == count:
+                        return
+                    await sleep(clock, interval)
+        except HeadgateError as error:
+            yield error
+            told += 1
+        await sleep(clock, interval)
+
+
+class _Screen:
+    """Looks in the background, and draws when something has changed, a second is over, or a key was pressed."""
+
+    def __init__(self, app: Headgate, clock: Clock, interval: float, count: int | None) -> None:
+        self._app = app
+        self._clock = clock
+        self._interval = interval
+        self._count = count
+        self._look: Look | None = None
+        self._looked_at = 0
+        self._view = View(now=datetime.fromtimestamp(0, UTC))
+        self._changed = asyncio.Event()
+        self._unpaused = asyncio.Event()
+        self._unpaused.set()
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        # Not needed where no terminal is, so neither is the module, which Windows lacks.
+        from headgate.cli.live.terminal import Terminal
+
+        terminal = Terminal(self._on_key, self._changed.set)
+        self._view = replace(self._view, has_keys=terminal.has_keys)
+        self._ended = terminal.ended
+        with terminal.shown():
+            looking = asyncio.ensure_future(self._watch())
+            looking.add_done_callback(lambda _: terminal.ended.set())
+            ended = asyncio.ensure_future(terminal.ended.wait())
+            ended.add_done_callback(lambda _: self._changed.set())
+            try:
+                while not terminal.ended.is_set():
+                    terminal.draw(picture(self._look, self._current(terminal.console.height)))
+                    await wait_for_event(self._clock, self._changed, REDRAW)
+                    self._changed.clear()
+            finally:
+                ended.cancel()
+                looking.cancel()
+                await asyncio.wait([looking])
+        if not looking.cancelled():
+            # What it could not go on after is told once the terminal is as it was.
+            looking.result()
+
+    async def _watch(self) -> None:
+        async for answer in _answers(self._app, self._clock, self._interval, self._count):
+            if isinstance(answer, HeadgateError):
+                self._view = replace(self._view, trouble=str(answer))
+            else:
+                self._look, self._looked_at = answer, self._clock.monotonic()
+                self._view = replace(self._view, trouble=None)
+            self._changed.set()
+            await self._unpaused.wait()
+
+    def _current(self, height: int) -> View:
+        if self._look is None:
+            return self._view
+        passed = timedelta(seconds=(self._clock.monotonic() - self._looked_at) / SECOND)
+        now = self._look.at if self._view.is_paused else self._look.at + passed
+        return replace(self._view, now=now, height=height)
+
+    def _on_key(self, key: str) -> None:
+        match key:
+            case "q":
+                self._ended.set()
+            case "p":
+                paused = not self._view.is_paused
+                self._view = replace(self._view, is_paused=paused)
+                (self._unpaused.clear if paused else self._unpaused.set)()
+            case "s":
+                self._view = replace(self._view, order=next_order(self._view.order))
+        self._changed.set()

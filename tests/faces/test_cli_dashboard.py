@@ -1,0 +1,137 @@
+"""`headgate dashboard` and `headgate completion`: who is let in, where, and how they begin and end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from headgate.cli.main import main
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    name = f"served_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text("from headgate import Headgate\napp = Headgate('sqlite:///jobs.db')\n")
+    asyncio.run(importlib.import_module(name).app.migrate())
+    return f"{name}:app"
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+@contextmanager
+def serving(target: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that serves, and its URL."""
+    command = [sys.executable, "-m", "headgate", "dashboard", target, "--port", "0", *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    ) as process:
+        try:
+            assert process.stdout is not None
+            found = re.fullmatch(r"Dashboard of \S+: (http://\S+/)\n", process.stdout.readline())
+            assert found is not None, process.stderr and process.stderr.read()
+            yield process, found[1]
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_this_machine_and_ends_with_0_while_somebody_listens(target: str, number: signal.Signals) -> None:
+    with serving(target) as (process, url), httpx.Client(base_url=url, timeout=10) as client:
+        assert client.get("api/overview").json()["totals"]["waiting"] == 0
+        assert client.get("overview").status_code == 200
+        with client.stream("GET", "api/stream") as stream:
+            assert stream.status_code == 200
+            process.send_signal(number)
+            assert process.wait(timeout=10) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.slow
+def test_with_a_password_it_lets_in_who_knows_it(target: str, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("correct horse battery\n")
+    password.chmod(0o600)
+    options = ("--user", "ada:operator", "--password-file", str(password), "--root-path", "/jobs", "--read-only")
+    with serving(target, *options) as (_, url):
+        assert url.endswith("/jobs/")
+        # The proxy in front of it passes the path on without its own part.
+        bare = url.removesuffix("jobs/")
+        assert httpx.get(f"{bare}api/session", timeout=10).status_code == 401
+        session = httpx.get(f"{bare}api/session", auth=("ada", "correct horse battery"), timeout=10).json()
+        assert (session["user"], session["role"], session["read_only"]) == ("ada", "operator", True)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
+def test_without_a_user_it_listens_to_this_machine_only(target: str, host: str) -> None:
+    result = call("dashboard", target, "--host", host)
+    assert result.exit_code == 2
+    assert "would let others in" in result.output
+
+
+def test_a_taken_port_is_told_in_one_line(target: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = call("dashboard", target, "--port", str(taken.getsockname()[1]))
+    assert result.exit_code == 1
+    assert "choose another --port" in result.output
+
+
+def test_a_user_needs_a_role_and_one_secret_that_is_not_weak(target: str, tmp_path: Path) -> None:
+    weak = tmp_path / "weak"
+    weak.write_text("1234\n")
+    for words, part in (
+        (["--user", "ada"], "NAME:ROLE"),
+        (["--user", "ada:queen", "--password-file", str(weak)], "viewer, operator, admin"),
+        (["--user", "ada:admin"], "one of --password-file and --token-file"),
+        (["--token-file", str(weak)], "say whose it is"),
+        (["--user", "ada:admin", "--password-file", str(weak)], "password of 'ada'"),
+        (["--root-path", "jobs"], "begin with a slash"),
+    ):
+        result = call("dashboard", target, *words)
+        assert result.exit_code in (1, 2)
+        assert part in result.output, result.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_a_shell_is_given_completes_commands(shell: str) -> None:
+    script = call("completion", shell)
+    assert script.exit_code == 0
+    assert "_HEADGATE_COMPLETE" in script.output
+    if shutil.which(shell) is not None:
+        checked = subprocess.run([shell, "-n"], input=script.output, text=True, capture_output=True, check=False)
+        assert checked.returncode == 0, checked.stderr
+
+
+def test_commands_and_options_are_completed() -> None:
+    def completed(words: str) -> set[str]:
+        environment = {**os.environ, "_HEADGATE_COMPLETE": "bash_complete", "COMP_WORDS": words}
+        environment["COMP_CWORD"] = str(len(words.split()) - 1)
+        code = "from headgate.cli.main import main; main(prog_name='headgate')"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+        return {line.partition(",")[2] for line in done.stdout.splitlines()}
+
+    assert {"limits"} == completed("headgate lim")
+    assert {"set", "settings", "show"} <= completed("headgate limits s")
+    assert {"running"} == completed("headgate jobs list --state run")

@@ -1,0 +1,109 @@
+"""`headgate doctor`: what may go wrong with a real store is found, and nothing is changed by looking."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headgate import Headgate
+from headgate.cli.main import main
+
+
+def project(path: Path, url: str = "sqlite:///jobs.db") -> str:
+    name = f"examined_{uuid.uuid4().hex}"
+    (path / f"{name}.py").write_text(
+        f"from headgate import Headgate\napp = Headgate({url!r}, schema='s_{name[-12:]}')\n"
+        "old = Headgate(app._storage)\n"
+        "@app.task\nasync def sync() -> None: ...\n@old.task\nasync def renamed() -> None: ...\n"
+    )
+    return f"{name}:app"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    return tmp_path
+
+
+def examine(*words: str) -> tuple[int, dict[str, tuple[str, str]]]:
+    result: Result = CliRunner().invoke(main, ["doctor", *words, "--json"])
+    assert result.exit_code in (0, 1), result.output
+    return result.exit_code, {each["check"]: (each["level"], each["seen"]) for each in json.loads(result.stdout)}
+
+
+def open_(target: str, *, attribute: str = "app", enqueue: str | None = None) -> None:
+    app: Headgate = getattr(importlib.import_module(target.partition(":")[0]), attribute)
+
+    async def opened() -> None:
+        async with app.open():
+            if enqueue is not None:
+                await app.tasks[enqueue].enqueue()
+
+    asyncio.run(opened())
+
+
+def test_a_file_that_is_not_there_or_not_up_to_date_is_a_problem_and_stays_as_it_is(folder: Path) -> None:
+    target = project(folder)
+    code, found = examine(target)
+    assert (code, found["store"][0]) == (1, "problem")
+    assert not (folder / "jobs.db").exists()
+    (folder / "jobs.db").touch()
+    code, found = examine(target)
+    assert (code, found["migrations"]) == (1, ("problem", "missing: 0001 initial"))
+    assert (folder / "jobs.db").stat().st_size == 0
+
+
+def test_a_healthy_file_has_no_problem_and_deep_looks_at_all_of_it(folder: Path) -> None:
+    target = project(folder)
+    open_(target)
+    code, found = examine(target, "--deep")
+    assert code == 0
+    for check in ("store", "migrations", "journal mode", "synchronous", "disk space", "permissions", "integrity"):
+        assert found[check][0] == "ok", found[check]
+    assert "integrity" not in examine(target)[1]
+    assert "nodes" in examine(target, "--quiet")[1]
+    assert "migrations" not in examine(target, "--quiet")[1]
+
+
+def test_work_that_nobody_does_is_found_and_told_with_what_to_do(folder: Path) -> None:
+    target = project(folder)
+    open_(target, attribute="old", enqueue="renamed")
+    code, found = examine(target)
+    assert code == 1
+    assert found["nodes"] == ("problem", "none is alive, and 1 jobs could start")
+    assert found["tasks"][0] == "warning"
+    text = CliRunner().invoke(main, ["doctor", target]).output
+    assert "PROBLEM nodes" in text
+    assert "do: start `headgate worker`" in text
+    assert "1 problems" in text
+
+
+def test_a_file_that_is_no_database_is_a_finding_not_a_crash(folder: Path) -> None:
+    target = project(folder)
+    (folder / "jobs.db").write_text("a letter " * 200)
+    code, found = examine(target)
+    assert code == 1
+    assert found["store"][0] == "problem"
+    assert "is not a SQLite database" in found["store"][1]
+
+
+@pytest.mark.slow
+def test_a_postgres_server_is_examined(folder: Path, postgres_url: Any) -> None:
+    target = project(folder, str(postgres_url))
+    assert examine(target)[1]["migrations"][0] == "problem"
+    open_(target, enqueue="sync")
+    code, found = examine(target, "--deep")
+    assert code == 1
+    assert found["nodes"][0] == "problem"
+    for check in ("pooler", "clock", "integrity", "PostgreSQL version"):
+        assert found[check][0] == "ok", found[check]
+    assert "dead rows in all" in found["autovacuum"][1] or found["autovacuum"][0] != "ok"

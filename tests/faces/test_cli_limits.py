@@ -1,0 +1,96 @@
+"""`headgate limits show` and the gauges: what a key has used, and how its use went."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+import uuid
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headgate.admin.history import Bound, LimitHistory, LimitPoint
+from headgate.cli.limits import use_chart
+from headgate.cli.main import main
+
+APP = """
+from headgate import Headgate, StrictRate
+
+app = Headgate("sqlite:///jobs.db", synchronous="OFF")
+
+
+@app.task(limits=[StrictRate("4/m", key="{tenant}")])
+async def sync(tenant: str) -> None: ...
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    name = f"limited_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(APP)
+    app = importlib.import_module(name).app
+
+    async def fill() -> None:
+        async with app:
+            jobs = await app.tasks["sync"].enqueue_many([("acme",), ("acme",), ("globex",)])
+            await asyncio.gather(*(job.result(timeout=15) for job in jobs))
+
+    asyncio.run(fill())
+    return f"{name}:app"
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(main, ["limits", *words])
+
+
+def test_one_key_is_shown_with_its_budget_and_its_use(target: str) -> None:
+    shown = call("show", target, "sync:strict", "--key", "acme")
+    assert shown.exit_code == 0, shown.output
+    assert "2/4" in shown.output
+    assert "the last 60 min" in shown.output
+    assert "4 are allowed in 60.0 s" in shown.output
+    found = json.loads(call("show", target, "sync:strict", "--key", "acme", "--json").stdout)
+    assert (found["bucket"]["used"], found["bucket"]["available"]) == (2, 2)
+    assert sum(point["used"] for point in found["history"]["points"]) == 2
+
+
+def test_a_key_that_was_never_used_is_told_and_an_unknown_limit_refused(target: str) -> None:
+    nobody = call("show", target, "sync:strict", "--key", "nobody")
+    assert nobody.exit_code == 1
+    assert "has used nothing" in nobody.output
+    assert "declares no limit 'nothing'" in call("show", target, "nothing").output
+
+
+def test_a_list_has_a_gauge_for_each_key_and_finds_keys_by_how_they_begin(target: str) -> None:
+    listed = call("list", target).output
+    assert "█████" in listed or "#####" in listed
+    found = json.loads(call("list", target, "--key", "ac*", "--json").stdout)
+    assert [each["key"] for each in found] == ["acme"]
+
+
+def test_a_chart_of_use_ends_now_and_says_what_is_allowed() -> None:
+    now = datetime(2026, 5, 1, 8, tzinfo=UTC)
+    points = [LimitPoint(now - timedelta(seconds=55), 4), LimitPoint(now - timedelta(seconds=5), 8)]
+    told = use_chart(LimitHistory("api", "acme", 10, points, Bound(15, 60.0)), now, 60.0)
+    bars, _, words = told.partition("  the last")
+    assert len(bars) == 6
+    assert bars[0] != " "
+    assert bars[-1] in "█@"
+    assert bars[1:-1] == "    "
+    assert "8 at most in 10.0 s; 15 are allowed in 60.0 s" in words
+    assert "not used" in use_chart(LimitHistory("api", None, 10, [], None), now, 3600.0)
+
+
+# --------------------------------------------------------------------------------------- tasks and schedules
+
+
+def test_tasks_are_listed_with_their_limits_and_what_waits(target: str) -> None:
+    result = CliRunner().invoke(main, ["tasks", target, "--json"])
+    assert json.loads(result.stdout) == [{"task": "sync", "queue": "default", "limits": ["sync:strict"], "waiting": 0}]
+    assert "sync:strict" in CliRunner().invoke(main, ["tasks", target]).output

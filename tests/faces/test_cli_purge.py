@@ -1,0 +1,195 @@
+"""`headgate purge` and `headgate queues purge`: what is deleted, what is cancelled, and what is asked before."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headgate import DeclarationError, Headgate, JobState
+from headgate.admin import JobQuery
+from headgate.cli.main import main
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+R = TypeVar("R")
+
+APP = """
+from headgate import Headgate, RetryPolicy
+
+app = Headgate("sqlite:///jobs.db", synchronous="OFF")
+app.queue("mail")
+
+
+@app.task
+async def sync(tenant: str) -> None: ...
+
+
+@app.task(queue="mail", retry=RetryPolicy(retries=0))
+async def bad() -> None:
+    raise ValueError("no")
+"""
+
+
+class Project:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = f"purged_{uuid.uuid4().hex}"
+        (path / f"{self.name}.py").write_text(APP)
+        self.target = f"{self.name}:app"
+
+    def do(self, work: Callable[[Headgate], Awaitable[R]]) -> R:
+        app: Headgate = importlib.import_module(self.name).app
+
+        async def opened() -> R:
+            async with app.open():
+                return await work(app)
+
+        return asyncio.run(opened())
+
+    def run(self, synced: int, failed: int) -> None:
+        """Let so many jobs become final."""
+        app: Headgate = importlib.import_module(self.name).app
+
+        async def work() -> None:
+            async with app:
+                jobs = await app.tasks["sync"].enqueue_many([("acme",)] * synced)
+                jobs += await app.tasks["bad"].enqueue_many([()] * failed)
+                await asyncio.gather(*(job.result(timeout=15) for job in jobs), return_exceptions=True)
+
+        asyncio.run(work())
+
+    def counts(self) -> dict[str, tuple[int, int, int, int]]:
+        found = self.do(lambda app: app.admin.queues.list())
+        return {each.queue: (each.waiting, each.succeeded, each.failed, each.cancelled) for each in found}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "jobs.db").touch()
+    return Project(tmp_path)
+
+
+def call(*words: str, input: str | None = None) -> Result:
+    return CliRunner().invoke(main, words, input=input)
+
+
+def answer(*words: str) -> Any:
+    result = call(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_final_jobs_are_purged_by_how_they_ended_where_and_when_and_the_deed_is_kept(project: Project) -> None:
+    project.run(synced=300, failed=2)
+    waiting = project.do(lambda app: app.tasks["sync"].enqueue("acme"))
+    assert call("purge", project.target, "--older-than", "1h", "--yes").exit_code == 1
+    assert answer("purge", project.target, "--all", "--dry-run")["deleted"] == 302
+    assert answer("purge", project.target, "--state", "failed", "--yes")["deleted"] == 2
+    assert project.counts() == {"default": (1, 300, 0, 0), "mail": (0, 0, 0, 0)}
+    cut = answer("purge", project.target, "--queue", "default", "--task", "sync", "--yes", "--most", "250")
+    assert cut == {"deleted": 250, "is_dry_run": False, "is_cut": True}
+    assert answer("purge", project.target, "--all", "--yes") == {"deleted": 50, "is_dry_run": False, "is_cut": False}
+    assert project.do(lambda app: app.job(waiting.id).status()).state is JobState.WAITING
+    entries = answer("audit", project.target)
+    assert [(each["action"], each["subject"]) for each in entries] == [
+        ("purge", "*"), ("purge", "default"), ("purge", "*")
+    ]  # fmt: skip
+    assert "250 jobs, queue default, task sync, final before" in entries[1]["detail"]
+    assert project.do(lambda app: app.admin.count()) == 1
+
+
+def test_a_purge_asks_first_and_deletes_nothing_if_the_answer_is_no(project: Project) -> None:
+    project.run(synced=3, failed=0)
+    refused = call("purge", project.target, "--all", input="n\n")
+    assert refused.exit_code == 1
+    assert "Delete 3 jobs for good?" in refused.output
+    assert project.counts()["default"][1] == 3
+    done = call("purge", project.target, "--all", input="y\n")
+    assert "3 jobs were deleted" in done.output
+    assert project.counts()["default"][1] == 0
+
+
+def test_a_purge_that_does_not_say_what_or_cannot_ask_is_refused(project: Project) -> None:
+    assert "say which final jobs" in call("purge", project.target).output
+    assert "nobody can be asked" in call("purge", project.target, "--all", "--json").output
+    assert call("purge", project.target, "--older-than", "soon").exit_code == 2
+
+
+def test_a_purge_that_is_interrupted_says_how_far_it_came(project: Project) -> None:
+    project.run(synced=1, failed=0)
+    code = (
+        "import asyncio, os, signal, sys\n"
+        "from headgate.storage.sqlite.storage import SqliteStorage\n"
+        "prune = SqliteStorage.prune\n"
+        "async def once(self, *words, **named):\n"
+        "    done = await prune(self, *words, **named)\n"
+        "    asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)\n"
+        "    return done\n"
+        "SqliteStorage.prune = once\n"
+        "from headgate.cli.main import main\n"
+        f"main(['purge', '{project.target}', '--all', '--yes'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project.path, capture_output=True, text=True, check=False, timeout=15
+    )
+    assert done.returncode == 1, done.stderr
+    assert "stopped: 1 jobs were deleted" in done.stderr
+    assert project.counts()["default"][1] == 0
+    [entry] = answer("audit", project.target)
+    assert entry["detail"].startswith("1 jobs")
+
+
+def test_what_is_not_final_is_not_purged() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        async with app.open():
+            with pytest.raises(DeclarationError, match="only final jobs are purged"):
+                await app.admin.purge(JobQuery(state=JobState.WAITING))
+
+    run_virtual(main)
+
+
+def test_a_queue_is_purged_by_cancelling_what_waits_in_it(project: Project) -> None:
+    project.do(lambda app: app.tasks["sync"].enqueue_many([("acme",)] * 3))
+    project.do(lambda app: app.tasks["bad"].enqueue())
+    assert answer("queues", "purge", project.target, "default", "--dry-run")["changed"] == 3
+    assert "Cancel 3 jobs?" in call("queues", "purge", project.target, "default", input="n\n").output
+    assert answer("queues", "purge", project.target, "default", "--yes")["changed"] == 3
+    assert project.counts() == {"default": (0, 0, 0, 3), "mail": (1, 0, 0, 0)}
+    assert call("queues", "purge", project.target, "default", "--yes").exit_code == 1
+
+
+def test_every_verb_answers_in_json(project: Project) -> None:
+    assert answer("queues", "pause", project.target, "mail") == {"queue": "mail", "is_paused": True, "changed": True}
+    again = call("queues", "pause", project.target, "mail", "--json")
+    assert (again.exit_code, json.loads(again.stdout)["changed"]) == (1, False)
+    assert answer("queues", "resume", project.target, "mail") == {"queue": "mail", "is_paused": False, "changed": True}
+
+
+@pytest.mark.slow
+def test_a_progress_bar_is_drawn_on_a_terminal_only(project: Project) -> None:
+    project.run(synced=3, failed=0)
+    command = [sys.executable, "-m", "headgate", "purge", project.target, "--all", "--yes", "--most", "2"]
+    ours, theirs = os.openpty()
+    try:
+        done = subprocess.run(command, cwd=project.path, stdout=subprocess.PIPE, stderr=theirs, check=True, timeout=15)
+        drawn = os.read(ours, 65536)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert b"Delete" in drawn
+    assert b"2 jobs were deleted" in done.stdout
+    piped = subprocess.run(command, cwd=project.path, capture_output=True, check=True, timeout=15)
+    assert piped.stderr == b""

@@ -1,0 +1,109 @@
+"""`headgate simulate`: what a limit would do, told by the engine on virtual time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headgate.cli.main import main
+
+APP = """
+from headgate import Concurrency, Headgate, StrictRate
+
+app = Headgate("sqlite:///never-made.db")
+
+
+@app.task(limits=[StrictRate("5/m", key="{tenant}"), Concurrency(2)])
+async def sync(tenant: str) -> None: ...
+"""
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(main, ["simulate", *words])
+
+
+def answer(*words: str) -> Any:
+    result = call(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_thousands_of_jobs_over_an_hour_take_seconds() -> None:
+    [found] = answer("--limit", "2/m", "--jobs", "1800", "--keys", "30", "--skew", "zipf", "--arrivals", "30/m")
+    assert found["ran"] == 1800
+    assert found["drained_at"] > 3000
+    assert found["held"] is True
+
+
+def test_two_limits_are_compared_on_the_same_jobs() -> None:
+    one, two = answer("--limit", "15/m", "--limit", "30/m", "--jobs", "300", "--keys", "2")
+    assert two["drained_at"] < one["drained_at"] * 0.6
+    assert [each["jobs"] for each in one["keys"]] == [each["jobs"] for each in two["keys"]]
+    text = call("--limit", "15/m", "--limit", "30/m", "--jobs", "300", "--keys", "2").output
+    assert "15/m" in text
+    assert "held" in text
+    assert "Starts each" in text
+
+
+def test_the_limits_of_a_task_are_those_that_it_declares_and_what_if_one_were_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"simulated_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    words = ["-A", f"{name}:app", "--task", "sync", "--jobs", "40", "--keys", "1", "--run-time", "1s"]
+    declared, doubled = answer(*words, "--set", "sync:strict=10/m")
+    assert [limit["limit"] for limit in declared["limits"]] == ["sync:strict", "sync:concurrency"]
+    assert [limit["highest"] for limit in declared["limits"]] == [5, 2]
+    assert doubled["limits"][0]["highest"] == 10
+    assert doubled["drained_at"] < declared["drained_at"]
+    # Nothing of the app itself was touched.
+    assert not (tmp_path / "never-made.db").exists()
+    refused = call(*words, "--set", "nothing=10/m")
+    assert refused.exit_code == 2
+    assert "has no limit 'nothing'" in refused.output
+
+
+def test_a_trace_says_when_jobs_come(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("at,key\n" + "".join(f"{at},acme\n" for at in range(0, 100, 10)))
+    [found] = answer("--limit", "5/m", "--trace", str(trace))
+    # One each ten seconds are six a minute: the fifth has to wait for none, the sixth for a little.
+    assert (found["jobs"], found["ran"]) == (10, 10)
+    assert 10 <= found["wait_longest"] <= 30
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "say --limit RATE, or --task NAME"),
+        (["--task", "sync"], "--task is of an app"),
+        (["--limit", "many"], "many"),
+        (["--limit", "1/m", "--run-time", "soon"], "no duration"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(words: list[str], part: str) -> None:
+    result = call(*words)
+    assert result.exit_code in (1, 2)
+    assert part in result.output.splitlines()[-1]
+
+
+def test_where_the_output_cannot_show_blocks_plain_characters_are_printed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "simulate", "--limit", "15/m", "--jobs", "100"],
+        capture_output=True,
+        env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"},
+        check=False,
+        timeout=20,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert b"\n@    " in done.stdout

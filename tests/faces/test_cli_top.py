@@ -1,0 +1,247 @@
+"""`headgate top`: on a terminal that is as it was afterwards, in a pipe, and while the store is away."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import importlib
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from headgate import Headgate
+from headgate.cli.main import main
+
+APP = """
+from headgate import Headgate, RetryPolicy, StrictRate
+
+app = Headgate("sqlite:///jobs.db", synchronous="OFF")
+
+
+@app.task(limits=[StrictRate("2/m", key="{tenant}")])
+async def sync(tenant: str) -> None: ...
+
+
+@app.task(retry=RetryPolicy(retries=0))
+async def bad() -> None:
+    raise ValueError("no such page")
+"""
+
+# Neither the size nor the encoding of whoever runs the tests.
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "PYTHONIOENCODING")
+}
+ENVIRONMENT |= {"TERM": "xterm-256color", "PYTHONUTF8": "1"}
+
+ENTERED, LEFT = b"\x1b[?1049h", b"\x1b[?1049l"
+SHOWN = b"\x1b[?25h"
+
+
+class Project:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = f"watched_{uuid.uuid4().hex}"
+        (path / f"{self.name}.py").write_text(APP)
+        self.target = f"{self.name}:app"
+        self.command = [sys.executable, "-m", "headgate", "top", self.target, "--interval", "0.2"]
+        asyncio.run(self._fill())
+
+    async def _fill(self) -> None:
+        app: Headgate = importlib.import_module(self.name).app
+        async with app:
+            jobs = await app.tasks["sync"].enqueue_many([("acme",)] * 5)
+            failed = await app.tasks["bad"].enqueue()
+            await asyncio.gather(jobs[1].result(timeout=15), failed.result(timeout=15), return_exceptions=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    return Project(tmp_path)
+
+
+class Screen:
+    """A `top` on a terminal of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], ours: int) -> None:
+        self.process = process
+        self._ours = ours
+        self.drawn = b""
+
+    def wait_for(self, text: bytes, since: int = 0) -> int:
+        """Read until the text was drawn after `since`; where it ends."""
+        return self._read_until(lambda: text in self.drawn[since:], f"{text!r} was not drawn") + since
+
+    def _read_until(self, is_there: Callable[[], bool], what: str) -> int:
+        deadline = monotonic() + 10
+        while not is_there():
+            left = deadline - monotonic()
+            assert left > 0, f"{what}: {self.drawn[-2000:]!r}"
+            if select.select([self._ours], [], [], left)[0]:
+                self.drawn += os.read(self._ours, 65536)
+        return len(self.drawn)
+
+    def press(self, keys: bytes) -> int:
+        """Where the drawing is when they are pressed."""
+        os.write(self._ours, keys)
+        return len(self.drawn)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.process.send_signal(signal.SIGWINCH)
+
+    def modes(self) -> list[Any]:
+        return termios.tcgetattr(self._ours)
+
+    def end(self) -> int:
+        """Its exit code, once it has ended; what it drew last is read."""
+        code = self.process.wait(timeout=10)
+        while select.select([self._ours], [], [], 0)[0]:
+            self.drawn += os.read(self._ours, 65536)
+        return code
+
+
+@contextmanager
+def on_terminal(project: Project, *options: str) -> Iterator[Screen]:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    process = subprocess.Popen(
+        [*project.command, *options],
+        cwd=project.path,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=ENVIRONMENT,
+        start_new_session=True,
+    )
+    try:
+        yield Screen(process, ours)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+# ---------------------------------------------------------------------------------------------- on a terminal
+
+
+@pytest.mark.slow
+def test_it_fills_the_screen_obeys_keys_and_leaves_the_terminal_as_it_was(project: Project) -> None:
+    with on_terminal(project) as screen:
+        before = screen.modes()
+        end = screen.wait_for(b"no such page")
+        assert screen.drawn.startswith(ENTERED)
+        assert screen.modes() != before
+        for text in (b"Queues, by name", b"sync:strict", "█ 2/2".encode(), b"in "):
+            assert text in screen.drawn
+        screen.wait_for(b"by waiting", screen.press(b"s"))
+        screen.wait_for(b"PAUSED", screen.press(b"p"))
+        end = screen.press(b"p")
+        screen.wait_for(b"live", end)
+        screen.press(b"q")
+        assert screen.end() == 0
+        assert screen.drawn.rstrip().endswith(LEFT)
+        assert SHOWN in screen.drawn
+        assert screen.modes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_it_and_the_terminal_is_as_it_was(project: Project, number: signal.Signals) -> None:
+    with on_terminal(project) as screen:
+        before = screen.modes()
+        screen.wait_for(b"Throttled")
+        screen.process.send_signal(number)
+        assert screen.end() == 0
+        assert screen.drawn.rstrip().endswith(LEFT)
+        assert screen.modes() == before
+
+
+@pytest.mark.slow
+def test_suspended_it_gives_the_terminal_back_and_continued_it_goes_on_at_its_new_size(project: Project) -> None:
+    with on_terminal(project) as screen:
+        before = screen.modes()
+        screen.wait_for(b"Throttled")
+        # In a session of its own nobody would continue an orphan, so the kernel lets it not be stopped by SIGTSTP:
+        # what it does then is the same, and it is stopped for sure by SIGSTOP.
+        since = len(screen.drawn)
+        screen.process.send_signal(signal.SIGTSTP)
+        screen.wait_for(LEFT, since)
+        screen.process.send_signal(signal.SIGCONT)
+        since = screen.wait_for(ENTERED, since)
+        screen.process.send_signal(signal.SIGSTOP)
+        screen.process.send_signal(signal.SIGCONT)
+        screen.wait_for(b"Throttled", since)
+        screen.resize(40, 60)
+        screen.wait_for(b"\xe2\x80\xa6", len(screen.drawn))  # an ellipsis: what no longer fits
+        screen.press(b"q")
+        assert screen.end() == 0
+        assert screen.modes() == before
+
+
+# ------------------------------------------------------------------------------------------------- in a pipe
+
+
+def test_in_a_pipe_one_look_is_printed_as_text(project: Project) -> None:
+    result = CliRunner().invoke(main, ["top", project.target])
+    assert result.exit_code == 0, result.output
+    for text in ("running 0", "throttled 3", "sync:strict", "2/m", "Last failures", "ValueError: no such page"):
+        assert text in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_as_json_it_prints_a_line_for_each_look(project: Project) -> None:
+    result = CliRunner().invoke(main, ["top", project.target, "--json", "--count", "2", "--interval", "0.2"])
+    first, second = (json.loads(line) for line in result.stdout.splitlines())
+    assert first["overview"]["totals"]["throttled"] == 3
+    assert first["at"] < second["at"]
+    assert [each["error"]["message"] for each in second["failures"]] == ["no such page"]
+
+
+@pytest.mark.slow
+def test_while_the_store_is_away_it_says_so_and_goes_on(project: Project) -> None:
+    hidden = project.path / "hidden"
+    hidden.mkdir()
+
+    def move(source: Path, to: Path) -> None:
+        for file in source.glob("jobs.db*"):
+            file.rename(to / file.name)
+
+    with subprocess.Popen([*project.command, "--json"], cwd=project.path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            lines = process.stdout
+            assert lines is not None
+            assert "overview" in json.loads(lines.readline())
+            move(project.path, hidden)
+            told = next(line for line in map(json.loads, lines) if "error" in line)
+            assert "jobs.db" in told["error"]
+            move(hidden, project.path)
+            again = next(line for line in map(json.loads, lines) if "overview" in line)
+            assert again["overview"]["totals"]["throttled"] == 3
+        finally:
+            process.kill()
+
+
+def test_a_store_that_is_not_there_is_told_in_one_line(project: Project) -> None:
+    (project.path / "jobs.db").unlink()
+    result = CliRunner().invoke(main, ["top", project.target])
+    assert result.exit_code == 1
+    assert "there is no file" in result.output
+    assert not (project.path / "jobs.db").exists()

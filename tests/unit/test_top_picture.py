@@ -1,0 +1,104 @@
+"""The picture of `headgate top`: what fits, in which order, and how throughput is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from rich.console import Console
+
+from headgate.admin import BucketStatus, NodeCounts, Overview, QueueOverview, Totals
+from headgate.admin.history import JobsPoint
+from headgate.cli.live.look import BARS, Look, throughput_between, throughput_of
+from headgate.cli.live.picture import ORDERS, View, next_order, picture
+
+NOW = datetime(2026, 5, 1, 8, 0, 5, tzinfo=UTC)
+
+
+def queue(name: str, *, waiting: int = 0, lag: float = 0.0) -> QueueOverview:
+    return QueueOverview(name, waiting, waiting, 0, 0, 0, 0, 0, 0, 0, None, lag, None, False)
+
+
+def overview(*queues: QueueOverview, ended: int = 0, throttled: int = 0) -> Overview:
+    buckets = [
+        BucketStatus("api", f"key-{place}", "15/m", 15, 0, 9, NOW + timedelta(seconds=30)) for place in range(throttled)
+    ]
+    return Overview(NOW, "jobs.db", Totals(succeeded=ended), queues, NodeCounts(), buckets, [], [], [], 0, NOW)
+
+
+def look(*queues: QueueOverview, throttled: int = 0) -> Look:
+    return Look(NOW, overview(*queues, throttled=throttled), [], None, [])
+
+
+def shown(look: Look | None, view: View, width: int = 120) -> list[str]:
+    console = Console(width=width, record=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(picture(look, view))
+    return captured.get().splitlines()
+
+
+def point(seconds_ago: int, **counts: int) -> JobsPoint:
+    at = datetime.fromtimestamp((NOW.timestamp() - seconds_ago) // 10 * 10, UTC)
+    nothing = dict.fromkeys(("enqueued", "started", "succeeded", "failed", "cancelled", "retried"), 0)
+    empty = dict.fromkeys(("wait_p50", "wait_p95", "wait_max", "run_p50", "run_p95", "run_max"))
+    return JobsPoint(at=at, **{**nothing, **counts}, **empty)  # type: ignore[arg-type]
+
+
+def test_queues_are_sorted_as_asked_and_the_orders_come_round() -> None:
+    asked = look(queue("a", waiting=1), queue("b", waiting=9), queue("c", lag=5.0))
+
+    def names(order: str) -> str:
+        lines = shown(asked, View(now=NOW, order=order))  # type: ignore[arg-type]
+        return "".join(line[0] for line in lines if line[:2] in ("a ", "b ", "c "))
+
+    assert [names("name"), names("waiting"), names("lag")] == ["abc", "bac", "cab"]
+    order = ORDERS[0]
+    for _ in ORDERS:
+        order = next_order(order)
+    assert order == ORDERS[0]
+
+
+def test_what_is_shown_fits_the_height_and_says_how_much_does_not() -> None:
+    asked = look(*(queue(f"queue-{number:02}") for number in range(40)), throttled=30)
+    lines = shown(asked, View(now=NOW, height=24))
+    assert len(lines) <= 24
+    assert any("Queues, by name   " in line and " more" in line for line in lines)
+    assert len(shown(asked, View(now=NOW))) > 70
+
+
+def test_a_key_counts_down_to_its_next_slot_as_time_passes() -> None:
+    asked = look(throttled=1)
+    assert any("in 30.0 s" in line for line in shown(asked, View(now=NOW)))
+    assert any("in 28.5 s" in line for line in shown(asked, View(now=NOW + timedelta(seconds=1.5))))
+
+
+def test_trouble_is_told_also_where_there_was_no_look_yet() -> None:
+    assert any("the store is away: gone" in line for line in shown(None, View(now=NOW, trouble="gone")))
+    lines = shown(look(queue("a")), View(now=NOW, trouble="gone", is_paused=True))
+    assert any("the store is away: gone" in line for line in lines)
+    assert any("PAUSED" in line for line in lines)
+
+
+def test_names_steer_neither_the_terminal_nor_the_colours() -> None:
+    lines = shown(look(queue("[red]x\x1b[31m")), View(now=NOW))
+    assert any("[red]x\\x1b[31m" in line for line in lines)
+
+
+def test_throughput_is_the_last_minute_of_the_history_without_the_step_that_goes_on() -> None:
+    found = throughput_of([point(0, succeeded=999), point(20, succeeded=50, failed=10, enqueued=6), point(590)], NOW)
+    assert (found.finished, found.failed, found.enqueued, found.started) == (1.0, 10 / 60, 0.1, 0.0)
+    assert len(found.bars) == BARS
+    assert (found.bars[-1], found.bars[-3]) == (999, 60)
+
+
+def test_without_a_history_throughput_is_what_two_looks_differ_by() -> None:
+    before = Look(NOW, overview(ended=10), [], None, [])
+    after = replace(overview(ended=30), finals_at=NOW + timedelta(seconds=4))
+    found = throughput_between(before, after)
+    assert found is not None
+    assert (found.finished, found.enqueued, found.bars) == (5.0, None, ())
+    assert throughput_between(None, after) is None
+    # As long as nobody has counted anew, what was told before is.
+    told = replace(before, throughput=found)
+    assert throughput_between(told, told.overview) is found
+    assert throughput_between(told, replace(after, finals_at=None)) is None
