@@ -20,7 +20,7 @@ from tests.postgres_server import PostgresServer
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 HELD = 2.5
-PROMPT = 1.0
+PROMPT = 2.0
 
 
 async def enqueue_in(connection: Any, work: Work, keys: list[str]) -> list[str]:

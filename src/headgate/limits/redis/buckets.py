@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlencode
 
+import msgspec
 from redis.asyncio import Connection
 from redis.asyncio.connection import parse_url
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
@@ -73,12 +74,10 @@ class RedisBuckets:
 
         The URL may also say `?prefix=` and `?timeout=`, which win. Raises DeclarationError for one that cannot be read.
         """
-        address, _, query = url.partition("?")
-        options = dict(parse_qsl(query))
-        prefix = options.pop("prefix", prefix)
+        address = read_url(url, prefix=prefix, timeout=timeout)
+        prefix, timeout = address.prefix, address.timeout
         try:
-            timeout = float(options.pop("timeout", timeout))
-            settings: dict[str, Any] = dict(parse_url(f"{address}?{urlencode(options)}"))
+            settings: dict[str, Any] = dict(parse_url(address.url))
             made_by = settings.pop("connection_class", Connection)
             # The deadlines are ours: one for each request, however many replies it brings.
             settings |= {"socket_timeout": None, "socket_connect_timeout": None, "protocol": 2}
@@ -157,9 +156,7 @@ class RedisBuckets:
 
         The keys of a DynamicWindow share one.
         """
-        if isinstance(bucket.rule, SharedCounter):
-            return f"{{{self._prefix}:{_escaped(bucket.limit)}:*}}"
-        return f"{{{self._prefix}:{_escaped(bucket.limit)}:{_escaped(bucket.key)}}}"
+        return key_name(self._prefix, bucket)
 
     def _desk(self, bucket: Bucket, cost: int = 1) -> Desk:
         if not self._is_open:
@@ -173,6 +170,35 @@ class RedisBuckets:
             raise ValueError(f"a cost of {cost} is not a whole number of at least 1")
         bucket.rule.check_cost(cost)
         return desk
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A URL as the client reads it, and what else it said."""
+
+    url: str
+    prefix: str
+    timeout: float
+
+
+def read_url(url: str, *, prefix: str = "headgate", timeout: float = 2.0) -> Address:
+    """What `RedisBuckets.from_url` reads from a URL. Raises DeclarationError for one that cannot be read."""
+    address, _, query = url.partition("?")
+    options = dict(parse_qsl(query))
+    prefix = options.pop("prefix", prefix)
+    try:
+        timeout = float(options.pop("timeout", timeout))
+        read = f"{address}?{urlencode(options)}" if options else address
+        parse_url(read)
+    except ValueError as error:
+        raise DeclarationError(f"{_without_secrets(url)} is not the URL of a Redis: {error}") from None
+    return Address(read, prefix, timeout)
+
+
+def key_name(prefix: str, bucket: Bucket) -> str:
+    """As `RedisBuckets.key_of`."""
+    if isinstance(bucket.rule, SharedCounter):
+        return f"{{{prefix}:{_escaped(bucket.limit)}:*}}"
+    return f"{{{prefix}:{_escaped(bucket.limit)}:{_escaped(bucket.key)}}}"
 
 
 _SPECIAL = str.maketrans({"%": "%25", ":": "%3A", "{": "%7B", "}": "%7D", "*": "%2A"})

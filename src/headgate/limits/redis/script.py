@@ -28,16 +28,16 @@ COUNTABLE: Final = 1 << 52
 class Script:
     """A script as Redis is given it; known there by its SHA-1."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, *parts: str) -> None:
         folder = files("headgate.limits.redis") / "lua"
-        self.source = (folder / f"{kind}.lua").read_bytes() + b"\n" + (folder / "bucket.lua").read_bytes()
+        self.source = b"\n".join((folder / f"{part}.lua").read_bytes() for part in parts)
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
 
 @cache
 def script(kind: str) -> Script:
     """The script of one kind of rule."""
-    return Script(kind)
+    return Script(kind, "bucket", "verbs")
 
 
 def numbers(rule: AnyRule) -> tuple[bytes, ...]:

@@ -11,7 +11,7 @@ class _Holding:
     def __init__(self, budget: Budget, key: str, cost: int, decision: Decision) -> None:
         self._budget = budget
         self._key = key
-        self.cost = cost
+        self.cost: int = cost
         """What was charged for it, so far."""
         self.decision = decision
         self._budget.expect(key)

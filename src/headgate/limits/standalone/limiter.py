@@ -39,7 +39,7 @@ class Limiter:
 
     def __init__(self, limit: Limit, store: str | BucketStore = "memory://", *, clock: Clock | None = None) -> None:
         self._budget = _budget(limit, store, clock)
-        self.sync = SyncLimiter(self._budget)
+        self.sync: SyncLimiter = SyncLimiter(self._budget)
 
     async def try_acquire(self, key: str = "", cost: int = 1) -> Decision:
         """Whether one start may go now; if so it is charged. Never waits; refused as well while others wait."""

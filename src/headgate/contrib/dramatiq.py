@@ -1,0 +1,198 @@
+"""DramatiqGate: a limit per key for Dramatiq, whose waiting messages are neither in the broker nor in a worker.
+
+    broker = RedisBroker(url="redis://…")
+    gate = DramatiqGate(broker, store="redis://…")
+
+    @dramatiq.actor(limit=StrictRate("15/m", key="{tenant_id}"))
+    def sync_tenant(tenant_id): ...
+
+A message over its limit waits in Redis, in the line of its key. It is put there where it is enqueued, or by the
+consumer of a worker before it takes one of the worker's places. Each worker enqueues again what a key lets go, and the
+thread that is about to run it charges the key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from headgate.errors import DeclarationError, PayloadError, StorageUnavailable
+from headgate.limits.limit import Limit
+from headgate.limits.redis.blocking_lines import BlockingLines
+from headgate.limits.redis.gated import Gated
+from headgate.limits.redis.line import Place
+
+try:
+    from dramatiq import Actor, Broker, Message, Middleware, Worker
+    from dramatiq.broker import Consumer, MessageProxy
+    from dramatiq.errors import ActorNotFound
+    from dramatiq.middleware import SkipMessage
+except ImportError as error:  # pragma: no cover
+    raise ImportError("headgate.contrib.dramatiq needs Dramatiq: pip install 'dramatiq[redis]'") from error
+
+logger = logging.getLogger("headgate.gates")
+
+AGAIN_IN = 5_000
+"""Milliseconds until a message with on_store_error="wait" comes again when Redis could not be asked."""
+
+LOOK_EVERY = 50
+"""Milliseconds after which an idle consumer of a queue with limited actors looks again."""
+
+
+class DramatiqGate(Middleware):
+    """Keeps the limits of a broker's actors: those of their option `limit=`, and those declared by `limit()`.
+
+    Make one wherever the broker is made, for workers and for whoever sends; it adds itself to the broker. `store` is a
+    Redis (not a Redis Cluster), which may be the broker's; `name` tells the lines of programs apart that share it.
+    """
+
+    def __init__(self, broker: Broker, *, store: str, name: str = "dramatiq") -> None:
+        self._broker = broker
+        self._declared: dict[str, Limit] = {}
+        self._gated: dict[str, Gated] = {}
+        self._lines = BlockingLines(store, name, publish=self._publish, find=self._find)
+        self._enqueue, self._consume = broker.enqueue, broker.consume
+        gated: Any = broker
+        gated.enqueue, gated.consume = self._enqueue_gated, self._consume_gated
+        broker.add_middleware(self)
+
+    @property
+    def actor_options(self) -> set[str]:
+        return {"limit"}
+
+    def limit(self, actor: str | Actor[Any, Any], limit: Limit) -> None:
+        """Limit an actor, by its name or itself, that was not declared with `limit=`."""
+        self._declared[actor if isinstance(actor, str) else actor.actor_name] = limit
+
+    # --------------------------------------------------------------------------------------------- where it is enqueued
+
+    def _enqueue_gated(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
+        # One with a delay waits for its time first; its consumer then enqueues it again.
+        if delay is None and "eta" not in message.options and not self._arrive(message):
+            return message
+        return self._enqueue(message, delay=delay)
+
+    def _arrive(self, message: Any) -> bool:
+        if (place := self._place(message)) is None:
+            return True
+        try:
+            return self._lines.ask(self._lines.lines.arrive(place, message.message_id, message.encode()))
+        except StorageUnavailable as error:
+            # The broker keeps it as well, and it is judged again where it starts.
+            logger.warning("message %s goes to the broker unjudged: %s", message.message_id, error)
+            return True
+
+    def _publish(self, message: bytes) -> None:
+        self._enqueue(Message.decode(message))
+
+    # ---------------------------------------------------------------------------------------------------- in a worker
+
+    def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
+        self._lines.start()
+
+    def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        self._lines.stop()
+
+    def _consume_gated(self, queue_name: str, prefetch: int = 1, timeout: int = 30000) -> Consumer:
+        actors = self._broker.actors.values()
+        if any(actor.queue_name == queue_name and self._of(actor.actor_name) for actor in actors):
+            # An idle consumer looks ever more rarely, up to this: what is let go has waited long enough.
+            timeout = min(timeout, LOOK_EVERY)
+        return _LookingFirst(self._consume(queue_name, prefetch, timeout), self)
+
+    def may_pass(self, message: MessageProxy) -> bool:
+        """Whether a consumer may hand on a message; otherwise it stands in line, and is to be acknowledged."""
+        if "eta" in message.options:
+            return True
+        try:
+            return self._arrive(message)
+        except PayloadError:
+            # It fails where Dramatiq sees it.
+            return True
+
+    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+        try:
+            place = self._place(message)
+        except PayloadError as error:
+            # An error here would only be logged; a failed message is not run, and not tried again.
+            message.stuff_exception(error)
+            message.fail()
+            return
+        if place is None:
+            return
+        try:
+            if self._lines.ask(self._lines.lines.start(place, message.message_id)):
+                return
+            delay = None
+        except StorageUnavailable as error:
+            wish = self._gated[message.actor_name].limit.on_store_error
+            logger.warning("message %s %ss: %s", message.message_id, wish, error)
+            if wish == "run":
+                return
+            delay = AGAIN_IN
+        # The same message once more: no attempt is spent, and it goes to the line on its way.
+        broker.enqueue(message.copy(), delay=delay)
+        # This copy of it has no result.
+        message.options["store_results"] = False
+        raise SkipMessage(f"over the limit of {message.actor_name}; it waits in line")
+
+    # -------------------------------------------------------------------------------------------------------- limits
+
+    def _place(self, message: Any) -> Place | None:
+        gated = self._of(message.actor_name)
+        return None if gated is None else gated.place(message.args, message.kwargs)
+
+    def _of(self, name: str) -> Gated | None:
+        if (gated := self._gated.get(name)) is not None:
+            return gated
+        try:
+            actor = self._broker.get_actor(name)
+        except ActorNotFound:
+            return None
+        limit = self._declared.get(name) or actor.options.get("limit")
+        if limit is None:
+            return None
+        if not isinstance(limit, Limit):
+            raise DeclarationError(f"limit={limit!r} of actor {name!r} is not a limit; write StrictRate('15/m', …)")
+        gated = self._gated[name] = Gated(name, limit, actor.fn)
+        return gated
+
+    def _find(self, limit: str, key: str) -> Place | None:
+        for name in list(self._broker.actors):
+            if (gated := self._of(name)) is not None and gated.name == limit:
+                return gated.place_of(key)
+        return None
+
+
+class _LookingFirst(Consumer):
+    """A consumer that hands on no message which has to wait."""
+
+    def __init__(self, consumer: Consumer, gate: DramatiqGate) -> None:
+        self._consumer = consumer
+        self._gate = gate
+
+    def __iter__(self) -> Iterator[MessageProxy | None]:  # type: ignore[override]
+        return self
+
+    def __next__(self) -> MessageProxy | None:
+        message = next(self._consumer)
+        if message is None or self._gate.may_pass(message):
+            return message
+        self._consumer.ack(message)
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def ack(self, message: MessageProxy) -> None:
+        self._consumer.ack(message)
+
+    def nack(self, message: MessageProxy) -> None:
+        self._consumer.nack(message)
+
+    def requeue(self, messages: Any) -> None:
+        self._consumer.requeue(messages)
+
+    def close(self) -> None:
+        self._consumer.close()

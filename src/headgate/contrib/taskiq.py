@@ -1,0 +1,209 @@
+"""TaskiqGate: a limit per key for Taskiq, whose waiting tasks are neither in the broker nor in a worker.
+
+    broker = RedisStreamBroker("redis://…")
+    gate = TaskiqGate(broker, store="redis://…")
+
+    @broker.task
+    @gate.limit(StrictRate("15/m", key="{tenant_id}"))
+    async def sync_tenant(tenant_id: str) -> None: ...
+
+A task over its limit waits in Redis, in the line of its key. It is put there where it is sent, or by a worker as it
+listens, before one of its places is taken. Each worker sends again what a key lets go, and charges the key when it is
+about to run it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextvars import ContextVar
+from typing import Any, TypeVar, cast
+
+from headgate.clock import Clock, SystemClock, sleep
+from headgate.errors import DeclarationError, PayloadError, StorageUnavailable
+from headgate.limits.limit import Limit
+from headgate.limits.redis.async_lines import AsyncLines
+from headgate.limits.redis.gated import Gated
+from headgate.limits.redis.line import Place
+
+try:
+    from taskiq import AckableMessage, AsyncBroker, BrokerMessage, TaskiqMessage, TaskiqMiddleware
+    from taskiq.exceptions import NoResultError
+    from taskiq.utils import maybe_awaitable
+except ImportError as error:  # pragma: no cover
+    raise ImportError("headgate.contrib.taskiq needs Taskiq: pip install taskiq taskiq-redis") from error
+
+logger = logging.getLogger("headgate.gates")
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+AGAIN_IN = 5.0
+"""Seconds until a task with on_store_error="wait" is sent again when Redis could not be asked."""
+
+_refusal: ContextVar[Exception | None] = ContextVar("headgate_refusal", default=None)
+
+
+class TaskiqGate(TaskiqMiddleware):
+    """Keeps the limits of a broker's tasks that are declared with `limit()`.
+
+    Make one wherever the broker is made, for workers and for whoever sends; it adds itself to the broker. `store` is a
+    Redis (not a Redis Cluster), which may be the broker's; `name` tells the lines of programs apart that share it.
+    """
+
+    def __init__(self, broker: AsyncBroker, *, store: str, name: str = "taskiq", clock: Clock | None = None) -> None:
+        super().__init__()
+        self._store = store
+        self._name = name
+        self._clock = clock or SystemClock()
+        self._gated: dict[str, Gated] = {}
+        self._of_loop: tuple[asyncio.AbstractEventLoop, AsyncLines] | None = None
+        self._kick, self._listen = broker.kick, broker.listen
+        gated: Any = broker
+        gated.kick, gated.listen = self._kick_gated, self._listen_gated
+        broker.add_middlewares(self)
+
+    def limit(self, limit: Limit) -> Callable[[Call], Call]:
+        """Limit the task that is made of this function; stands below `@broker.task`."""
+        if not isinstance(limit, Limit):
+            raise DeclarationError(f"{limit!r} is not a limit; write @gate.limit(StrictRate('15/m', …))")
+
+        def limited(call: Call) -> Call:
+            guarded: Any = _guarded(call)
+            guarded.__headgate_limit__ = limit
+            return cast(Call, guarded)
+
+        return limited
+
+    # ------------------------------------------------------------------------------------------------ where it is sent
+
+    async def _kick_gated(self, message: BrokerMessage) -> None:
+        # One with a delay waits for its time first.
+        if message.labels.get("delay") or await self._arrive(message.message):
+            await self._kick(message)
+
+    async def _arrive(self, record: bytes) -> bool:
+        message = self.broker.formatter.loads(record)
+        if (place := self._place(message)) is None:
+            return True
+        lines = self._lines()
+        try:
+            return await lines.ask(lines.lines.arrive(place, message.task_id, record))
+        except StorageUnavailable as error:
+            # The broker keeps it as well, and it is judged again where it starts.
+            logger.warning("task %s goes to the broker unjudged: %s", message.task_id, error)
+            return True
+
+    async def _publish(self, record: bytes) -> None:
+        message = self.broker.formatter.loads(record)
+        message.parse_labels()
+        sent = BrokerMessage(
+            task_id=message.task_id, task_name=message.task_name, message=record, labels=message.labels
+        )
+        await self._kick(sent)
+
+    # ---------------------------------------------------------------------------------------------------- in a worker
+
+    async def startup(self) -> None:
+        if self.broker.is_worker_process:
+            self._lines().start()
+
+    async def shutdown(self) -> None:
+        if self._of_loop is not None:
+            await self._of_loop[1].close()
+            self._of_loop = None
+
+    async def _listen_gated(self) -> AsyncGenerator[bytes | AckableMessage, None]:
+        async for received in self._listen():
+            data = received.data if isinstance(received, AckableMessage) else received
+            if await self._may_pass(data):
+                yield received
+            elif isinstance(received, AckableMessage):
+                await maybe_awaitable(received.ack())
+
+    async def _may_pass(self, data: bytes) -> bool:
+        try:
+            return await self._arrive(data)
+        except Exception:
+            # What cannot be read, or may not run, fails where Taskiq sees it.
+            return True
+
+    async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
+        _refusal.set(await self._refused(message))
+        return message
+
+    async def _refused(self, message: TaskiqMessage) -> Exception | None:
+        try:
+            place = self._place(message)
+        except PayloadError as error:
+            return error
+        if place is None:
+            return None
+        lines = self._lines()
+        try:
+            if await lines.ask(lines.lines.start(place, message.task_id)):
+                return None
+            await self._kick_gated(self.broker.formatter.dumps(message))
+        except StorageUnavailable as error:
+            wish = self._gated[message.task_name].limit.on_store_error
+            logger.warning("task %s %ss: %s", message.task_id, wish, error)
+            if wish == "run":
+                return None
+            await sleep(self._clock, AGAIN_IN)
+            await self._kick(self.broker.formatter.dumps(message))
+        return NoResultError()
+
+    # -------------------------------------------------------------------------------------------------------- limits
+
+    def _place(self, message: TaskiqMessage) -> Place | None:
+        gated = self._of(message.task_name)
+        return None if gated is None else gated.place(message.args, message.kwargs)
+
+    def _of(self, name: str) -> Gated | None:
+        if (gated := self._gated.get(name)) is not None:
+            return gated
+        task = self.broker.find_task(name)
+        call = task and task.original_func
+        limit = getattr(call, "__headgate_limit__", None)
+        if call is None or limit is None:
+            return None
+        gated = self._gated[name] = Gated(name, limit, call)
+        return gated
+
+    def _find(self, limit: str, key: str) -> Place | None:
+        for name in self.broker.get_all_tasks():
+            if (gated := self._of(name)) is not None and gated.name == limit:
+                return gated.place_of(key)
+        return None
+
+    def _lines(self) -> AsyncLines:
+        """Those of the running loop: a client of Redis belongs to one."""
+        loop = asyncio.get_running_loop()
+        if self._of_loop is None or self._of_loop[0] is not loop:
+            lines = AsyncLines(self._store, self._name, publish=self._publish, find=self._find, clock=self._clock)
+            self._of_loop = loop, lines
+        return self._of_loop[1]
+
+
+def _guarded(call: Call) -> Call:
+    """The function, which does not run where its start was refused."""
+
+    @functools.wraps(call)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        _raise_refusal()
+        return call(*args, **kwargs)
+
+    @functools.wraps(call)
+    async def guarded_async(*args: Any, **kwargs: Any) -> Any:
+        _raise_refusal()
+        return await call(*args, **kwargs)
+
+    return cast(Call, guarded_async if asyncio.iscoroutinefunction(call) else guarded)
+
+
+def _raise_refusal() -> None:
+    # Set for one start; in a task that sends and awaits another in this process it must not be seen again.
+    if (refusal := _refusal.get()) is not None:
+        _refusal.set(None)
+        raise refusal

@@ -1,0 +1,108 @@
+"""Lines for asyncio programs: a client of Redis, and the task that releases what waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+
+from headgate.clock import Clock, SystemClock, microseconds, sleep
+from headgate.errors import StorageUnavailable
+from headgate.limits.redis.blocking_lines import AGAIN_AFTER, AWAY_FOR, LOOK_EVERY
+from headgate.limits.redis.buckets import read_url
+from headgate.limits.redis.line import Ask, Lines, Place, Steps
+from headgate.limits.redis.pipe import unavailable
+
+T = TypeVar("T")
+
+logger = logging.getLogger("headgate.gates")
+
+
+class AsyncLines:
+    """Lines at `redis://…`, for one event loop; the URL is read as `RedisBuckets.from_url` does.
+
+    `publish` gives a message to the broker, `find` tells the place of a limit and a key.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        publish: Callable[[bytes], Awaitable[object]],
+        find: Callable[[str, str], Place | None],
+        clock: Clock | None = None,
+    ) -> None:
+        address = read_url(url)
+        self.lines = Lines(name, address.prefix)
+        self._client: Any = Redis.from_url(
+            address.url,
+            socket_timeout=address.timeout,
+            socket_connect_timeout=address.timeout,
+            retry=Retry(NoBackoff(), 1),  # a connection that was cut while it was idle
+            protocol=2,
+        )
+        self._away_until = 0
+        self._publish = publish
+        self._find = find
+        self._clock = clock or SystemClock()
+        self._releasing: asyncio.Task[None] | None = None
+
+    async def ask(self, steps: Steps[T]) -> T:
+        """Do what `steps` want. Raises StorageUnavailable when Redis did not answer."""
+        reply = None
+        while True:
+            try:
+                step = steps.send(reply)
+            except StopIteration as done:
+                answer: T = done.value
+                return answer
+            reply = await (self._run(step) if isinstance(step, Ask) else self._publish(step.message))
+
+    def start(self) -> None:
+        """Release what waits, in a task, until `close`."""
+        self._releasing = asyncio.create_task(self._release(), name="headgate-gate")
+
+    async def close(self) -> None:
+        if self._releasing is not None:
+            self._releasing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._releasing
+            self._releasing = None
+        await self._client.aclose()
+
+    async def _run(self, ask: Ask) -> object:
+        if self._clock.monotonic() < self._away_until:
+            raise StorageUnavailable("Redis did not answer a moment ago")
+        told = (len(ask.keys), *ask.keys, *ask.arguments)
+        try:
+            try:
+                return await self._client.execute_command("EVALSHA", ask.script.sha, *told)
+            except NoScriptError:
+                return await self._client.execute_command("EVAL", ask.script.source, *told)
+        except (RedisError, OSError) as error:
+            # Others are not kept for the length of a deadline each.
+            self._away_until = self._clock.monotonic() + microseconds(AWAY_FOR)
+            raise unavailable(error) from error
+
+    async def _release(self) -> None:
+        failing = False
+        while True:
+            try:
+                next_in = await self.ask(self.lines.release(self._find))
+            except Exception as error:
+                # The broker's client raises what it likes. Nothing is lost: what was not sent goes back to its place.
+                if not failing:
+                    unreachable = isinstance(error, StorageUnavailable)
+                    logger.warning("the gate cannot release: %s", error, exc_info=not unreachable)
+                failing, wait = True, AGAIN_AFTER
+            else:
+                failing, wait = False, LOOK_EVERY if next_in is None else min(next_in, LOOK_EVERY)
+            await sleep(self._clock, wait)

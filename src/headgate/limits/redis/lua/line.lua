@@ -1,0 +1,157 @@
+-- The line before a bucket, of messages that another program's broker is to be given: this stands below a rule's script
+-- and bucket.lua. A message stands in the line, or is being sent, or is none of the line's business.
+--
+-- KEYS[1]     the bucket, as bucket.lua says
+-- KEYS[2]     the line: ids by the instant they came
+-- KEYS[3]     messages by id, each "<instant it came>:<message>"
+-- KEYS[4]     being sent: ids by the instant at which whoever sends them has not answered for too long
+-- KEYS[5]     under way: ids that the broker has, by the instant from which on their budget is no longer set aside
+-- KEYS[6]     of all lines: when each has to be looked at again, by the server's clock
+-- ARGV        1-5 as bucket.lua says; 6 cost, 7 how long (microseconds) a new id is being sent or under way,
+--             8 of release: the most, 9 how many starts of that cost ever fit; 10.. the rule's numbers;
+--             last but one: the line's name in KEYS[6]; last: of arrive: the message; of sent: ids, packed
+-- returns     arrive: {1} if it may be published, {0} if it stands in the line now
+--             start: {1, now} if it may start and is charged, {0, now} if it may not
+--             release: {0, id, message, id, message ...}; sent, forget: {0}
+--             all: {-1, now, offset, text} if the text is not of this rule; nothing has been done then
+
+local LINE, MESSAGES, SENDING, SENT, LINES = KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local COST, LEASE, MOST, FITTING = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local NAME, TOLD = ARGV[#ARGV - 1], ARGV[#ARGV]
+local KNOWN_FOR = 86400 * 1000000
+
+-- 1. Leases that are over: what was to be sent goes back to its place. What was sent is no longer expected, but known
+-- if it comes: where all slots are busy it is late, and must not have to wait in line once more each time.
+for _, late in ipairs(redis.call('ZRANGEBYSCORE', SENDING, '-inf', digits(now))) do
+  local message = redis.call('HGET', MESSAGES, late)
+  redis.call('ZREM', SENDING, late)
+  if message then
+    redis.call('ZADD', LINE, string.match(message, '^%d+'), late)
+  end
+end
+redis.call('ZREMRANGEBYSCORE', SENT, '-inf', digits(now - KNOWN_FOR))
+
+local function expected()
+  return redis.call('ZCARD', SENDING) + redis.call('ZCOUNT', SENT, '(' .. digits(now), '+inf')
+end
+
+-- How many more may be let go: what is under way will be charged when it starts, and has its budget set aside.
+local function room()
+  local available = look(state, now)
+  return math.floor(available / COST) - expected()
+end
+
+local function under_way(each)
+  redis.call('ZADD', SENT, digits(now + LEASE), each)
+  redis.call('PEXPIRE', SENT, digits(math.ceil((LEASE + KNOWN_FOR) / 1000)))
+end
+
+-- When somebody has to look again: when the bucket opens for one more than is expected, or a lease is over.
+local function arm()
+  local waiting = redis.call('ZCARD', LINE) > 0
+  if not waiting and redis.call('ZCARD', SENDING) == 0 then
+    redis.call('ZREM', LINES, NAME)
+    return
+  end
+  local at = math.huge
+  for _, place in ipairs({SENDING, SENT}) do
+    local first = redis.call('ZRANGEBYSCORE', place, '(' .. digits(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    at = math.min(at, first[2] and tonumber(first[2]) or math.huge)
+  end
+  local ahead = expected() + 1
+  if waiting and ahead <= FITTING then
+    local opens_at = take(state, now, COST * ahead)
+    at = math.min(at, math.max(now, opens_at))
+  end
+  redis.call('ZADD', LINES, digits(at - offset), NAME)
+end
+
+local function forget()
+  local was_expected = redis.call('ZREM', SENDING, id) + redis.call('ZREM', SENT, id) > 0
+  if was_expected then
+    redis.call('HDEL', MESSAGES, id)
+  end
+  return was_expected
+end
+
+-- 2. The verbs.
+if verb == 'arrive' then
+  if redis.call('ZSCORE', SENDING, id) or redis.call('ZSCORE', SENT, id) then
+    return {1}
+  end
+  local place = redis.call('ZSCORE', LINE, id)
+  if not place and redis.call('ZCARD', LINE) == 0 and room() >= 1 then
+    under_way(id)
+    keep()
+    return {1}
+  end
+  place = place and tonumber(place) or now
+  redis.call('ZADD', LINE, digits(place), id)
+  redis.call('HSET', MESSAGES, id, digits(place) .. ':' .. TOLD)
+  keep()
+  arm()
+  return {0}
+end
+
+if verb == 'start' then
+  local was_expected = forget()
+  local opens_at, after = take(state, now, COST)
+  if opens_at <= now and (was_expected or room() >= 1) then
+    state = after
+    save()
+    arm()
+    return {1, now}
+  end
+  if was_expected then
+    -- Others drew on the bucket meanwhile. It goes to the head, and its message comes at once, by an arrive.
+    redis.call('ZADD', LINE, 0, id)
+  end
+  keep()
+  arm()
+  return {0, now}
+end
+
+if verb == 'release' then
+  local released = {0}
+  local many = math.min(room(), MOST)
+  while many > 0 do
+    local head = redis.call('ZPOPMIN', LINE)[1]
+    if not head then
+      break
+    end
+    local message = redis.call('HGET', MESSAGES, head)
+    -- One without a message was refused a moment ago and arrives anew.
+    if message then
+      redis.call('ZADD', SENDING, digits(now + LEASE), head)
+      released[#released + 1] = head
+      released[#released + 1] = string.sub(message, (string.find(message, ':', 1, true)) + 1)
+      many = many - 1
+    end
+  end
+  keep()
+  arm()
+  return released
+end
+
+if verb == 'sent' then
+  for _, each in ipairs(cmsgpack.unpack(TOLD)) do
+    if redis.call('ZREM', SENDING, each) == 1 then
+      redis.call('HDEL', MESSAGES, each)
+      under_way(each)
+    end
+  end
+  keep()
+  arm()
+  return {0}
+end
+
+if verb == 'forget' then
+  forget()
+  redis.call('ZREM', LINE, id)
+  redis.call('HDEL', MESSAGES, id)
+  keep()
+  arm()
+  return {0}
+end
+
+return redis.error_reply('ERR unknown verb ' .. verb)

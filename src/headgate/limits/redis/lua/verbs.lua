@@ -1,0 +1,88 @@
+-- What can be asked of a bucket alone: this stands below a rule's script and bucket.lua, which says what comes in.
+
+if verb == 'take' then
+  local cost, count = tonumber(ARGV[6]), tonumber(ARGV[7])
+  local known = id ~= '' and remembered()
+  if known then
+    return {known[2], known[3], known[4], known[5], known[6]}
+  end
+  local granted = 0
+  if count > 1 then
+    -- As many as surely fit go as one: a script that takes them one by one would hold up the server.
+    granted = math.min(count, math.floor(look(state, now) / cost))
+    if granted > 0 then
+      local _, after = take(state, now, cost * granted)
+      state = after
+    end
+  end
+  local opens_at, after = take(state, now, cost)
+  while opens_at <= now and granted < count do
+    granted = granted + 1
+    state = after
+    opens_at, after = take(state, now, cost)
+  end
+  local taken = answer(granted, opens_at)
+  if granted > 0 then
+    save()
+    if id ~= '' then
+      remember(now + PERIOD, taken, '', '')
+    end
+  else
+    keep()
+  end
+  return taken
+end
+
+if verb == 'reserve' then
+  local cost = tonumber(ARGV[6])
+  local known = remembered()
+  if known then
+    return {known[2], known[3], known[4], known[5], known[6]}
+  end
+  local before = state and dump(state) or ''
+  local opens_at, after = take(state, now, cost)
+  opens_at = math.max(opens_at, now)
+  state = after
+  if beyond() then
+    return too_far()
+  end
+  local taken = answer(opens_at <= now and 1 or 0, opens_at)
+  save()
+  remember(opens_at + PERIOD, taken, before, redis.sha1hex(dump(after)))
+  return taken
+end
+
+if verb == 'cancel' then
+  local known = remembered()
+  -- Only what nothing has built on can be undone: then the bucket is put back as it was.
+  if not known or not state or known[3] <= now or known[8] ~= redis.sha1hex(dump(state)) then
+    keep()
+    return {0}
+  end
+  state = known[7] ~= '' and load(known[7]) or nil
+  if state then
+    save()
+  else
+    redis.call('DEL', KEYS[1])
+  end
+  redis.call('HDEL', KEYS[2], id)
+  return {1}
+end
+
+if verb == 'amend' then
+  local charged_at, cost = tonumber(ARGV[6]), tonumber(ARGV[7])
+  local started_at, actual = tonumber(ARGV[8]), tonumber(ARGV[9])
+  if not state then
+    -- Nothing else counted when it was forgotten, so the start stands alone.
+    local _, alone = take(nil, charged_at, cost)
+    state = alone
+  end
+  state = amend(state, charged_at, cost, started_at, actual)
+  if beyond() then
+    return too_far()
+  end
+  save()
+  return {1}
+end
+
+return redis.error_reply('ERR unknown verb ' .. verb)

@@ -1,0 +1,242 @@
+"""The gate of Celery, with real workers on a real Redis."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import re
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, chain, chord, signals
+from celery.contrib.testing.worker import start_worker
+
+from headgate.contrib.celery import CeleryGate
+from headgate.errors import DeclarationError, PayloadError
+from headgate.limits.concurrency import Concurrency
+from headgate.limits.redis.blocking_lines import BlockingLines
+from headgate.limits.strict_rate import StrictRate
+from tests.faces.contrib.workers import Log, Worker, assert_never_more, assert_none_is_lost, until, working
+from tests.redis_server import RedisServer, server_in
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+APP = "tests.faces.contrib.celery_app"
+WORKER = ("celery", "-A", APP, "worker", "-c", "2", "-l", "warning", "--without-gossip", "--without-mingle")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with server_in(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def m(server: RedisServer) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GATE_REDIS_URL", server.url)
+        m = importlib.import_module(APP)
+        yield m
+        # Results of tests that have ended would look for their server.
+        m.app.backend.result_consumer.stop()
+        gc.collect()
+
+
+@pytest.fixture(scope="module")
+def worker(server: RedisServer, m: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with working(tmp_path_factory.mktemp("worker"), server.url, *WORKER) as worker:
+        yield worker
+
+
+@pytest.fixture
+def log(server: RedisServer) -> Log:
+    return Log(server.url, "celery")
+
+
+@pytest.fixture
+def key() -> str:
+    return uuid.uuid4().hex
+
+
+def in_broker(log: Log) -> set[str]:
+    stored = b"".join(log.client.lrange("celery", 0, -1) + log.client.hvals("unacked")).decode()
+    return set(re.findall(r"[0-9a-f-]{36}", stored))
+
+
+def test_twenty_thousand_over_their_limit_hold_up_nobody_and_survive_a_kill(
+    m: Any, worker: Worker, log: Log, key: str
+) -> None:
+    worker.kill()
+    sent = [m.sync_tenant.delay(key).id for _ in range(50)]
+    place = m.gate._of(m.sync_tenant.name).place_of(key)
+    sent += log.park(m.gate._lines.lines, place, key, 19_950)
+    # Only what may start at once is in the broker.
+    assert len(in_broker(log) & set(sent)) == 20
+
+    worker.start()
+    log.wait(key, 1, 15, worker)
+    for _ in range(90):
+        m.unlimited.delay(key)
+    others = [f"{key}{number}" for number in range(10)]
+    for other in others:
+        m.sync_tenant.delay(other)
+    until(lambda: len(log.starts(f"unlimited-{key}")) == 90, 5, worker.log)
+    until(lambda: all(log.starts(other) for other in others), 5, worker.log)
+    log.wait(key, 45, 10, worker)
+    # In the midst of it.
+    worker.kill()
+
+    # Celery's transport takes a message from its list before it notes that it holds it.
+    assert_none_is_lost(log, key, set(sent), in_broker, popped=1)
+    started = {told for _, told in log.starts(key)}
+
+    worker.start()
+    log.wait(key, len(started) + 21, 15, worker)
+    everyone = [told for _, told in log.starts(key)]
+    assert len(set(everyone)) == len(everyone)
+    assert_never_more(log.starts(key), 20, 0.5)
+    log.client.delete(*log.client.keys(f"*{key}*"))
+
+
+def test_messages_sent_without_the_gate_wait_before_they_take_a_place_in_the_pool(
+    m: Any, worker: Worker, server: RedisServer, log: Log, key: str
+) -> None:
+    ungated = f"import {APP} as m\nfor n in range(300): m.sync_tenant.delay({key!r})\nm.unlimited.delay({key!r})"
+    environment = {"GATE_REDIS_URL": server.url, "GATE_OFF": "1", "PATH": ""}
+    subprocess.run([sys.executable, "-c", ungated], env=environment, timeout=20, check=True, stdin=subprocess.DEVNULL)
+    log.wait(f"unlimited-{key}", 1, 10, worker)
+    until(lambda: log.client.llen("celery") == 0, 5)
+    assert len(log.ids(key, "line")) > 200
+    assert_never_more(log.wait(key, 25, 5, worker), 20, 0.5)
+
+
+def test_a_result_comes_though_the_call_waited(m: Any, worker: Worker, log: Log, key: str) -> None:
+    results = [m.doubled.delay(key, number) for number in range(4)]
+    assert [result.get(timeout=10) for result in results] == [0, 2, 4, 6]
+    assert_never_more(log.starts(key), 2, 0.4)
+
+
+def test_a_chain_goes_through_the_gate_at_each_step(m: Any, worker: Worker, log: Log, key: str) -> None:
+    steps = chain(m.doubled.si(key, 1), m.doubled.si(key, 2), m.doubled.si(key, 3))
+    assert steps.apply_async().get(timeout=10) == 6
+    assert [told for _, told in log.starts(key)] == ["1", "2", "3"]
+    assert_never_more(log.starts(key), 2, 0.4)
+
+
+def test_a_chord_has_all_its_results(m: Any, worker: Worker, log: Log, key: str) -> None:
+    together = chord([m.doubled.s(key, number) for number in range(3)])(m.summed.s())
+    assert together.get(timeout=10) == 6
+    assert_never_more(log.starts(key), 2, 0.4)
+
+
+def test_a_call_that_expires_in_line_never_starts(m: Any, worker: Worker, log: Log, key: str) -> None:
+    for number in range(2):
+        m.slowly.delay(key, number)
+    m.slowly.apply_async((key, 2), expires=0.3)
+    last = m.slowly.delay(key, 3)
+    assert last.get(timeout=10) == 6
+    assert sorted(told for _, told in log.starts(key)) == ["0", "1", "3"]
+
+
+def test_a_retry_is_charged_and_waiting_spends_no_attempt(m: Any, worker: Worker, log: Log, key: str) -> None:
+    results = [m.fails_once.delay(key) for _ in range(3)]
+    assert [result.get(timeout=15) for result in results] == [1, 1, 1]
+    assert_never_more(log.starts(key), 2, 0.4)
+    assert sorted(told for _, told in log.starts(key)) == list("000111")
+
+
+def test_an_eta_is_kept_and_then_the_limit(m: Any, worker: Worker, log: Log, key: str) -> None:
+    sent_at = time.time()
+    results = [m.doubled.apply_async((key, number), countdown=0.5) for number in range(4)]
+    assert [result.get(timeout=15) for result in results] == [0, 2, 4, 6]
+    starts = log.starts(key)
+    assert starts[0][0] >= sent_at + 0.5
+    assert_never_more(starts, 2, 0.4)
+
+
+def test_priority_and_headers_are_those_of_the_call(m: Any, worker: Worker, key: str) -> None:
+    calls = [m.told.apply_async((key,), priority=3, headers={"trace": "t1"}) for _ in range(2)]
+    assert [call.get(timeout=10) for call in calls] == [{"priority": 3, "trace": "t1"}] * 2
+
+
+def test_a_call_that_is_revoked_while_it_waits_never_starts(m: Any, worker: Worker, log: Log, key: str) -> None:
+    first, second, revoked, last = (m.slowly.delay(key, number) for number in range(4))
+    m.app.control.revoke(revoked.id)
+    assert last.get(timeout=10) == 6
+    assert sorted(told for _, told in log.starts(key)) == ["0", "1", "3"]
+    until(lambda: not log.client.keys(f"*{key}*:celery:sent"), 5)
+    assert first.get(timeout=1) == 0
+    assert second.get(timeout=1) == 2
+
+
+def test_a_call_without_the_key_it_needs_is_refused_where_it_is_sent(m: Any) -> None:
+    with pytest.raises(PayloadError, match="its key came out empty; nothing was published"):
+        m.needs_a_key.delay(None)
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        (Concurrency(3), "a gate keeps rates and windows"),
+        (StrictRate("1/s", key="{tag}", max_wait=5), "max_wait= is for jobs of Headgate"),
+        (StrictRate("1/s", key="{team}"), "names 'team', which is not one of its arguments"),
+        ("1/s", "is not a limit"),
+    ],
+)
+def test_a_limit_that_no_gate_can_keep_is_refused(m: Any, limit: Any, reason: str) -> None:
+    m.gate.limit(m.unlimited, limit)
+    try:
+        with pytest.raises(DeclarationError, match=reason):
+            m.unlimited.delay("never")
+    finally:
+        m.gate._declared.clear()
+
+
+def test_a_sender_that_cannot_reach_the_store_leaves_the_judgement_to_the_worker(
+    m: Any, worker: Worker, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = BlockingLines("redis://127.0.0.1:1/0", "celery", publish=m.gate._publish, find=m.gate._find)
+    monkeypatch.setattr(m.gate, "_lines", away)
+    assert m.doubled.delay(key, 4).get(timeout=10) == 8
+
+
+@pytest.mark.parametrize("wish", ["run", "wait"])
+def test_while_the_store_is_away_calls_run_or_come_again_later(wish: Any) -> None:
+    app = Celery("away", broker="memory://")
+    # The broker in memory is one for the whole process, so what comes again later must find no other test's worker.
+    app.conf.update(task_default_queue=f"away-{wish}", broker_transport_options={"polling_interval": 0.01})
+    app.conf.task_ignore_result = True
+    gate = CeleryGate(app, store="redis://127.0.0.1:1/0")
+    ran: list[int] = []
+    later: list[int] = []
+    last = threading.Event()
+
+    @app.task(name="work", shared=False, limit=StrictRate("1/h", on_store_error=wish))
+    def work(number: int) -> None:
+        ran.append(number)
+
+    @app.task(name="end", shared=False)
+    def end() -> None:
+        last.set()
+
+    def sent(headers: Any, body: Any, **told: Any) -> None:
+        if headers["eta"]:
+            later.append(body[0][0])
+
+    signals.before_task_publish.connect(sent)
+    try:
+        with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=10):
+            for number in range(3):
+                work.delay(number)
+            end.delay()
+            assert last.wait(10)
+    finally:
+        signals.before_task_publish.disconnect(sent)
+    assert (ran, later) == (([0, 1, 2], []) if wish == "run" else ([], [0, 1, 2]))
+    assert gate._guarded
