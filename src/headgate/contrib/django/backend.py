@@ -1,0 +1,196 @@
+"""The backend that Django's `TASKS` names: its tasks are jobs of a Headgate app."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from headgate import DeclarationError, Headgate, JobNotFound, UnfitConnection
+from headgate.contrib.django.arguments import Arguments
+from headgate.contrib.django.declared import IMPORTED, Declared, declared_on
+from headgate.contrib.django.results import PRIORITY, enqueued_result
+from headgate.contrib.django.standard import InvalidTaskBackend, backends, base, exceptions, signals
+from headgate.jobs.job import MAX_PRIORITY, Origin
+from headgate.tasks.flow import TiedCall
+
+OPTIONS = ("app", "database")
+
+
+class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its base has no types
+    """Runs Django tasks as jobs: `"BACKEND": "headgate.contrib.django.HeadgateBackend"`.
+
+    `OPTIONS["app"]` says which app, as `"module:app"`; it is imported when it is first needed. `QUEUES` (default:
+    `["default"]`) become queues of that app, unless it declares them itself. `OPTIONS["database"]` (default:
+    `"default"`) is the alias of the connection whose transactions take jobs with them.
+
+    Inside `atomic()` on that connection the job is there if and only if the transaction commits: written by it, where
+    the jobs are in the same database, else enqueued right after the commit.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
+        super().__init__(alias, params)
+        unknown = sorted(set(self.options) - set(OPTIONS))
+        if unknown or "app" not in self.options:
+            what = f"has the unknown OPTIONS {', '.join(unknown)}" if unknown else 'misses OPTIONS["app"]'
+            raise InvalidTaskBackend(
+                f'TASKS[{alias!r}] {what}; write "OPTIONS": {{"app": "myproject.jobs:app"}}, with "database" for a '
+                "connection other than the default one"
+            )
+        self._database: str = self.options.get("database", "default")
+        self._app: Headgate | None = None
+
+    @property
+    def app(self) -> Headgate:
+        """The app, with its queues declared. Raises ImproperlyConfigured."""
+        if self._app is None:
+            app = _import_app(self.options["app"], self.alias)
+            for queue in sorted(self.queues):
+                try:
+                    app.require_queue(queue, f"TASKS[{self.alias!r}]")
+                except LookupError:
+                    app.queue(queue)
+            self._app = app
+        return self._app
+
+    def declare_all(self) -> Headgate:
+        """The app with all tasks that have been imported, for a worker. Raises DeclarationError."""
+        for path in IMPORTED.paths():
+            self._declared(path)
+        return self.app
+
+    def validate_task(self, task: Any) -> None:
+        """As in Django. Raises InvalidTask."""
+        super().validate_task(task)
+        IMPORTED.add(task)
+
+    def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Store a job, or add it to the open transaction of Django's connection; its result, which is READY.
+
+        Raises TypeError or PayloadError for arguments that do not fit or are no JSON, CostExceedsLimit, QueueFull,
+        StorageUnavailable; InvalidTask for a task that is none for this backend.
+        """
+        self.validate_task(task)
+        declared = self._declared(task.module_path)
+        result = enqueued_result(task, self.alias, "", Arguments(args, kwargs))
+        call, headers = declared.parameters.to_job(Arguments(result.args, result.kwargs))
+        if task.priority != base.DEFAULT_TASK_PRIORITY:
+            headers[PRIORITY] = str(task.priority)
+        job = declared.task.using(
+            queue=task.queue_name,
+            priority=job_priority(task.priority),
+            at=None if task.run_after is None else _aware(task.run_after),
+            headers=headers or None,
+        )
+        connection = connections[self._database]
+        if not connection.in_atomic_block:
+            id = job.sync.enqueue(*call.args, **call.kwargs).id
+        elif (enlisted := self._enlist(connection, job, call)) is not None:
+            id = enlisted
+        else:
+            # Its id is told now, so that it can be kept in what is about to be committed.
+            id = self.app.sync.run(self._new_id())
+            object.__setattr__(result, "id", id)
+            transaction.on_commit(partial(self._enqueue_late, job, id, call, result), using=self._database)
+            return result
+        object.__setattr__(result, "id", id)
+        signals.task_enqueued.send(type(self), task_result=result)
+        return result
+
+    def get_result(self, result_id: str) -> Any:
+        """As in Django. Raises TaskResultDoesNotExist, also for a job that has been pruned, or is no Django task."""
+        try:
+            details = self.app.sync.ask(lambda admin: admin.job(result_id))
+            return self._declared(details.record.task).body.result_of(details)
+        except (JobNotFound, _NoDjangoTask) as error:
+            raise exceptions.TaskResultDoesNotExist(str(error)) from error
+
+    def check(self, **kwargs: Any) -> list[Any]:
+        """What `manage.py check` tells: whether the app can be imported, and the database is one of Django's."""
+        found = []
+        try:
+            _ = self.app
+        except (ImportError, ImproperlyConfigured, DeclarationError) as error:
+            found.append(checks.Error(str(error), id="headgate.E001"))
+        if self._database not in connections:
+            message = f"OPTIONS['database'] of TASKS[{self.alias!r}] is {self._database!r}, which is not in DATABASES"
+            found.append(checks.Error(message, id="headgate.E002"))
+        return found
+
+    def _declared(self, path: str) -> Declared:
+        task = IMPORTED.find(path)
+        if task is None:
+            task = _import_task(path)
+            IMPORTED.add(task)
+        queue = task.queue_name if not self.queues or task.queue_name in self.queues else min(self.queues)
+        return declared_on(self.app, task, self.alias, type(self), queue)
+
+    def _enlist(self, connection: Any, job: Any, call: Arguments) -> str | None:
+        """The id of a job that was written by Django's connection; None where the jobs are elsewhere."""
+        if connection.vendor not in ("sqlite", "postgresql"):
+            return None
+        connection.ensure_connection()
+        try:
+            with connection.wrap_database_errors:
+                id: str = job.using(connection=connection.connection).sync.enqueue(*call.args, **call.kwargs).id
+        except (UnfitConnection, DeclarationError):
+            # Another database or file, or an app in memory, which no connection leads to.
+            return None
+        return id
+
+    async def _new_id(self) -> str:
+        return self.app.new_id()
+
+    def _enqueue_late(self, job: Any, id: str, call: Arguments, result: Any) -> None:
+        tied = TiedCall(id, job.call(*call.args, **call.kwargs), Origin(), ())
+        self.app.sync.run(self.app.enqueue_flow([tied], []))
+        signals.task_enqueued.send(type(self), task_result=result)
+
+
+def job_priority(priority: int) -> int:
+    """Django's -100 to 100 as 0 to 9; 0, which is Django's default, is 4."""
+    span = int(base.TASK_MAX_PRIORITY - base.TASK_MIN_PRIORITY)
+    return int(priority - base.TASK_MIN_PRIORITY) * MAX_PRIORITY // span
+
+
+class _NoDjangoTask(LookupError):
+    """A job is one of the app's own tasks, or of one that is not there any more."""
+
+
+def _import_app(path: Any, alias: str) -> Headgate:
+    where = f'OPTIONS["app"] of TASKS[{alias!r}]'
+    if isinstance(path, Headgate):
+        return path
+    if not isinstance(path, str):
+        raise ImproperlyConfigured(f'{where} is {path!r}; write it as "myproject.jobs:app"')
+    found = import_string(path.replace(":", "."))
+    if not isinstance(found, Headgate):
+        raise ImproperlyConfigured(f"{where} names {path}, which is {type(found).__name__!r} and not a Headgate app")
+    return found
+
+
+def _import_task(path: str) -> Any:
+    try:
+        task = import_string(path)
+    except ImportError:
+        task = None
+    if not isinstance(task, base.Task):
+        raise _NoDjangoTask(f"{path!r} is not a Django task")
+    return task
+
+
+def _aware(instant: datetime) -> datetime:
+    # Django has seen to it that it is aware where it uses time zones.
+    return instant if timezone.is_aware(instant) else timezone.make_aware(instant)

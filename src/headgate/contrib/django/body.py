@@ -1,0 +1,145 @@
+"""What a job of a Django task runs: the function, with Django's signals and database connections around it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from inspect import iscoroutinefunction
+from typing import Any
+
+import msgspec
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.db import close_old_connections, connections
+
+from headgate import Headgate, JobContext, RateLimited, Snooze, Task, current_job
+from headgate.admin import JobDetails
+from headgate.contrib.django.arguments import Arguments, Parameters
+from headgate.contrib.django.options import options_of
+from headgate.contrib.django.results import fail, started_result, stored_result, succeed
+from headgate.contrib.django.standard import base, signals
+
+UNSPENT = (Snooze, RateLimited, asyncio.CancelledError)
+"""What ends an attempt without an end of its job that anybody is told of."""
+
+
+class Body:
+    """One Django task on one app. `sender` is what its signals come from: the class of the backend."""
+
+    def __init__(self, app: Headgate, task: Any, alias: str, sender: type[Any]) -> None:
+        self._app = app
+        self._task = task
+        self._alias = alias
+        self._sender = sender
+        # Of the attempts that run here, until it is known how their jobs have ended.
+        self._attempts: dict[str, Any] = {}
+        self.parameters = Parameters(task.func, takes_context=task.takes_context)
+
+    def declare(self, queue: str) -> Task[..., Any]:
+        """Make it a task of the app, under the path of its function."""
+        options = options_of(self._task.func)
+        declared = self._app.task(
+            name=self._task.module_path,
+            queue=queue,
+            limits=options.limits,
+            retry=options.retry,
+            timeout=options.timeout,
+            aliases=options.aliases,
+        )(self._function())
+        declared.on_completed(self._tell_success)
+        declared.on_error(self._tell_failure)
+        declared.on_retry(self._forget_attempt)
+        return declared
+
+    def result_of(self, details: JobDetails) -> Any:
+        """The result of one of its jobs, as it is there."""
+        record = details.record
+        args, kwargs = self._app.tasks[self._task.module_path].payload.decode(record.payload)
+        call = self.parameters.of_job(self.parameters.by_name(args, kwargs), record.headers or {})
+        return stored_result(self._task, self._alias, details, call)
+
+    def _function(self) -> Callable[..., Any]:
+        if iscoroutinefunction(self._task.func):
+
+            async def run(*args: Any, **kwargs: Any) -> Any:
+                return await self._run_async(self.parameters.by_name(args, kwargs))
+        else:
+
+            def run(*args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # one of two
+                return self._run(self.parameters.by_name(args, kwargs))
+
+        # Jobs are checked against this, and limits take their keys from it.
+        run.__signature__ = self.parameters.signature  # type: ignore[attr-defined]
+        run.__annotations__ = {}
+        run.__doc__ = self._task.func.__doc__
+        return run
+
+    def _run(self, named: dict[str, Any]) -> Any:
+        job = current_job()
+        # The thread is one of a pool, so nobody ends a request in it, which is when Django lets go of connections.
+        close_old_connections()
+        try:
+            args, kwargs = self.parameters.of_job(named, job.headers)
+            result = self._running(job, Arguments(args, kwargs))
+            signals.task_started.send_robust(sender=self._sender, task_result=result)
+            return self._task.func(*self._context(result), *args, **kwargs)
+        except UNSPENT:
+            self._attempts.pop(job.id, None)
+            raise
+        finally:
+            close_old_connections()
+
+    async def _run_async(self, named: dict[str, Any]) -> Any:
+        job = current_job()
+        args, kwargs = self.parameters.of_job(named, job.headers)
+        # As Django does it for requests: what a job awaits of the ORM has a thread of its own, and so a connection.
+        async with ThreadSensitiveContext():
+            try:
+                result = await sync_to_async(self._running)(job, Arguments(args, kwargs))
+                await signals.task_started.asend_robust(sender=self._sender, task_result=result)
+                return await self._task.func(*self._context(result), *args, **kwargs)
+            except UNSPENT:
+                self._attempts.pop(job.id, None)
+                raise
+            finally:
+                await sync_to_async(connections.close_all)()
+
+    def _running(self, job: JobContext, call: Arguments) -> Any:
+        # What went before is looked up where there may be any, and where the handler is going to see it.
+        if job.attempt == 1 and not self._task.takes_context:
+            result = started_result(self._task, self._alias, job, call, f"{socket.gethostname()}:{os.getpid()}")
+        else:
+            result = self._stored(job)
+        self._attempts[job.id] = result
+        return result
+
+    def _context(self, result: Any) -> tuple[Any, ...]:
+        return (base.TaskContext(task_result=result),) if self._task.takes_context else ()
+
+    def _tell_success(self, job: JobContext, value: Any) -> None:
+        stored = self._app.tasks[self._task.module_path].payload.encode_result(value)
+        self._tell_end(job, lambda result: succeed(result, msgspec.json.decode(stored)))
+
+    def _tell_failure(self, job: JobContext, error: BaseException) -> None:
+        self._tell_end(job, lambda result: fail(result, error))
+
+    def _tell_end(self, job: JobContext, end: Callable[[Any], None]) -> None:
+        """Send task_finished, of what is known here: at the end of a worker the store may be closed already."""
+        close_old_connections()
+        try:
+            result = self._attempts.pop(job.id, None)
+            if result is None:
+                # It has failed without an attempt in this process, as a job that has expired.
+                result = self._stored(job)
+            else:
+                end(result)
+            signals.task_finished.send_robust(sender=self._sender, task_result=result)
+        finally:
+            close_old_connections()
+
+    def _forget_attempt(self, job: JobContext, _error: BaseException, _attempt: int, _delay: float) -> None:
+        self._attempts.pop(job.id, None)
+
+    def _stored(self, job: JobContext) -> Any:
+        return self.result_of(self._app.sync.ask(lambda admin: admin.job(job.id)))

@@ -1,0 +1,31 @@
+"""The apps of `TASKS` as the command line names them: `headgate.contrib.django.worker:default`, after the alias.
+
+Importing it sets Django up, by DJANGO_SETTINGS_MODULE, so that the processes which a worker starts can import it, too.
+"""
+
+from __future__ import annotations
+
+import django
+from django.apps import apps
+from django.utils.module_loading import autodiscover_modules
+
+from headgate import Headgate
+from headgate.contrib.django.backend import HeadgateBackend
+from headgate.contrib.django.standard import tasks
+
+if not apps.ready:
+    django.setup()
+
+
+def __getattr__(alias: str) -> Headgate:
+    """The app of that backend, with the tasks of every `tasks.py` in INSTALLED_APPS declared."""
+    if alias not in tasks.task_backends.settings:
+        raise AttributeError(f"TASKS has no backend {alias!r}")
+    backend = tasks.task_backends[alias]
+    if not isinstance(backend, HeadgateBackend):
+        raise AttributeError(f"the backend of TASKS[{alias!r}] is not Headgate's")
+    autodiscover_modules("tasks")
+    app = backend.declare_all()
+    # What was enqueued while modules were imported has opened it in a thread of its own; a worker opens it anew.
+    app.sync.close()
+    return app

@@ -1,0 +1,82 @@
+"""Headgate inside a FastAPI or Starlette application: open for as long as it runs, with a worker beside it or without.
+
+api = FastAPI(lifespan=lifespan(jobs))                 # enqueues and looks; jobs run in `headgate worker`
+api = FastAPI(lifespan=lifespan(jobs, worker=True))    # runs them in this process, too
+api.add_route("/healthz", health(jobs))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from headgate import DeclarationError, Headgate, NotOpen, StorageUnavailable
+
+try:
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+except ModuleNotFoundError as error:
+    if error.name != "starlette":
+        raise
+    raise DeclarationError(
+        "headgate.contrib.fastapi needs the starlette package, which is missing; pip install fastapi, or starlette"
+    ) from None
+
+Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
+"""What FastAPI and Starlette take as `lifespan=`: a context that is open while the application runs."""
+
+OwnLifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
+"""The same as applications write it: it may yield nothing."""
+
+
+def lifespan(jobs: Headgate, inner: OwnLifespan | None = None, *, worker: bool = False) -> Lifespan:
+    """Keep `jobs` open while the application runs: `FastAPI(lifespan=lifespan(jobs))`.
+
+    With `worker=True` this process runs jobs as well; when the server stops, running ones get the app's `grace` (30 s)
+    to end, and the rest is handed back. `inner` is the application's own lifespan: it begins when the app is open and
+    ends before it is closed, and what it yields is the state of requests.
+    """
+
+    @asynccontextmanager
+    async def opened(api: Any) -> AsyncIterator[Mapping[str, Any]]:
+        # What was enqueued by `.sync` while modules were imported has opened it on an event loop that is not this one.
+        await asyncio.to_thread(jobs.sync.close)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(jobs if worker else jobs.open())
+            state = None if inner is None else await stack.enter_async_context(inner(api))
+            yield state or {}
+
+    return opened
+
+
+def health(jobs: Headgate, *, worker: bool = False) -> Callable[[Request], Awaitable[JSONResponse]]:
+    """A route that says whether this process can enqueue: `api.add_route("/healthz", health(jobs))`.
+
+    200 if the store answers, and with `worker=True` if this process also has a node whose heart beats; else 503, with
+    the reason. What it shows is meant for whoever may know that the process is there.
+    """
+
+    async def healthz(_request: Request) -> JSONResponse:
+        reason = await _trouble(jobs, worker=worker)
+        if reason is None:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "unavailable", "reason": reason}, status_code=503)
+
+    return healthz
+
+
+async def _trouble(jobs: Headgate, *, worker: bool) -> str | None:
+    try:
+        nodes = await jobs.admin.nodes()
+    except NotOpen:
+        return "the app is not open, or its worker has crashed"
+    except StorageUnavailable:
+        return "the store does not answer"
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    if worker and not any(node.name == name and node.state == "alive" for node in nodes):
+        return "the worker of this process does not beat"
+    return None

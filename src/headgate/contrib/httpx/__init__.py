@@ -1,0 +1,16 @@
+"""HTTP clients that keep to a budget, and do as servers say that refuse them: transports and hooks for httpx."""
+
+from headgate.contrib.httpx.advice import HORIZON, UNSAID, closed_for, refused_for
+from headgate.contrib.httpx.hooks import raise_rate_limited, raise_rate_limited_sync
+from headgate.contrib.httpx.transport import LimitedTransport, SyncLimitedTransport
+
+__all__ = [
+    "HORIZON",
+    "UNSAID",
+    "LimitedTransport",
+    "SyncLimitedTransport",
+    "closed_for",
+    "raise_rate_limited",
+    "raise_rate_limited_sync",
+    "refused_for",
+]

@@ -1,0 +1,167 @@
+"""What an answer says about when the next request may come: `Retry-After`, and what servers say of their limits.
+
+It is read defensively: a header that makes no sense says nothing, and whatever one says is a wait from 0 to `HORIZON`.
+Instants are compared with the answer's own `Date`, where it has one, because this machine's clock may be wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import NamedTuple
+
+HORIZON = 86_400.0
+"""Seconds; the longest wait that is believed: longer ones are mistakes, or nothing that a request can wait for."""
+
+UNSAID = 5.0
+"""Seconds to wait after a 429 that does not say for how long."""
+
+TOO_MANY = 429
+_REFUSALS = (403, TOO_MANY, 503)
+
+
+def refused_for(status: int, headers: Mapping[str, str], now: datetime) -> float | None:
+    """For how many seconds the server refuses requests; None if this is no refusal.
+
+    Each 429 is one, and so are 403 (GitHub's word) and 503 if they say how long it lasts. A wait of 0 says nothing.
+    """
+    if status not in _REFUSALS:
+        return None
+    fields, now = _read(headers, now)
+    waits = [
+        wait for wait in (_retry_after(fields, now), _exhausted(fields, now, is_refusal=status == TOO_MANY)) if wait
+    ]
+    if waits:
+        return max(waits)
+    return UNSAID if status == TOO_MANY else None
+
+
+def closed_for(status: int, headers: Mapping[str, str], now: datetime) -> float:
+    """How many seconds to wait before the next request; 0 if it may come at once.
+
+    That is as long as it is refused, or, where an answer says that it was the last one of its window, until the next.
+    """
+    refused = refused_for(status, headers, now)
+    if refused is not None:
+        return refused
+    return _exhausted(*_read(headers, now), is_refusal=False) or 0.0
+
+
+class _Window(NamedTuple):
+    """What a server says of one of its limits: how much is left of it, and in how many seconds it begins anew."""
+
+    remaining: float | None
+    reset: float | None
+
+
+_Fields = dict[str, str]
+
+
+def _read(headers: Mapping[str, str], now: datetime) -> tuple[_Fields, datetime]:
+    fields = {name.lower(): value.strip() for name, value in headers.items()}
+    return fields, _instant(fields.get("date", "")) or now
+
+
+def _retry_after(fields: _Fields, now: datetime) -> float | None:
+    milliseconds = _number(fields.get("retry-after-ms", ""))
+    if milliseconds is not None:
+        return _believed(milliseconds / 1000)
+    return _wait(fields.get("retry-after", ""), now)
+
+
+def _exhausted(fields: _Fields, now: datetime, *, is_refusal: bool) -> float | None:
+    """The longest wait for a window of which nothing is left; after a refusal also for one that does not say so."""
+    waits = [
+        window.reset
+        for window in _windows(fields, now)
+        if window.reset is not None and (is_refusal if window.remaining is None else window.remaining < 1)
+    ]
+    return max(waits, default=None)
+
+
+def _windows(fields: _Fields, now: datetime) -> Iterator[_Window]:
+    yield from _structured(fields)
+    told: dict[str, dict[str, str]] = {}
+    for name, value in fields.items():
+        found = _OF_A_WINDOW.fullmatch(name)
+        if found is not None:
+            which = f"{found['before'] or ''}/{found['after'] or ''}"
+            told.setdefault(which, {})[found["what"]] = value
+    for each in told.values():
+        yield _Window(_number(each.get("remaining", "")), _wait(each.get("reset", ""), now))
+
+
+# RateLimit-Reset and X-RateLimit-Reset, X-Rate-Limit-Reset, X-RateLimit-Reset-Tokens (OpenAI), and
+# Anthropic-RateLimit-Tokens-Reset.
+_OF_A_WINDOW = re.compile(
+    r"(?:[a-z]+-)?rate-?limit-(?:(?P<before>[a-z-]+)-)?(?P<what>remaining|reset)(?:-(?P<after>[a-z-]+))?"
+)
+
+
+def _structured(fields: _Fields) -> Iterator[_Window]:
+    """`RateLimit: "burst";r=0;t=30`, as the IETF's draft has it, and `limit=9, remaining=0, reset=30`, as it had it."""
+    policies = dict(_items(fields.get("ratelimit-policy", "")))
+    loose: dict[str, str] = {}
+    for name, told in _items(fields.get("ratelimit", "")):
+        if "r" in told:
+            window = told.get("t", policies.get(name, {}).get("w", ""))
+            reset = _number(window)
+            yield _Window(_number(told["r"]), None if reset is None else _believed(reset))
+        loose.update(told)
+    if "reset" in loose:
+        reset = _number(loose["reset"])
+        yield _Window(_number(loose.get("remaining", "")), None if reset is None else _believed(reset))
+
+
+def _items(field: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The members of a list with their parameters."""
+    for item in field.split(","):
+        parts = [part.strip() for part in item.split(";")]
+        pairs = [part.partition("=") for part in parts if "=" in part]
+        yield parts[0], {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _wait(text: str, now: datetime) -> float | None:
+    """Seconds from `now`, of what may be seconds, an instant or a duration."""
+    number = _number(text)
+    if number is not None:
+        return _believed(_from_epoch(number, now))
+    if _DURATION.fullmatch(text):
+        return _believed(sum(float(count) * _UNITS[unit] for count, unit in _PART.findall(text)))
+    instant = _instant(text)
+    return None if instant is None else _believed((instant - now).total_seconds())
+
+
+def _from_epoch(number: float, now: datetime) -> float:
+    # No wait is as long as thirty years, so such a number counts from 1970, in seconds or in milliseconds.
+    if number >= 1e11:
+        return number / 1000 - now.timestamp()
+    return number - now.timestamp() if number >= 1e9 else number
+
+
+def _believed(seconds: float) -> float:
+    return min(max(seconds, 0.0), HORIZON)
+
+
+_NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{0,9})?")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)")
+_DURATION = re.compile(f"(?:{_PART.pattern}){{1,5}}")
+
+
+def _number(text: str) -> float | None:
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def _instant(text: str) -> datetime | None:
+    """An HTTP date or one of RFC 3339; UTC where it does not say."""
+    if not 8 <= len(text) <= 64:
+        return None
+    try:
+        found = parsedate_to_datetime(text) if text[0].isalpha() else datetime.fromisoformat(text)
+        # A year at the end of the calendar may have no form in UTC.
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None

@@ -1,0 +1,384 @@
+"""Django tasks on Headgate: the contract of Django's task framework, with a worker and a database of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from django.core import checks
+from django.db import connection, connections, transaction
+from django.test.utils import override_settings
+from django.utils import timezone
+
+from headgate import DeclarationError, Headgate, PayloadError
+from headgate.contrib.django import HeadgateBackend, task_options
+from headgate.contrib.django.standard import InvalidTask, InvalidTaskBackend, exceptions, signals, tasks
+from tests.faces.contrib.django_shop import ended, running, set_up
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The tasks of a project, without a worker."""
+    with set_up(tmp_path_factory.mktemp("shop")) as shop:
+        yield shop
+
+
+@pytest.fixture(scope="module")
+def worker(shop: Any) -> Iterator[Any]:
+    """The same with one."""
+    with running(tasks.task_backends["default"].declare_all()):
+        yield shop
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    connections.close_all()
+
+
+def notes() -> set[str]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT name FROM note")
+        return {name for (name,) in cursor.fetchall()}
+
+
+@contextmanager
+def heard(signal: Any) -> Iterator[SimpleQueue[tuple[str, str, int]]]:
+    """What a signal tells of: id, status and attempts of each result, as they were then."""
+    heard: SimpleQueue[tuple[str, str, int]] = SimpleQueue()
+
+    def hear(sender: Any, task_result: Any, **_: Any) -> None:
+        assert sender is HeadgateBackend
+        heard.put((task_result.id, str(task_result.status), task_result.attempts))
+
+    signal.connect(hear)
+    try:
+        yield heard
+    finally:
+        signal.disconnect(hear)
+
+
+# ------------------------------------------------------------------------------------------------------- the contract
+
+
+def test_a_task_runs_with_its_arguments_and_its_result_comes_back(worker: Any) -> None:
+    result = worker.add.enqueue(1, b=2, scale=10)
+    assert (result.status, result.args, result.kwargs) == ("READY", [1], {"b": 2, "scale": 10})
+    with pytest.raises(ValueError, match="not finished"):
+        _ = result.return_value
+    ended(result)
+    assert (result.status, result.return_value, result.attempts, result.errors) == ("SUCCESSFUL", 30, 1, [])
+    assert result.enqueued_at <= result.started_at <= result.finished_at
+    assert result.last_attempted_at == result.started_at
+
+
+def test_a_stored_result_is_that_of_the_call_that_was_made(worker: Any) -> None:
+    made = worker.add.using(priority=-37, queue_name="mail").enqueue(1, scale=2)
+    found = worker.add.get_result(ended(made).id)
+    assert (found.args, found.kwargs, found.return_value) == ([1], {"scale": 2}, 4)
+    assert (found.task.priority, found.task.queue_name, found.task.func) == (-37, "mail", worker.add.func)
+    assert found.backend == "default"
+
+
+def test_a_function_of_any_arguments_gets_them_as_they_were_passed(worker: Any) -> None:
+    result = ended(worker.anything.enqueue(1, (2, 3), name="x"))
+    assert (result.args, result.kwargs) == ([1, [2, 3]], {"name": "x"})
+    assert result.return_value == [[1, [2, 3]], {"name": "x"}]
+    found = worker.anything.get_result(result.id)
+    assert (found.args, found.kwargs) == ([1, [2, 3]], {"name": "x"})
+
+
+def test_coroutines_run_and_are_enqueued_and_looked_at_from_coroutines(worker: Any) -> None:
+    async def scenario() -> Any:
+        result = await worker.add_soon.aenqueue(1, 2)
+        while not result.is_finished:
+            await asyncio.sleep(0.01)
+            await result.arefresh()
+        return await worker.add_soon.aget_result(result.id)
+
+    assert asyncio.run(scenario()).return_value == 3
+
+
+def test_a_coroutine_of_a_worker_enqueues(worker: Any) -> None:
+    later = ended(worker.add_later.enqueue(3, 4)).return_value
+    assert ended(worker.add.get_result(later)).return_value == 7
+
+
+def test_jobs_of_a_task_that_was_renamed_run_and_tell_their_results(worker: Any) -> None:
+    # As a process of the release before has enqueued it.
+    app = Headgate(os.environ["HEADGATE_URL"], synchronous="OFF")
+
+    @app.task(name="tests.faces.contrib.shop.tasks.old_name")
+    def old_name(a: int) -> None: ...
+
+    with app.sync:
+        id = old_name.sync.enqueue(5).id
+    result = worker.new_name.get_result(id)
+    assert ended(result).return_value == 5
+
+
+def test_a_failed_task_tells_its_errors(worker: Any) -> None:
+    result = ended(worker.fail.enqueue("out of stock"))
+    assert result.status == "FAILED"
+    (error,) = result.errors
+    assert error.exception_class is ValueError
+    assert error.traceback.endswith("ValueError: out of stock\n")
+    with pytest.raises(ValueError, match="Task failed"):
+        _ = result.return_value
+
+
+def test_a_task_with_context_knows_its_attempt_and_the_errors_before_it(worker: Any) -> None:
+    result = ended(worker.third_time.enqueue("lamp"))
+    assert result.return_value == [3, 2, {"args": ["lamp"]}]
+    assert result.attempts == 3
+    assert [error.exception_class for error in result.errors] == [RuntimeError, RuntimeError]
+    assert result.started_at < result.last_attempted_at
+
+
+def test_the_context_is_that_of_the_job(worker: Any) -> None:
+    result = ended(worker.own_id.enqueue())
+    assert result.return_value == result.id
+
+
+def test_a_cancelled_job_is_a_failed_task(shop: Any) -> None:
+    result = shop.add.using(run_after=timezone.now() + timedelta(days=1)).enqueue(1)
+    tasks.task_backends["default"].app.sync.job(result.id).cancel()
+    result.refresh()
+    assert result.status == "FAILED"
+    assert result.errors[0].exception_class_path == "headgate.errors.JobCancelled"
+
+
+def test_a_task_waits_until_it_may_run(worker: Any) -> None:
+    run_after = timezone.now() + timedelta(hours=1)
+    result = worker.add.using(run_after=run_after).enqueue(1)
+    result.refresh()
+    assert (result.status, result.started_at, result.attempts) == ("READY", None, 0)
+    assert worker.add.get_result(result.id).task.run_after == run_after
+
+
+@pytest.mark.parametrize(("told", "kept"), [(-100, 0), (-1, 4), (0, 4), (20, 5), (100, 9)])
+def test_a_priority_of_django_is_one_of_ours(shop: Any, told: int, kept: int) -> None:
+    later = timezone.now() + timedelta(days=1)
+    result = shop.add.using(priority=told, run_after=later).enqueue(1)
+    status = tasks.task_backends["default"].app.sync.job(result.id).status()
+    assert status.priority == kept
+    assert shop.add.get_result(result.id).task.priority == told
+
+
+def test_signals_tell_of_a_task_when_it_is_enqueued_starts_and_has_ended(worker: Any) -> None:
+    with (
+        heard(signals.task_enqueued) as enqueued,
+        heard(signals.task_started) as started,
+        heard(signals.task_finished) as finished,
+    ):
+        for task, call, status in [
+            (worker.add, (1,), "SUCCESSFUL"),
+            (worker.add_soon, (1, 2), "SUCCESSFUL"),
+            (worker.fail, ("no",), "FAILED"),
+        ]:
+            id = task.enqueue(*call).id
+            assert enqueued.get(timeout=5) == (id, "READY", 0)
+            assert started.get(timeout=5) == (id, "RUNNING", 1)
+            assert finished.get(timeout=5) == (id, status, 1)
+
+
+def test_what_a_signal_tells_of_the_end_is_what_is_stored(worker: Any) -> None:
+    told: SimpleQueue[Any] = SimpleQueue()
+
+    def hear(task_result: Any, **_: Any) -> None:
+        told.put(task_result)
+
+    def seen(result: Any) -> tuple[Any, ...]:
+        errors = [(error.exception_class_path, error.traceback.splitlines()[-1]) for error in result.errors]
+        value = result.return_value if result.status == "SUCCESSFUL" else None
+        return result.id, result.status, result.args, result.kwargs, result.attempts, errors, value
+
+    signals.task_finished.connect(hear)
+    try:
+        for task, call in [
+            (worker.anything, (1, (2,))),
+            (worker.add_soon, (1, 2)),
+            (worker.third_time, ("lamp",)),
+            (worker.fail, ("no",)),
+        ]:
+            result = task.enqueue(*call)
+            assert seen(told.get(timeout=5)) == seen(ended(result))
+    finally:
+        signals.task_finished.disconnect(hear)
+
+
+def test_a_result_that_is_not_there_or_of_another_task_is_refused(shop: Any) -> None:
+    app = tasks.task_backends["default"].app
+    with pytest.raises(exceptions.TaskResultDoesNotExist):
+        shop.add.get_result("123")
+    foreign = app.tasks["not_of_django"].using(delay=3600).sync.enqueue()
+    with pytest.raises(exceptions.TaskResultDoesNotExist, match="not a Django task"):
+        shop.add.get_result(foreign.id)
+    other = shop.anything.using(run_after=timezone.now() + timedelta(days=1)).enqueue()
+    with pytest.raises(exceptions.TaskResultMismatch):
+        shop.add.get_result(other.id)
+
+
+def test_what_cannot_be_a_task_is_refused_where_it_is_made(shop: Any) -> None:
+    def inner() -> None: ...
+
+    with pytest.raises(InvalidTask):
+        tasks.task(inner)
+    for options in ({"queue_name": "unknown"}, {"priority": 101}, {"run_after": timezone.now().replace(tzinfo=None)}):
+        with pytest.raises(InvalidTask):
+            shop.add.using(**options)
+
+
+def test_arguments_that_cannot_be_stored_are_refused_and_nothing_is(shop: Any) -> None:
+    with heard(signals.task_enqueued) as enqueued:
+        with pytest.raises(TypeError, match="Unsupported type"):
+            shop.add.enqueue(object())
+        with pytest.raises(TypeError, match="misses argument 'a'"):
+            shop.add.enqueue()
+        with pytest.raises(PayloadError):
+            shop.anything.enqueue({1: "a key that JSON would make text"})
+    assert enqueued.empty()
+
+
+def test_a_task_can_be_pickled(shop: Any) -> None:
+    # Django 6 has a task reduce to its path; the package before it pickles fields, of which the function is not one.
+    if hasattr(type(shop.add), "_reconstruct"):
+        assert pickle.loads(pickle.dumps(shop.add)) == shop.add
+
+
+# ------------------------------------------------------------------------------------------------------- transactions
+
+
+def test_a_task_that_is_enqueued_in_a_transaction_is_there_if_it_commits(worker: Any) -> None:
+    with transaction.atomic():
+        result = worker.add.enqueue(1)
+        with pytest.raises(exceptions.TaskResultDoesNotExist):
+            result.refresh()
+    assert ended(result).return_value == 2
+
+
+def test_a_task_that_is_enqueued_in_a_transaction_is_gone_if_it_rolls_back(worker: Any) -> None:
+    with transaction.atomic():
+        result = worker.insert.enqueue("rolled back")
+        transaction.set_rollback(True)
+    with pytest.raises(exceptions.TaskResultDoesNotExist):
+        result.refresh()
+
+
+def test_a_savepoint_takes_its_tasks_with_it(worker: Any) -> None:
+    with transaction.atomic():
+        kept = worker.add.enqueue(1)
+        with transaction.atomic():
+            lost = worker.add.enqueue(1)
+            transaction.set_rollback(True)
+    assert ended(kept).return_value == 2
+    with pytest.raises(exceptions.TaskResultDoesNotExist):
+        lost.refresh()
+
+
+def test_in_a_transaction_of_another_database_it_is_enqueued_after_the_commit_under_the_id_told_before(
+    worker: Any,
+) -> None:
+    task = worker.add.using(backend="beside")
+    with heard(signals.task_enqueued) as enqueued, transaction.atomic(using="elsewhere"):
+        result = task.enqueue(1, b=5)
+        assert enqueued.empty()
+        with pytest.raises(exceptions.TaskResultDoesNotExist):
+            result.refresh()
+    assert enqueued.get(timeout=5) == (result.id, "READY", 0)
+    assert (ended(result).return_value, result.args, result.kwargs) == (6, [1], {"b": 5})
+
+
+def test_after_a_rollback_of_another_database_nothing_is_enqueued(worker: Any) -> None:
+    with transaction.atomic(using="elsewhere"):
+        result = worker.add.using(backend="beside").enqueue(1)
+        transaction.set_rollback(True, using="elsewhere")
+    with pytest.raises(exceptions.TaskResultDoesNotExist):
+        result.refresh()
+
+
+def test_a_job_leaves_no_connection_to_the_thread_that_ran_it(worker: Any) -> None:
+    assert ended(worker.insert.enqueue("plain")).return_value == 1
+    assert ended(worker.insert_soon.enqueue("async")).return_value == 1
+    assert {"plain", "async"} <= notes()
+    assert worker.connections_seen
+    assert not any(ended(worker.is_connected.enqueue()).return_value for _ in range(5))
+
+
+# ------------------------------------------------------------------------------------------------------------- limits
+
+
+def test_a_limit_on_a_task_holds_for_each_key(worker: Any) -> None:
+    first, second, other = (worker.sync_tenant.enqueue(tenant) for tenant in ("acme", "acme", "globex"))
+    assert ended(first).return_value == "acme"
+    assert ended(other).return_value == "globex"
+    second.refresh()
+    assert second.status == "READY"
+    status = tasks.task_backends["default"].app.sync.job(second.id).status()
+    assert status.waits_for[1] == "acme"
+
+
+def test_a_refusal_of_the_callee_spends_no_attempt(worker: Any) -> None:
+    result = ended(worker.refused_once.enqueue("acme"))
+    assert (result.return_value, result.attempts, result.errors) == (1, 1, [])
+
+
+def test_options_of_headgate_do_no_harm_under_another_backend(shop: Any) -> None:
+    immediate = f"{tasks.__name__}.backends.immediate.ImmediateBackend"
+    with override_settings(TASKS={"default": {"BACKEND": immediate}}):
+        assert shop.sync_tenant.enqueue("acme").return_value == "acme"
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+
+
+def backend(**params: Any) -> HeadgateBackend:
+    return HeadgateBackend("default", params)
+
+
+def test_options_that_cannot_work_are_told_at_once(shop: Any) -> None:
+    with pytest.raises(InvalidTaskBackend, match=r'misses OPTIONS\["app"\]'):
+        backend()
+    with pytest.raises(InvalidTaskBackend, match="unknown OPTIONS url"):
+        backend(OPTIONS={"app": "x:y", "url": "sqlite:///jobs.db"})
+
+
+def test_a_check_tells_of_an_app_that_is_not_there_and_of_an_unknown_database(shop: Any) -> None:
+    assert backend(OPTIONS={"app": "tests.faces.contrib.shop.jobs:app"}).check() == []
+    found = [
+        *backend(OPTIONS={"app": "no.such.module:app"}).check(),
+        *backend(OPTIONS={"app": "tests.faces.contrib.shop.tasks:add"}).check(),
+        *backend(OPTIONS={"app": "tests.faces.contrib.shop.jobs:app", "database": "reports"}).check(),
+    ]
+    assert [each.id for each in found] == ["headgate.E001", "headgate.E001", "headgate.E002"]
+    assert checks.run_checks() == []
+
+
+def test_an_app_in_memory_is_enqueued_to_after_the_commit(shop: Any) -> None:
+    app = Headgate("memory://")
+    in_memory = backend(OPTIONS={"app": app}, QUEUES=["default", "mail"])
+    with app.sync, transaction.atomic():
+        result = in_memory.enqueue(shop.add, (1,), {})
+        with pytest.raises(exceptions.TaskResultDoesNotExist):
+            in_memory.get_result(result.id)
+        transaction.get_connection().run_on_commit.pop()[1]()
+        assert in_memory.get_result(result.id).args == [1]
+
+
+def test_options_above_the_task_are_refused(shop: Any) -> None:
+    with pytest.raises(DeclarationError, match="below @task"):
+        task_options(timeout=1)(shop.add)
+
+
+def test_a_limit_that_names_no_argument_is_refused_when_the_task_is_first_used(shop: Any) -> None:
+    from tests.faces.contrib.shop import misdeclared
+
+    with pytest.raises(DeclarationError, match="tenant"):
+        misdeclared.wrong.enqueue("acme")

@@ -1,0 +1,101 @@
+"""`manage.py headgate`: workers as processes of their own, on a PostgreSQL that Django's transactions share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+from headgate import Headgate
+
+ROOT = Path(__file__).parents[3]
+MANAGE = (sys.executable, "-W", "error", "-m", "django", "headgate")
+
+
+@pytest_asyncio.fixture
+async def environment(postgres_url: str, tmp_path: Path) -> AsyncIterator[Mapping[str, str]]:
+    """A database of the shop's own, which is gone after the test."""
+    name = f"shop_{uuid4().hex[:12]}"
+    server = await asyncpg.connect(postgres_url)
+    await server.execute(f"CREATE DATABASE {name}")
+    url = urlsplit(postgres_url)._replace(path=f"/{name}").geturl()
+    try:
+        yield {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "DJANGO_SETTINGS_MODULE": "tests.faces.contrib.shop.settings",
+            "SHOP_DATABASE": url,
+            "SHOP_ELSEWHERE": str(tmp_path / "elsewhere.db"),
+            "HEADGATE_URL": url,
+        }
+    finally:
+        await server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await server.close()
+
+
+@pytest.mark.slow
+def test_a_worker_of_django_runs_what_a_transaction_on_postgresql_has_committed_and_nothing_else(
+    environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    visitor = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.faces.contrib.shop.visitor"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=15,
+        check=False,
+    )
+    assert visitor.returncode == 0, visitor.stderr
+    kept, lost, gated = visitor.stdout.split()
+
+    async def look() -> set[str]:
+        async with Headgate(environment["HEADGATE_URL"]).open() as app:
+            assert await app.job(kept).result(timeout=15) == 1
+            assert await app.job(gated).result(timeout=15) == "acme"
+            return {status.id for status in await app.admin.jobs()}
+
+    worker = subprocess.Popen(
+        [*MANAGE, "worker", "--processes", "2", "--grace", "5"], env=environment, cwd=tmp_path, stderr=subprocess.PIPE
+    )
+    try:
+        found = asyncio.run(look())
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        _, said = worker.communicate(timeout=15)
+    assert worker.returncode == 0, said.decode()
+    assert found == {kept, gated}
+    assert lost not in found
+    assert asyncio.run(notes(environment["SHOP_DATABASE"])) == {"ordered", "committed"}
+
+
+async def notes(url: str) -> set[str]:
+    connection = await asyncpg.connect(url)
+    try:
+        return {row["name"] for row in await connection.fetch("SELECT name FROM note")}
+    finally:
+        await connection.close()
+
+
+@pytest.mark.slow
+def test_the_other_words_of_the_command_line_work_on_the_app_of_a_backend(
+    environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    def manage(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*MANAGE, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=15, check=False
+        )
+
+    assert "0001 initial" in manage("migrate").stdout
+    unknown = manage("--backend", "nightly", "status")
+    assert (unknown.returncode, "has no 'nightly'" in unknown.stderr) == (1, True), unknown.stderr

@@ -1,0 +1,136 @@
+"""The examples of docs/frameworks.md are the files that they name, and run as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[3] / "docs" / "frameworks.md").read_text()
+
+# What a project has around the examples, and what one does with them.
+DJANGO_SETTINGS = """
+SECRET_KEY = "for tests"
+USE_TZ = True
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "jobs.db"}}
+INSTALLED_APPS = ["shop"]
+"""
+USES = {
+    "FastAPI": """
+import asyncio, httpx
+from api import api, jobs
+
+async def main():
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://api")
+    async with api.router.lifespan_context(api), client:
+        assert (await client.get("/healthz")).json() == {"status": "ok"}
+        job = (await client.post("/tenants/acme/sync")).json()["job"]
+        async with jobs:
+            assert await jobs.job(job).result(timeout=5) is None
+
+asyncio.run(main())
+""",
+    "Django": """
+import asyncio, os
+os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
+from headgate.contrib.django.worker import default as app
+
+asyncio.run(app.migrate())
+from shop.orders import place_order
+from shop.tasks import sync_tenant
+
+async def work(*ids):
+    async with app:
+        for id in ids:
+            await app.job(id).result(timeout=5)
+
+placed, synced = place_order(17), sync_tenant.enqueue("acme")
+app.sync.close()
+asyncio.run(work(placed.id, synced.id))
+placed.refresh()
+synced.refresh()
+assert (placed.return_value, synced.return_value) == ("receipt of 17", "acme")
+""",
+    "Flask": """
+import asyncio
+from web import jobs, web
+
+client = web.test_client()
+job = client.post("/welcome/ada").json["job"]
+assert client.get(f"/jobs/{job}").json == {"state": "waiting"}
+assert client.get("/jobs/none").status_code == 404
+jobs.sync.close()
+
+async def work():
+    async with jobs:
+        assert await jobs.job(job).result(timeout=5) == "welcome of web to ada"
+
+asyncio.run(work())
+""",
+    "httpx": """
+import asyncio, httpx, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from client import fetch, fetch_without_await
+from partner import app, pull
+
+class Handler(BaseHTTPRequestHandler):
+    refusals = 1
+
+    def do_GET(self):
+        refuses = self.path == "/busy" and Handler.refusals > 0
+        Handler.refusals -= refuses
+        self.send_response(429 if refuses else 200)
+        self.send_header("Retry-After-Ms", "100")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_): pass
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True, kwargs={"poll_interval": 0.01}).start()
+url = f"http://127.0.0.1:{server.server_port}"
+assert asyncio.run(fetch(url)).status_code == fetch_without_await(url).status_code == 200
+
+async def work():
+    async with app:
+        job = await pull.enqueue("acme", f"{url}/busy")
+        assert await job.result(timeout=9) == 200
+        assert (await job.status()).attempt == 1
+
+asyncio.run(work())
+server.shutdown()
+server.server_close()
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", USES)
+def test_the_examples_of_the_page_do_what_it_says(framework: str, tmp_path: Path) -> None:
+    section = re.split(r"^## ", PAGE, flags=re.MULTILINE)
+    (chapter,) = [each for each in section if each.startswith(framework)]
+    for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", chapter, re.DOTALL):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text((DJANGO_SETTINGS if name == "settings.py" else "") + _for_this_django(code))
+    (tmp_path / "use.py").write_text(USES[framework])
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "use.py"],
+        env={**os.environ, "HEADGATE_URL": "sqlite:///jobs.db"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=15,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def _for_this_django(code: str) -> str:
+    from headgate.contrib.django import standard
+
+    return code.replace("django.tasks", standard.NAME)
