@@ -1,1 +1,22 @@
-"""For tests: a clock that is moved by hand, and the suite that every store has to pass."""
+"""For the tests of those who use Headgate: `manual`, `inline` and `live`, virtual time, and the suites for stores."""
+
+from headgate.testing.enqueued import Enqueued
+from headgate.testing.inline_mode import inline
+from headgate.testing.live_mode import LiveApp, live
+from headgate.testing.manual_mode import manual
+from headgate.testing.stepped_node import Performed
+from headgate.testing.workbench import Drained, SyncWorkbench, Workbench
+
+__all__ = [
+    # how the jobs of a test run
+    "manual",
+    "inline",
+    "live",
+    # what the test has in hand
+    "Workbench",
+    "SyncWorkbench",
+    "LiveApp",
+    "Enqueued",
+    "Drained",
+    "Performed",
+]

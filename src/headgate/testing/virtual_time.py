@@ -69,7 +69,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._held = 0
         self._threads: Executor | None = None
         # Another run is another boot: its time starts over.
-        self.boot_id = f"virtual-{os.urandom(6).hex()}"
+        self.boot_id: str = f"virtual-{os.urandom(6).hex()}"
         # asyncio fires what is due within this of now. It has to be above the rounding of a float, and below the
         # distance of two microseconds.
         self._clock_resolution = 0.5 / SECOND

@@ -1,0 +1,164 @@
+"""What was enqueued in a test, and whether it is what the test asked for; if not, how it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from headgate.clock import SECOND, to_datetime
+from headgate.errors import PayloadError
+from headgate.jobs.job import JobRecord, JobState
+from headgate.tasks.task import Task
+
+SHOWN = 10
+"""How many jobs a failed assertion tells of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A job that a test has enqueued, as it is now.
+
+    `arguments` are by name, as the handler gets them, with the defaults filled in. `delay` is in seconds, and 0 for a
+    job that was to run at once; `run_at` is an aware datetime, of a retry the time of the next try. `connection` is the
+    caller's own whose transaction it was put into.
+    """
+
+    id: str
+    task: str
+    arguments: Mapping[str, Any]
+    queue: str
+    state: JobState
+    attempt: int
+    delay: float
+    run_at: datetime
+    priority: int
+    headers: Mapping[str, str]
+    unique_key: str | None
+    connection: Any = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        said = f"{self.task}({_listed(self.arguments)})"
+        if self.queue != "default":
+            said += f"  queue={self.queue!r}"
+        if self.delay:
+            said += f"  delay={self.delay:g} s"
+        if self.priority:
+            said += f"  priority={self.priority}"
+        if self.unique_key is not None:
+            said += f"  unique_key={self.unique_key!r}"
+        if self.connection is not None:
+            said += "  connection=…"
+        return said if self.state is JobState.WAITING else f"{said}  [{self.state}]"
+
+
+def enqueued(record: JobRecord, task: Task[Any, Any] | None, connection: Any = None) -> Enqueued:
+    """A stored job as a test looks at it."""
+    try:
+        given = {} if task is None else task.payload.arguments(record.payload)
+        arguments = {name: given[name] for name in (task.payload.parameters if task else ()) if name in given}
+    except PayloadError:
+        arguments = {"payload": record.payload}
+    return Enqueued(
+        id=record.id,
+        task=record.task,
+        arguments=arguments,
+        queue=record.queue,
+        state=record.state,
+        attempt=record.attempt,
+        delay=(record.run_at - record.enqueued_at) / SECOND if record.delayed else 0.0,
+        run_at=to_datetime(record.run_at),
+        priority=record.priority,
+        headers=record.headers or {},
+        unique_key=record.unique_key,
+        connection=connection,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a test asks for; None, and arguments that are not named, may be anything."""
+
+    task: str
+    arguments: Mapping[str, Any]
+    queue: str | None = None
+    delay: float | None = None
+    at: datetime | None = None
+    within: float = 1.0
+    priority: int | None = None
+    headers: Mapping[str, str] | None = None
+    unique_key: str | None = None
+    connection: Any = None
+
+    def __str__(self) -> str:
+        said = f"{self.task}({_listed(self.arguments)})"
+        if self.delay is not None:
+            said += f"  delay={self.delay:g} s"
+        if self.at is not None:
+            said += f"  at={self.at.isoformat()}"
+        for name in ("queue", "priority", "headers", "unique_key"):
+            value = getattr(self, name)
+            if value is not None:
+                said += f"  {name}={value!r}"
+        return said if self.connection is None else f"{said}  connection=…"
+
+    def differences(self, job: Enqueued) -> list[str]:
+        """How the job is not what is asked for, a line each; nothing if it is."""
+        if job.task != self.task:
+            return [f"another task, not {self.task}"]
+        found: list[str] = []
+        for name, value in self.arguments.items():
+            if name not in job.arguments or job.arguments[name] != value:
+                found.append(f"{name}={_short(job.arguments.get(name))}, not {_short(value)}")
+        if self.queue is not None and job.queue != self.queue:
+            found.append(f"queue {job.queue!r}, not {self.queue!r}")
+        if self.delay is not None and abs(job.delay - self.delay) > self.within:
+            found.append(f"delay {job.delay:g} s, not {self.delay:g} s")
+        if self.at is not None and abs((job.run_at - self.at).total_seconds()) > self.within:
+            found.append(f"at {job.run_at.isoformat()}, not {self.at.isoformat()}")
+        if self.priority is not None and job.priority != self.priority:
+            found.append(f"priority {job.priority}, not {self.priority}")
+        for name, text in (self.headers or {}).items():
+            if job.headers.get(name) != text:
+                found.append(f"header {name!r} {job.headers.get(name)!r}, not {text!r}")
+        if self.unique_key is not None and job.unique_key != self.unique_key:
+            found.append(f"unique_key {job.unique_key!r}, not {self.unique_key!r}")
+        if self.connection is not None and job.connection is not self.connection:
+            found.append("not in the transaction of this connection")
+        return found
+
+
+def told_missing(wanted: Wanted, jobs: Sequence[Enqueued], found: int = 0, count: int | None = None) -> str:
+    """What a failed `assert_enqueued` says: what was asked for, and what there is, nearest first."""
+    many = "no job was" if not found else f"{found} jobs, not {count}, were"
+    said = [f"{many} enqueued as", f"    {wanted}"]
+    if not jobs:
+        return "\n".join([*said, "nothing was enqueued at all"])
+    ranked = sorted(((wanted.differences(job), job) for job in jobs), key=lambda each: _distance(each[0]))
+    said.append(f"{len(jobs)} enqueued in this test, nearest first:" if len(jobs) > 1 else "what was enqueued:")
+    for differences, job in ranked[:SHOWN]:
+        said += [f"    {job}", *(f"      ✗ {each}" for each in differences)]
+    if len(ranked) > SHOWN:
+        said.append(f"    … and {len(ranked) - SHOWN} more")
+    return "\n".join(said)
+
+
+def told_present(wanted: Wanted, found: Sequence[Enqueued]) -> str:
+    """What a failed `refute_enqueued` says."""
+    said = [f"{len(found)} {'jobs were' if len(found) > 1 else 'job was'} enqueued as", f"    {wanted}", "namely:"]
+    said += [f"    {job}" for job in found[:SHOWN]]
+    return "\n".join(said if len(found) <= SHOWN else [*said, f"    … and {len(found) - SHOWN} more"])
+
+
+def _distance(differences: Sequence[str]) -> tuple[bool, int]:
+    return any(each.startswith("another task") for each in differences), len(differences)
+
+
+def _listed(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={_short(value)}" for name, value in arguments.items())
+
+
+def _short(value: Any) -> str:
+    said = repr(value)
+    return said if len(said) <= 200 else f"{said[:199]}…"

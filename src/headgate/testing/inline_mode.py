@@ -1,0 +1,48 @@
+"""Inline mode: to enqueue a job is to run it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from headgate.app import Headgate
+from headgate.clock import SystemClock, from_datetime
+from headgate.testing.manual_clock import ManualClock
+from headgate.testing.shared_memory import SharedMemory
+from headgate.testing.stand_in import StandIn, in_test
+from headgate.testing.workbench import Workbench
+
+
+class InlineStandIn(StandIn):
+    """An app that runs what is enqueued, before `enqueue` returns."""
+
+    raising: bool
+
+    async def after_enqueueing(self, job_ids: Sequence[str]) -> None:
+        async with self.node() as node:
+            await node.run_due()
+        for job_id in job_ids:
+            # Somebody who enqueues at the same time may have come first, and runs it.
+            for recorded in [each.recorded[job_id] for each in self.at_work if job_id in each.recorded]:
+                await asyncio.wait([recorded])
+            performed = self.performed.get(job_id)
+            if self.raising and performed is not None and performed.error is not None:
+                raise performed.error
+
+
+@contextlib.contextmanager
+def inline(app: Headgate, *, now: datetime | None = None, raising: bool = True) -> Iterator[Workbench]:
+    """Run what is enqueued on this app at once, in the caller's loop or thread, until the block ends.
+
+    It is a whole life of a job: arguments and result go through JSON, callbacks are told, what follows it runs as well,
+    a failed one waits for its retry. What its handler raised is raised by `enqueue` itself, unless `raising` is False.
+    Limits hold nothing back. What has a delay waits until `travel(…)` or `drain(until=…)`. All else is as in
+    `manual(app)`. Raises HeadgateError for an app that is open.
+    """
+    clock = ManualClock(SystemClock().now() if now is None else from_datetime(now))
+    storage = SharedMemory(clock, gated=False)
+    with in_test(app, InlineStandIn, storage, clock) as stand_in:
+        stand_in.raising = raising
+        yield Workbench(stand_in, storage, clock)

@@ -1,0 +1,29 @@
+"""Manual mode: what a test enqueues is kept, and runs when the test says so."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import datetime
+
+from headgate.app import Headgate
+from headgate.clock import SystemClock, from_datetime
+from headgate.testing.manual_clock import ManualClock
+from headgate.testing.shared_memory import SharedMemory
+from headgate.testing.stand_in import StandIn, in_test
+from headgate.testing.workbench import Workbench
+
+
+@contextlib.contextmanager
+def manual(app: Headgate, *, now: datetime | None = None) -> Iterator[Workbench]:
+    """Keep in memory what is enqueued on this app until the block ends; nothing runs before `drain()`.
+
+    `with manual(app) as jobs:` around what enqueues, then `jobs.assert_enqueued(…)`. The app counts as open; its own
+    store, and what keeps its limits, is never connected to. Time stands still, at `now` (default: the machine's). With
+    `using(connection=…)` the connection is not touched: the job is kept at once, whatever becomes of the transaction.
+    Raises HeadgateError for an app that is open.
+    """
+    clock = ManualClock(SystemClock().now() if now is None else from_datetime(now))
+    storage = SharedMemory(clock)
+    with in_test(app, StandIn, storage, clock) as stand_in:
+        yield Workbench(stand_in, storage, clock)

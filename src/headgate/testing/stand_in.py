@@ -1,0 +1,204 @@
+"""The app as a test has it: the same declarations on another store, and nothing runs by itself.
+
+While it stands in, the app object is of a class of its own here, so whoever imported it enqueues into the test. At the
+end it is what it was before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Self, TypeVar, cast
+
+from headgate.app import Headgate
+from headgate.clock import Clock, Duration
+from headgate.engine.backlog import Backlogs
+from headgate.engine.bus import EventBus
+from headgate.engine.parts import parts_of
+from headgate.engine.teller import Teller
+from headgate.errors import HeadgateError, JobNotFound
+from headgate.limits.bucket_store import BucketStore
+from headgate.limits.limit import Limit
+from headgate.observe.log import log_event, logged_kinds
+from headgate.storage.address import Address
+from headgate.storage.enlisting import require_blocking
+from headgate.storage.protocol import Storage
+from headgate.tasks.flow import TiedCall
+from headgate.tasks.handle import Job
+from headgate.tasks.task import Call, EnqueueOptions, Task
+from headgate.tasks.ties import BatchStatus
+from headgate.testing.caller_thread import CallingPortal, waiting_thread
+from headgate.testing.stepped_node import NodeInTest, Performed, SteppedNode
+
+S = TypeVar("S", bound="InTest")
+
+
+class InTest(Headgate):
+    """An app on the store of a test, limits included: what was kept in Redis is with the jobs now."""
+
+    _node_kind = NodeInTest
+
+    def _bucket_store(self, limit: Limit) -> BucketStore | None:
+        return None
+
+
+class StandIn(InTest):
+    """An app that is open wherever a test uses it, and runs nothing by itself."""
+
+    connections: dict[str, Any]
+    """Whose transaction a job was put into, by its id."""
+
+    performed: dict[str, Performed]
+    """The latest attempt of each job that was run, by its id."""
+
+    at_work: list[SteppedNode]
+    """The nodes that run jobs right now: one in another where a handler enqueues, side by side where tasks do."""
+
+    def _require_open(self) -> None:
+        """It always is."""
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Self]:
+        self._openings += 1
+        self._loop, self._opened_by = asyncio.get_running_loop(), os.getpid()
+        try:
+            yield self
+        finally:
+            self._openings -= 1
+            if not self._openings:
+                self._loop = None
+
+    async def __aenter__(self) -> Self:
+        self._own_node = contextlib.AsyncExitStack()
+        await self._own_node.enter_async_context(self.open())
+        return self
+
+    async def run(
+        self,
+        *,
+        queues: Mapping[str, int | None] | None = None,
+        grace: Duration | None = None,
+        handle_signals: bool = True,
+    ) -> None:
+        raise HeadgateError(
+            "app.run() would never end in a test where nothing runs by itself; drain() runs what waits, and "
+            "headgate.testing.live(app) runs a real engine"
+        )
+
+    async def enqueue_calls(
+        self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]
+    ) -> list[Job[Any]]:
+        if options.connection is None:
+            jobs = await super().enqueue_calls(task, options, calls)
+        else:
+            new = await self._intake.jobs_to_enlist(task, parts_of(task, options, calls))
+            jobs = self._handles(new, await self._storage.add(new))
+            self.connections |= dict.fromkeys([job.id for job in jobs], options.connection)
+        await self.after_enqueueing([job.id for job in jobs])
+        return jobs
+
+    def enqueue_calls_sync(
+        self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]
+    ) -> list[Job[Any]]:
+        if options.connection is not None:
+            require_blocking(options.connection)
+        return self._portal.run(self.enqueue_calls(task, options, calls))
+
+    async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
+        await super().enqueue_flow(calls, batches)
+        await self.after_enqueueing([call.id for call in calls])
+
+    async def after_enqueueing(self, job_ids: Sequence[str]) -> None:
+        """What follows when jobs are stored: nothing, until somebody drains."""
+
+    async def job_result(self, job_id: str, timeout: float | None) -> Any:
+        record = await self._storage.job(job_id)
+        if record is None:
+            raise JobNotFound(job_id)
+        if not record.state.is_final:
+            raise HeadgateError(
+                f"job {job_id} of task {record.task!r} is {record.state}, and nothing runs by itself in this test: its "
+                "result would be waited for without end; drain() first, or use headgate.testing.live(app)"
+            )
+        return self._result_of(record)
+
+    async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
+        status = await self.batch_status(batch_id)
+        if status.pending:
+            raise HeadgateError(
+                f"{status.pending} jobs of batch {batch_id} are not final, and nothing runs by itself in this test: "
+                "drain() first, or use headgate.testing.live(app)"
+            )
+        return status
+
+    @contextlib.asynccontextmanager
+    async def node(self, storage: Storage | None = None) -> AsyncIterator[SteppedNode]:
+        """A node on this event loop, at work; on another store than the app's if one is given."""
+        storage = storage or self._storage
+        made = SteppedNode(
+            storage,
+            self._registry,
+            self._node_settings(),
+            clock=self._clock,
+            bus=self._bus,
+            random=self._random,
+            ids=self._ids,
+            # One of its own: what a teller waits with belongs to one event loop.
+            teller=Teller(storage, self._registry, self._clock, self._bus),
+            historian=self._historian,
+            tracing=self._intake.tracing,
+            pool=waiting_thread(),
+            latest=self.performed,
+        )
+        before, self._node = self._node, made
+        self.at_work.append(made)
+        try:
+            async with made.at_work():
+                yield made
+        finally:
+            self.at_work.remove(made)
+            self._node = before
+
+
+class _ImpatientBacklogs(Backlogs):
+    """Where nothing makes room by itself, a full queue is told of at once."""
+
+    async def admit(self, name: str, jobs: int, *, may_wait: bool = True) -> str:
+        return await super().admit(name, jobs, may_wait=False)
+
+
+@contextlib.contextmanager
+def in_test(app: Headgate, kind: type[S], storage: Storage, clock: Clock) -> Iterator[S]:
+    """Let the app be of that kind, on this store, until the block ends. Raises HeadgateError for one that is open."""
+    if isinstance(app, InTest):
+        raise HeadgateError("this app is in a test already: inline, manual and live do not go into one another")
+    if app._openings:
+        raise HeadgateError(
+            f"this app is open on {app.address.shown}: a test has to have it before it is opened; where "
+            "code that cannot await has opened it, app.sync.close() closes it"
+        )
+    before, own_kind = dict(vars(app)), type(app)
+    bus = EventBus()
+    for subscription in app._bus._subscriptions:
+        bus.subscribe(subscription._callback, *subscription._kinds)
+    # Its own kind stays in it: an app may be of a class of the user's.
+    app.__class__ = type(kind.__name__, (kind, own_kind), {"__module__": kind.__module__})
+    stand_in = cast(S, app)
+    try:
+        stand_in._wire(storage, Address(f"{type(storage).__name__} of a test"), clock, bus, history=False)
+        if isinstance(stand_in, StandIn):
+            stand_in.connections = {}
+            stand_in.performed = {}
+            stand_in.at_work = []
+            stand_in._portal = CallingPortal(stand_in.open, stand_in._loop_here)
+            find = stand_in._registry.queues.__getitem__
+            stand_in._intake._backlogs = _ImpatientBacklogs(storage, clock, find)
+            bus.subscribe(log_event, *logged_kinds())
+        yield stand_in
+    finally:
+        app.__class__ = own_kind
+        for name in vars(app).keys() - before.keys():
+            delattr(app, name)
+        vars(app).update(before)

@@ -1,0 +1,209 @@
+"""A node that does nothing by itself: it runs what is due when it is told to, one job after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor as Pool
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from msgspec.structs import replace as replaced
+
+from headgate.engine.charge import AttemptCharge
+from headgate.engine.executor import Attempt, Cause, Workshop
+from headgate.engine.housekeeper import publish_dropped
+from headgate.engine.node import Node
+from headgate.jobs.event import JobStarted
+from headgate.jobs.job import ClaimedJob, JobState
+from headgate.jobs.outcome import Outcome, Refused, Snoozed
+from headgate.storage.protocol import Claim, Claimed, Room
+from headgate.tasks.place import Place
+from headgate.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Performed:
+    """One attempt that was run: of which job, and what state it left the job in.
+
+    `state` is waiting if the job is to be tried again, or was snoozed. `error` is what the handler raised, the very
+    object; None if it returned.
+    """
+
+    job_id: str
+    task: str
+    attempt: int
+    state: JobState
+    error: BaseException | None = None
+
+
+class Ahead(NamedTuple):
+    """When a job that waits can go, and when the next occurrence is due (wall microseconds); None: never by itself."""
+
+    job_at: int | None
+    occurrence_at: int | None
+
+    @property
+    def first_at(self) -> int | None:
+        return min((at for at in self if at is not None), default=None)
+
+
+class KeptAttempt(Attempt):
+    """An attempt that keeps what its handler raised, and what it came to."""
+
+    __slots__ = ("kept", "outcome")
+
+    def __init__(self, job: ClaimedJob, task: Task[Any, Any], charge: AttemptCharge | None, shop: Workshop) -> None:
+        super().__init__(job, task, charge, shop)
+        self.kept: BaseException | None = None
+        self.outcome: Outcome | None = None
+
+    def _keep(self, error: BaseException) -> None:
+        self.kept = error
+        super()._keep(error)
+
+
+class NodeInTest(Node):
+    """A node whose jobs stay in this process: a child would import the app anew, with the store of production."""
+
+    def _start(self, job: ClaimedJob) -> None:
+        task = self._registry.find(job.task)
+        assert task is not None
+        charge = AttemptCharge(job, self._report_amendment, self._elsewhere) if job.draws else None
+        attempt = KeptAttempt(job, in_this_process(task), charge, self._shop)
+        self._running[job.id] = attempt
+        self._busy[job.queue] += 1
+        if self._bus.wants(JobStarted):
+            self._bus.publish(
+                JobStarted(at=self._clock.now(), job_id=job.id, task=job.task, queue=job.queue, attempt=job.attempt)
+            )
+        attempt.start().add_done_callback(lambda done: self._attempt_ended(attempt, done))
+
+
+def in_this_process(task: Task[Any, Any]) -> Task[Any, Any]:
+    """The task, as one that runs in a thread if it is declared for a child process."""
+    if task.place is not Place.PROCESS:
+        return task
+    task = copy(task)
+    task.place = Place.THREAD
+    return task
+
+
+class SteppedNode(NodeInTest):
+    """Claims, runs and records as every node does, but only inside of `at_work()` and when it is told to.
+
+    What the store gives out runs one job after the other, so a plain rerun of a test does the same again.
+    """
+
+    def __init__(self, *args: Any, pool: Pool | None, latest: dict[str, Performed], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.performed: list[Performed] = []
+        self.recorded: dict[str, asyncio.Future[None]] = {}
+        self._latest = latest
+        self._endings: dict[str, asyncio.Future[KeptAttempt]] = {}
+        if pool is not None:
+            shop = self._shop
+            self._shop = Workshop(
+                shop.clock,
+                pool,
+                shop.children,
+                shop.resources,
+                shop.teller,
+                shop.reports,
+                shop.may_start,
+                shop.on_linger,
+            )
+
+    @contextlib.asynccontextmanager
+    async def at_work(self) -> AsyncIterator[Self]:
+        """The node is there, as its neighbours see it; at the end its callbacks and subscribers have been told."""
+        self._loop = asyncio.get_running_loop()
+        if self._settings.log_lines:
+            self._capture.start()
+        await self._join()
+        beside = [
+            self._loop.create_task(self._recorder.run(), name="headgate-recorder"),
+            self._loop.create_task(self._reporter.run(), name="headgate-reporter"),
+        ]
+        try:
+            yield self
+        finally:
+            for attempt in list(self._running.values()):
+                attempt.cancel(Cause.SHUTDOWN)
+            if self._endings:
+                await asyncio.wait(self._endings.values())
+            await self._recorder.flush(10.0)
+            for each in beside:
+                each.cancel()
+            await asyncio.wait(beside)
+            self._capture.stop()
+            await self._resources.close(5.0)
+            self._pool.shutdown(wait=False, cancel_futures=True)  # without effect on a thread that is the caller's
+            await self._storage.leave(self.id)
+            await self._teller.close(5.0)
+            await self._bus.drain()
+
+    async def run_due(self) -> Ahead:
+        """Run all that is due now, also what comes of it; when something more will be."""
+        while True:
+            scheduled_at = await self._recurring.fire_now()
+            publish_dropped(self._bus, self._teller, self._clock, await self._storage.expire())
+            asked = [await self._claim_one(queue, room) for queue, room in self._rooms().items()]
+            if not any(claimed.jobs or claimed.more for claimed in asked):
+                break
+        waits = [claimed.next_in for claimed in asked if claimed.next_in is not None]
+        opens_at = self._storage.now() + max(1, min(waits)) if waits else None
+        return Ahead(opens_at, scheduled_at)
+
+    async def _claim_one(self, queue: str, room: Room) -> Claimed:
+        """Run the next job of a queue, if one is due. One at a time, so none is held that does not run."""
+        claim = Claim(self.id, {queue: replaced(room, slots=1)}, self._rules, self._registry.names)
+        claimed = await self._storage.claim(claim)
+        publish_dropped(self._bus, self._teller, self._clock, claimed.dropped)
+        if claimed.throttled:
+            self._publish_throttled(claimed.throttled)
+        for job in claimed.jobs:
+            await self.perform(job)
+        return claimed
+
+    async def perform(self, job: ClaimedJob) -> KeptAttempt:
+        """Run one job that was claimed, and record how it ended."""
+        assert self._loop is not None
+        ending = self._endings[job.id] = self._loop.create_future()
+        recorded = self.recorded[job.id] = self._loop.create_future()
+        self._start(job)
+        try:
+            attempt: KeptAttempt = await asyncio.shield(ending)
+            await self._recorder.flush(10.0)
+            record = await self._storage.job(job.id)
+            assert record is not None
+            performed = Performed(job.id, job.task, job.attempt, record.state, attempt.kept)
+            self.performed.append(performed)
+            self._latest[job.id] = performed
+        finally:
+            if ending.done():
+                del self._endings[job.id]
+            del self.recorded[job.id]
+            recorded.cancel()
+        return attempt
+
+    def _conclude(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> None:
+        assert isinstance(attempt, KeptAttempt)
+        attempt.outcome = self._outcome(attempt, done)
+        super()._conclude(attempt, done)
+        ending = self._endings[attempt.job.id]
+        if not ending.done():
+            ending.set_result(attempt)
+
+
+def wait_asked_for(outcome: Outcome | None) -> int | None:
+    """Microseconds that a handler asked to be left alone; None if it did not."""
+    match outcome:
+        case Snoozed(delay):
+            return delay
+        case Refused(retry_after):
+            return retry_after
+        case _:
+            return None

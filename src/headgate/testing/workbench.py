@@ -1,0 +1,276 @@
+"""The workbench: what a test has in hand of an app in which nothing runs by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from msgspec.structs import replace
+
+from headgate.clock import SECOND, Duration, from_datetime, microseconds, to_datetime
+from headgate.errors import JobCancelled, JobFailed
+from headgate.jobs.job import JobState
+from headgate.jobs.outcome import Refused
+from headgate.storage.enlisting import run_at_once
+from headgate.storage.protocol import Claim, JobFilter, Room
+from headgate.tasks.signals import RateLimited, Snooze
+from headgate.tasks.task import Call, Task
+from headgate.testing.enqueued import Enqueued, Wanted, enqueued, told_missing, told_present
+from headgate.testing.manual_clock import ManualClock
+from headgate.testing.shared_memory import SharedMemory
+from headgate.testing.stand_in import StandIn
+from headgate.testing.stepped_node import Performed, SteppedNode, wait_asked_for
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+Until = datetime | Duration | Literal["idle"]
+"""How far time goes while jobs are drained: to an instant, by a duration, or until no job waits for time to pass."""
+
+PAGE = 500
+MOST_ATTEMPTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The attempts that a drain has run, in order."""
+
+    attempts: tuple[Performed, ...]
+
+    def count(self, state: JobState | str) -> int:
+        """How many of them left their job in this state; "waiting" are those that are to be tried again."""
+        return sum(each.state == state for each in self.attempts)
+
+    def __len__(self) -> int:
+        return len(self.attempts)
+
+
+class Workbench:
+    """What was enqueued in a test, and the ways to run it. Made by `manual(app)` and `inline(app)`.
+
+    `clock` is the time of the app. It stands still until `drain(until=…)` or `travel(…)` lets it go on.
+    """
+
+    def __init__(self, app: StandIn, storage: SharedMemory, clock: ManualClock) -> None:
+        self.clock: ManualClock = clock
+        self._app = app
+        self._storage = storage
+
+    @property
+    def sync(self) -> SyncWorkbench:
+        """The same verbs for tests that cannot await; plain functions run in the thread of the test."""
+        return SyncWorkbench(self)
+
+    @property
+    def now(self) -> datetime:
+        """The time of the app, as an aware datetime."""
+        return to_datetime(self.clock.now())
+
+    # ------------------------------------------------------------------------------------------- what there is
+
+    def all_enqueued(
+        self, task: Task[..., Any] | None = None, *, state: JobState | str | None = None
+    ) -> list[Enqueued]:
+        """All jobs of this test, oldest first, whatever became of them; of one task, or in one state, if given."""
+        wanted = None if state is None else JobState(state)
+        records: list[Any] = []
+        cursor: str | None = None
+        while True:
+            filter = JobFilter(
+                task=None if task is None else task.name, state=wanted, oldest_first=True, cursor=cursor, count=PAGE
+            )
+            page = run_at_once(self._storage.jobs(filter))
+            records += page
+            if len(page) < PAGE:
+                break
+            cursor = page[-1].id
+        find, connections = self._app._registry.find, self._app.connections
+        return [enqueued(record, find(record.task), connections.get(record.id)) for record in records]
+
+    def assert_enqueued(
+        self,
+        what: Task[..., Any] | Call[Any],
+        /,
+        *args: Any,
+        queue: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        within: Duration = 1.0,
+        priority: int | None = None,
+        headers: dict[str, str] | None = None,
+        unique_key: str | None = None,
+        connection: Any = None,
+        count: int | None = None,
+        **kwargs: Any,
+    ) -> Enqueued:
+        """The first job that was enqueued like this; AssertionError, with what was enqueued instead, if there is none.
+
+        `assert_enqueued(sync_tenant, "acme", delay=60)`: arguments that are not given may be anything, and so may all
+        else. `sync_tenant.call("acme")` in place of the task asks for exactly that call, checked by the type checker.
+        `delay` and `at` are met `within` a second. `count`: exactly so many. A job counts whether it has run or not.
+        """
+        __tracebackhide__ = True
+        wanted = self._wanted(
+            what,
+            args,
+            kwargs,
+            queue=queue,
+            delay=None if delay is None else microseconds(delay) / SECOND,
+            at=at,
+            within=microseconds(within) / SECOND,
+            priority=priority,
+            headers=headers,
+            unique_key=unique_key,
+            connection=connection,
+        )
+        jobs = self.all_enqueued()
+        found = [job for job in jobs if not wanted.differences(job)]
+        if not found or (count is not None and len(found) != count):
+            raise AssertionError(told_missing(wanted, jobs, len(found), count))
+        return found[0]
+
+    def refute_enqueued(
+        self,
+        what: Task[..., Any] | Call[Any],
+        /,
+        *args: Any,
+        queue: str | None = None,
+        unique_key: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """AssertionError if a job was enqueued like this, as `assert_enqueued` would find it."""
+        __tracebackhide__ = True
+        wanted = self._wanted(what, args, kwargs, queue=queue, unique_key=unique_key)
+        found = [job for job in self.all_enqueued() if not wanted.differences(job)]
+        if found:
+            raise AssertionError(told_present(wanted, found))
+
+    def _wanted(self, what: Task[..., Any] | Call[Any], args: tuple[Any, ...], kwargs: Any, **options: Any) -> Wanted:
+        if isinstance(what, Call):
+            task = what.task
+            if task is None or args or kwargs:
+                raise TypeError("pass task.call(…) alone, or a task and its arguments")
+            _, arguments = task.payload.encode(what.args, what.kwargs)
+            return Wanted(task=task.name, arguments=arguments, **options)
+        names = what.payload.parameters
+        unknown = [name for name in kwargs if name not in names]
+        if unknown or len(args) > len(names):
+            raise TypeError(
+                f"task {what.name!r} has no argument {', '.join(map(repr, unknown)) or f'number {len(args)}'}; it has: "
+                f"{', '.join(names) or 'none'}"
+            )
+        return Wanted(task=what.name, arguments={**dict(zip(names, args, strict=False)), **kwargs}, **options)
+
+    # ------------------------------------------------------------------------------------------------ running
+
+    async def drain(self, *, until: Until | None = None, raising: bool = True) -> Drained:
+        """Run the jobs that are due, and what comes of them: what they enqueue, what follows them, their retries.
+
+        One after the other, on this event loop. Without `until` time stands still, so that delayed jobs and retries
+        stay; with it the clock goes on, each job, retry, schedule and limit at its own moment, to that instant, by that
+        duration, or ("idle") as far as needed until no job waits for it. Raises JobFailed at the end for the first job
+        that is failed for good, with the handler's own error as its cause, unless `raising` is False.
+        """
+        async with self._app.node() as node:
+            await self._go_on(node, until)
+            performed = tuple(node.performed)
+        if raising:
+            await self._raise_first(performed)
+        return Drained(performed)
+
+    async def travel(self, to: datetime | None = None, *, raising: bool = True, **duration: float) -> Drained:
+        """Let time pass, as `drain(until=…)`: `travel(hours=1)`, `travel(days=2, minutes=5)`, `travel(to=instant)`."""
+        if (to is None) == (not duration):
+            raise TypeError("travel takes to=instant, or a duration as timedelta does: travel(hours=1)")
+        return await self.drain(until=timedelta(**duration) if to is None else to, raising=raising)
+
+    async def run_job(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run one job of the task, at once and alone, and return what it returned; it is not among those enqueued.
+
+        Arguments and result go through JSON as they do in production. What the handler raises is raised here, Snooze
+        and RateLimited included; limits, delay and retries are not looked at. Raises TypeError and PayloadError for
+        arguments that cannot be enqueued.
+        """
+        now = self.clock.now()
+        (job,) = self._app._intake._new_jobs(task, task.options, [Call(args, kwargs, task)])
+        job = replace(job, delayed=False, run_at=now, expires_at=None, unique_key=None)
+        scratch = SharedMemory(self.clock, gated=False)
+        await scratch.add([job])
+        async with self._app.node(scratch) as node:
+            claimed = await scratch.claim(Claim(node.id, {job.queue: Room(1)}, {}, frozenset([job.task])))
+            attempt = await node.perform(claimed.jobs[0])
+        if attempt.kept is not None:
+            raise attempt.kept
+        wait = wait_asked_for(attempt.outcome)
+        if wait is not None:
+            seconds = wait / SECOND
+            raise RateLimited(retry_after=seconds) if isinstance(attempt.outcome, Refused) else Snooze(seconds)
+        record = await scratch.job(job.id)
+        assert record is not None
+        if record.result is None:
+            raise JobCancelled(job.id)
+        result: R = task.payload.decode_result(record.result)
+        return result
+
+    async def _go_on(self, node: SteppedNode, until: Until | None) -> None:
+        end: int | None
+        match until:
+            case None:
+                end = self.clock.now()
+            case "idle":
+                end = None
+            case datetime():
+                end = from_datetime(until)
+            case _:
+                end = self.clock.now() + microseconds(until)
+        while True:
+            ahead = await node.run_due()
+            # An occurrence alone is nothing to wait for: there is always a next one.
+            next_at = ahead.first_at if end is not None or ahead.job_at is not None else None
+            if next_at is None or (end is not None and next_at > end):
+                break
+            if end is None and len(node.performed) > MOST_ATTEMPTS:
+                raise AssertionError(
+                    f"{MOST_ATTEMPTS:,} attempts were run, and there is no end in sight; the last was of task "
+                    f"{node.performed[-1].task!r}"
+                )
+            self.clock.advance(max(0, next_at - self.clock.now()) / SECOND)
+        if end is not None and end > self.clock.now():
+            self.clock.advance((end - self.clock.now()) / SECOND)
+
+    async def _raise_first(self, performed: tuple[Performed, ...]) -> None:
+        failed = [each for each in performed if each.state is JobState.FAILED]
+        if not failed:
+            return
+        record = await self._storage.job(failed[0].job_id)
+        assert record is not None
+        assert record.error is not None
+        error = JobFailed(record.id, record.error.type, record.error.message, record.error.traceback)
+        if len(failed) > 1:
+            error.add_note(f"{len(failed) - 1} more jobs failed in this drain; raising=False returns them all")
+        raise error from failed[0].error
+
+
+class SyncWorkbench:
+    """A workbench for tests that cannot await."""
+
+    def __init__(self, bench: Workbench) -> None:
+        self._bench = bench
+
+    def drain(self, *, until: Until | None = None, raising: bool = True) -> Drained:
+        """As `Workbench.drain`."""
+        return self._run(self._bench.drain(until=until, raising=raising))
+
+    def travel(self, to: datetime | None = None, *, raising: bool = True, **duration: float) -> Drained:
+        """As `Workbench.travel`."""
+        return self._run(self._bench.travel(to, raising=raising, **duration))
+
+    def run_job(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """As `Workbench.run_job`."""
+        return self._run(self._bench.run_job(task, *args, **kwargs))
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._bench._app.sync.run(coroutine)

@@ -1,0 +1,86 @@
+"""Inline mode, as a test of a user's would use it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from headgate import JobState
+from headgate.testing import Workbench, inline
+from tests.faces.testing_kit import shop
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> Iterator[None]:
+    shop.seen.clear()
+    yield
+    shop.seen.clear()
+
+
+@pytest.fixture
+def jobs() -> Iterator[Workbench]:
+    with inline(shop.app) as jobs:
+        yield jobs
+
+
+async def test_to_enqueue_is_to_run(jobs: Workbench) -> None:
+    job = await shop.greet.enqueue("ada", polite=True)
+    assert await job.result() == "dear ada"
+    jobs.assert_enqueued(shop.greet, "ada")
+    assert await (await shop.ship.enqueue(shop.Order(7, []))).result() == 7
+    assert await (await shop.compute.enqueue(0)).result() == 0
+
+
+async def test_what_a_job_enqueues_runs_inside_of_it(jobs: Workbench) -> None:
+    await shop.fan_out.enqueue(["a", "b"])
+    await shop.greet_twice("c")
+    assert shop.seen == [("a", False), ("b", False), ("c", False), ("c", True)]
+
+
+async def test_the_handlers_own_error_is_raised_and_the_retry_waits(jobs: Workbench) -> None:
+    with pytest.raises(ConnectionError, match="attempt 1"):
+        await shop.flaky.enqueue(1)
+    (job,) = jobs.all_enqueued(shop.flaky)
+    assert (job.state, job.attempt) == (JobState.WAITING, 1)
+    await jobs.travel(minutes=1)
+    assert jobs.all_enqueued(shop.flaky)[0].state is JobState.SUCCEEDED
+    with pytest.raises(ValueError, match="broken"):
+        await shop.broken.enqueue()
+
+
+async def test_what_is_enqueued_side_by_side_has_run_when_each_returns(jobs: Workbench) -> None:
+    async def enqueue(first: int) -> list[int]:
+        handles = await shop.slow.enqueue_many([(first + 3,), (first + 2,), (first + 1,)])
+        return [await handle.result() for handle in handles]
+
+    assert await asyncio.gather(*(enqueue(first) for first in range(10))) == [[n + 3, n + 2, n + 1] for n in range(10)]
+    failing = await asyncio.gather(*(shop.broken.enqueue() for _ in range(5)), return_exceptions=True)
+    assert [type(each) for each in failing] == [ValueError] * 5
+
+
+async def test_errors_are_kept_where_the_test_says_so() -> None:
+    with inline(shop.app, raising=False) as jobs:
+        job = await shop.broken.enqueue()
+        assert (await job.status()).state is JobState.FAILED
+        assert jobs.all_enqueued(state="failed")[0].task == "broken"
+
+
+async def test_limits_hold_nothing_back_and_delays_wait_for_time_to_pass(jobs: Workbench) -> None:
+    await shop.sync_tenant.enqueue_many([("acme",)] * 40)
+    assert len(shop.seen) == 40
+    await shop.greet.using(delay=60).enqueue("later")
+    assert len(shop.seen) == 40
+    await jobs.travel(minutes=1)
+    assert len(shop.seen) == 41
+
+
+def test_code_that_cannot_await_runs_its_jobs_in_its_own_thread(jobs: Workbench) -> None:
+    assert shop.where.sync.enqueue("here").result() == "here"
+    assert shop.seen == [threading.current_thread().name, "no loop"]
+    shop.fan_out_blocking.sync.enqueue(["x"])
+    assert shop.seen[-1] == ("x", False)
+    with pytest.raises(ValueError, match="broken"):
+        shop.broken.sync.enqueue()

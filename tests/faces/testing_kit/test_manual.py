@@ -1,0 +1,350 @@
+"""Manual mode, as a test of a user's would use it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sqlite3
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from headgate import Headgate, HeadgateError, JobFailed, JobState, PayloadError, QueueFull, Snooze, batch
+from headgate.testing import Workbench, inline, manual
+from tests.faces.testing_kit import shop
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen() -> Iterator[None]:
+    shop.seen.clear()
+    yield
+    shop.seen.clear()
+
+
+@pytest.fixture
+def jobs() -> Iterator[Workbench]:
+    with manual(shop.app) as jobs:
+        yield jobs
+
+
+async def test_what_is_enqueued_waits_until_it_is_drained(jobs: Workbench) -> None:
+    job = await shop.greet.enqueue("ada")
+    jobs.assert_enqueued(shop.greet, "ada", polite=False)
+    assert shop.seen == []
+    assert len(await jobs.drain()) == 1
+    assert shop.seen == [("ada", False)]
+    assert await job.result() == "ada"
+    jobs.assert_enqueued(shop.greet, "ada", count=1)
+
+
+async def test_the_apps_own_store_is_its_own_again_afterwards() -> None:
+    before = dict(vars(shop.app))
+    with manual(shop.app) as jobs:
+        await shop.greet.enqueue("ada")
+        assert isinstance(shop.app, Headgate)
+        assert len(jobs.all_enqueued()) == 1
+    assert type(shop.app) is Headgate
+    assert vars(shop.app) == before
+    with manual(shop.app) as jobs:
+        assert jobs.all_enqueued() == []
+
+
+async def test_an_app_of_ones_own_class_stays_of_it() -> None:
+    class Shop(Headgate):
+        def greeting(self) -> str:
+            return "hello"
+
+    own = Shop("postgresql://127.0.0.1:1/none")
+    with manual(own):
+        assert isinstance(own, Shop)
+        assert own.greeting() == "hello"
+
+
+async def test_an_app_that_is_open_is_refused() -> None:
+    app = Headgate("memory://")
+    async with app.open():
+        with pytest.raises(HeadgateError, match="before it is opened"), manual(app):
+            pass
+    with manual(app), pytest.raises(HeadgateError, match="already"), inline(app):
+        pass
+
+
+async def test_opening_and_running_the_app_inside_connects_to_nothing_and_runs_nothing(jobs: Workbench) -> None:
+    async with shop.app:
+        await shop.greet.enqueue("ada")
+    async with shop.app.open():
+        pass
+    with pytest.raises(HeadgateError, match="never end"):
+        await shop.app.run()
+    assert shop.seen == []
+
+
+async def test_arguments_are_checked_as_in_production(jobs: Workbench) -> None:
+    with pytest.raises(PayloadError, match="has no JSON form"):
+        await shop.greet.enqueue(object())  # type: ignore[arg-type]
+    await shop.ship.enqueue(shop.Order(7, ["a"]))
+    assert jobs.assert_enqueued(shop.ship, shop.Order(7, ["a"])).arguments == {"order": shop.Order(7, ["a"])}
+    jobs.assert_enqueued(shop.ship.call(shop.Order(7, ["a"])))
+    await jobs.drain()
+
+
+async def test_a_failed_assertion_tells_what_was_enqueued_nearest_first(jobs: Workbench) -> None:
+    await shop.ship.enqueue(shop.Order(7, []))
+    await shop.greet.enqueue("bob", polite=True)
+    await shop.greet.using(delay=60).enqueue("ada")
+    with pytest.raises(AssertionError) as failed:
+        jobs.assert_enqueued(shop.greet, "ada", polite=False, delay=timedelta(minutes=2))
+    assert str(failed.value).splitlines() == [
+        "no job was enqueued as",
+        "    greet(name='ada', polite=False)  delay=120 s",
+        "3 enqueued in this test, nearest first:",
+        "    greet(name='ada', polite=False)  delay=60 s",
+        "      ✗ delay 60 s, not 120 s",
+        "    greet(name='bob', polite=True)",
+        "      ✗ name='bob', not 'ada'",
+        "      ✗ polite=True, not False",
+        "      ✗ delay 0 s, not 120 s",
+        "    ship(order=Order(id=7, lines=[]))",
+        "      ✗ another task, not greet",
+    ]
+    with pytest.raises(AssertionError, match="1 jobs, not 2, were"):
+        jobs.assert_enqueued(shop.greet, "bob", count=2)
+    with pytest.raises(AssertionError, match=re.escape("1 job was enqueued as\n    greet(name='ada')\nnamely:")):
+        jobs.refute_enqueued(shop.greet, "ada")
+    jobs.refute_enqueued(shop.greet, "eve")
+    with pytest.raises(TypeError, match="no argument 'nam'; it has: name, polite"):
+        jobs.assert_enqueued(shop.greet, nam="ada")
+
+
+async def test_nothing_enqueued_is_said_in_one_line(jobs: Workbench) -> None:
+    with pytest.raises(AssertionError, match="nothing was enqueued at all"):
+        jobs.assert_enqueued(shop.greet)
+
+
+async def test_delays_are_met_at_their_own_moment(jobs: Workbench) -> None:
+    await shop.greet.using(delay=60).enqueue("later")
+    await shop.greet.using(at=jobs.now + timedelta(seconds=30)).enqueue("sooner")
+    jobs.assert_enqueued(shop.greet, "later", delay=60.5)
+    assert len(await jobs.drain()) == 0
+    start = jobs.now
+    await jobs.travel(seconds=59)
+    assert shop.seen == [("sooner", False)]
+    assert jobs.now - start == timedelta(seconds=59)
+    await jobs.travel(seconds=1)
+    assert shop.seen[1:] == [("later", False)]
+
+
+async def test_retries_are_followed_through_their_waits(jobs: Workbench) -> None:
+    job = await shop.flaky.enqueue(2)
+    first = await jobs.drain()
+    assert first.count("waiting") == 1
+    assert isinstance(first.attempts[0].error, ConnectionError)
+    start = jobs.now
+    rest = await jobs.drain(until="idle")
+    assert [each.attempt for each in rest.attempts] == [2, 3]
+    assert jobs.now - start == timedelta(seconds=180)
+    assert await job.result() == 3
+
+
+async def test_a_job_that_fails_for_good_is_raised_with_the_handlers_own_error(jobs: Workbench) -> None:
+    await shop.broken.enqueue()
+    with pytest.raises(JobFailed, match="broken") as failed:
+        await jobs.drain()
+    assert isinstance(failed.value.__cause__, ValueError)
+    assert failed.value.__cause__.__traceback__ is not None
+    await shop.broken.enqueue()
+    assert (await jobs.drain(raising=False)).count(JobState.FAILED) == 1
+
+
+async def test_limits_hold_under_the_clock_of_the_test(jobs: Workbench) -> None:
+    await shop.sync_tenant.enqueue_many([("acme",)] * 31)
+    assert len(await jobs.drain()) == 15
+    assert len(await jobs.travel(seconds=59)) == 0
+    assert len(await jobs.travel(seconds=1)) == 15
+    assert len(await jobs.drain(until="idle")) == 1
+    await shop.alone.enqueue_many([(), ()])
+    assert len(await jobs.drain()) == 2
+
+
+async def test_schedules_fire_when_time_goes_on(jobs: Workbench) -> None:
+    await jobs.travel(hours=5)
+    assert shop.seen == ["report"] * 5
+
+
+async def test_what_a_job_enqueues_and_what_follows_it_is_drained_too(jobs: Workbench) -> None:
+    await shop.fan_out.enqueue(["a", "b"])
+    await shop.greet_twice("c")
+    both = await batch([shop.greet.call("d"), shop.greet.call("e")]).then(shop.greet.call("f")).enqueue()
+    with pytest.raises(HeadgateError, match="drain"):
+        await both.wait()
+    await jobs.drain()
+    assert {("a", False), ("b", False), ("c", True)} < set(shop.seen)
+    assert shop.seen.index(("f", False)) > shop.seen.index(("e", False))
+    assert len(shop.seen) == 7
+    assert (await both.wait()).succeeded == 2
+
+
+async def test_a_result_that_nothing_will_bring_is_not_waited_for(jobs: Workbench) -> None:
+    job = await shop.greet.enqueue("ada")
+    with pytest.raises(HeadgateError, match=r"nothing runs by itself.*drain\(\) first"):
+        await job.result(timeout=60)
+
+
+async def test_a_full_queue_is_told_of_at_once() -> None:
+    app = Headgate("postgresql://127.0.0.1:1/none")
+    app.queue("small", max_backlog=1)
+
+    @app.task(queue="small")
+    async def work() -> None: ...
+
+    with manual(app):
+        await work.enqueue()
+        with pytest.raises(QueueFull):
+            await work.enqueue()
+
+
+async def test_one_job_is_run_alone_and_is_not_among_those_enqueued(jobs: Workbench) -> None:
+    assert await jobs.run_job(shop.greet, "ada", polite=True) == "dear ada"
+    assert await jobs.run_job(shop.ship, shop.Order(7, [])) == 7
+    assert await jobs.run_job(shop.compute, 0) == 0
+    assert await jobs.run_job(shop.greet.using(delay=60, unique_key="x"), "ada") == "ada"
+    assert jobs.all_enqueued() == []
+    with pytest.raises(ValueError, match="broken"):
+        await jobs.run_job(shop.broken)
+    with pytest.raises(Snooze) as snoozed:
+        await jobs.run_job(shop.later)
+    assert snoozed.value.delay == 30_000_000
+    with pytest.raises(TypeError, match="misses argument"):
+        await jobs.run_job(shop.greet)  # type: ignore[call-arg]
+    await jobs.run_job(shop.fan_out, ["a"])
+    jobs.assert_enqueued(shop.greet, "a")
+
+
+def test_code_that_cannot_await_enqueues_into_the_test(jobs: Workbench) -> None:
+    job = shop.greet.sync.enqueue("ada")
+    shop.where.sync.enqueue("here")
+    shop.fan_out_blocking.sync.enqueue(["x", "y"])
+    jobs.assert_enqueued(shop.greet, "ada")
+    assert len(jobs.sync.drain()) == 5
+    assert job.result() == "ada"
+    # Plain functions run in the thread of the test, where its database connection is.
+    place = shop.seen.index(threading.current_thread().name)
+    assert shop.seen[place + 1] == "no loop"
+    assert jobs.sync.run_job(shop.where, "again") == "again"
+    assert jobs.sync.travel(hours=2).count("succeeded") == 2
+    assert shop.app.sync.ask(lambda admin: admin.counts())
+
+
+def test_a_sync_drain_raises_and_leaves_no_thread(jobs: Workbench) -> None:
+    before = threading.active_count()
+    shop.broken.sync.enqueue()
+    with pytest.raises(JobFailed):
+        jobs.sync.drain()
+    assert threading.active_count() == before
+
+
+async def test_threads_beside_the_event_loop_enqueue_into_the_test(jobs: Workbench) -> None:
+    def enqueue() -> None:
+        for _ in range(20):
+            shop.greet.sync.enqueue("thread")
+
+    await asyncio.gather(*(asyncio.to_thread(enqueue) for _ in range(3)))
+    assert len(jobs.all_enqueued(shop.greet)) == 60
+    async with shop.app.open():
+        with pytest.raises(HeadgateError, match="event loop"):
+            shop.greet.sync.enqueue("blocks")
+
+
+def test_a_connection_is_not_touched_and_the_job_is_there_at_once(jobs: Workbench) -> None:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.execute("BEGIN")
+    shop.greet.using(connection=connection).sync.enqueue("ada")
+    shop.greet.sync.enqueue("bob")
+    connection.execute("ROLLBACK")
+    jobs.assert_enqueued(shop.greet, connection=connection, count=1)
+    with pytest.raises(AssertionError, match="not in the transaction"):
+        jobs.assert_enqueued(shop.greet, "bob", connection=connection)
+    connection.close()
+
+
+async def test_a_job_is_found_by_all_that_using_says(jobs: Workbench) -> None:
+    await shop.greet.using(priority=5, headers={"a": "b"}, unique_key="k").enqueue("ada")
+    found = jobs.assert_enqueued(shop.greet, priority=5, headers={"a": "b"}, unique_key="k")
+    assert (found.priority, found.headers, found.unique_key, found.attempt) == (5, {"a": "b"}, "k", 0)
+    with pytest.raises(AssertionError, match=r"✗ priority 5, not 6[^✗]*✗ header 'a' 'b', not 'c'[^✗]*✗ unique_key"):
+        jobs.assert_enqueued(shop.greet, priority=6, headers={"a": "c"}, unique_key="other")
+
+
+async def test_time_begins_where_the_test_says() -> None:
+    with manual(shop.app, now=datetime(2030, 1, 1, tzinfo=UTC)) as jobs:
+        await shop.greet.enqueue("ada")
+        assert jobs.all_enqueued()[0].run_at == datetime(2030, 1, 1, tzinfo=UTC)
+        await jobs.travel(to=datetime(2030, 1, 2, tzinfo=UTC))
+        assert shop.seen.count("report") == 24
+
+
+async def test_a_job_that_enqueues_itself_for_ever_is_told_of(jobs: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Headgate("memory://")
+
+    @app.task
+    async def again() -> None:
+        await again.using(delay=1).enqueue()
+
+    monkeypatch.setattr("headgate.testing.workbench.MOST_ATTEMPTS", 50)
+    with manual(app) as mine:
+        await again.enqueue()
+        with pytest.raises(AssertionError, match="no end in sight"):
+            await mine.drain(until="idle")
+
+
+async def test_resources_are_opened_and_callbacks_told_before_the_drain_returns(jobs: Workbench) -> None:
+    job = await shop.with_session.enqueue()
+    await jobs.drain()
+    assert sorted(map(str, shop.seen)) == ["('told', True)", "closed", "opened"]
+    assert await job.result() is True
+
+
+async def test_a_drain_that_is_cancelled_ends_what_it_ran_and_gives_the_job_back(jobs: Workbench) -> None:
+    await shop.hang.enqueue()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(jobs.drain(), 0.05)
+    assert shop.seen == ["ended"]
+    (job,) = jobs.all_enqueued(state="waiting")
+    assert job.attempt == 0
+
+
+async def test_a_limiter_made_at_import_draws_on_the_buckets_of_the_test(jobs: Workbench) -> None:
+    assert (await shop.outside.try_acquire("acme")).remaining == 9
+    assert [bucket.draw.limit for bucket in await jobs._storage.buckets()] == ["outside"]
+
+
+async def test_operators_steer_what_is_in_the_test(jobs: Workbench) -> None:
+    job = await shop.greet.enqueue("ada")
+    await shop.app.admin.queues.pause("default")
+    assert len(await jobs.drain(until="idle")) == 0
+    await shop.app.admin.queues.resume("default")
+    assert await job.cancel()
+    assert jobs.all_enqueued(shop.greet)[0].state is JobState.CANCELLED
+
+
+def test_a_web_application_enqueues_into_the_test_from_its_own_thread_and_loop(jobs: Workbench) -> None:
+    enqueued, may_end = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with shop.app:
+            await shop.greet.enqueue("ada")
+            enqueued.set()
+            await asyncio.to_thread(may_end.wait, 10)
+
+    server = threading.Thread(target=asyncio.run, args=(serve(),))
+    server.start()
+    try:
+        assert enqueued.wait(10)
+        jobs.assert_enqueued(shop.greet, "ada")
+        assert len(jobs.sync.drain()) == 1
+    finally:
+        may_end.set()
+        server.join()
+    assert shop.seen == [("ada", False)]
