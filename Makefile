@@ -51,8 +51,8 @@ sim: $(STAMP) ## Run the simulation over many more seeds (SEEDS=5000)
 	HEADGATE_SIM_SEEDS=$(SEEDS) $(BIN)/python -m pytest --timeout=0 tests/engine/test_simulation.py $(ARGS)
 
 .PHONY: docs
-docs: $(STAMP) ## List the pages of the docs and check their links
-	$(BIN)/python docs/check_links.py --list
+docs: $(STAMP) ## Build the site of the docs into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: browser
 browser: ## Install the Chromium that the tests of the dashboard drive, where there is none (Debian, Ubuntu; needs root)
@@ -62,7 +62,7 @@ browser: ## Install the Chromium that the tests of the dashboard drive, where th
 
 .PHONY: clean
 clean: ## Remove .venv, caches and build output
-	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 .PHONY: ci

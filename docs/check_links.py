@@ -18,9 +18,6 @@ ELSEWHERE = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*:|//|#)")
 def main() -> None:
     pages = [page for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md") if page.exists()]
     pages += sorted((ROOT / "docs").rglob("*.md"))
-    if "--list" in sys.argv[1:]:
-        sys.stdout.writelines(f"{page.relative_to(ROOT)}\n" for page in pages)
-
     broken = [
         f"{page.relative_to(ROOT)}:{line}: {target} does not exist"
         for page in pages

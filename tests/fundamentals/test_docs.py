@@ -11,9 +11,21 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 
+PAGES = [
+    "dashboard.md",
+    "enqueueing.md",
+    "gates.md",
+    "metrics.md",
+    "migrating.md",
+    "payloads.md",
+    "retries.md",
+    "start.md",
+    "tracing.md",
+]
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["enqueueing.md", "payloads.md", "retries.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     (tmp_path / "example.py").write_text("\n\n".join(blocks))
