@@ -4,7 +4,6 @@ from headgate.admin.admin import Admin, DeclaredTask, JobDetails, ListedJob
 from headgate.admin.audit import Audited
 from headgate.admin.bulk import BulkResult
 from headgate.admin.explain import Explanation, LimitInfo
-from headgate.admin.final_counts import FinalCounts
 from headgate.admin.history import Bound, HistoryAdmin, JobsPoint, LimitHistory, LimitPoint
 from headgate.admin.holders import PermitHolder
 from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitsAdmin
@@ -13,6 +12,7 @@ from headgate.admin.overview import NodeCounts, ObstacleStatus, Overview, QueueO
 from headgate.admin.purge import Purged
 from headgate.admin.query import JobQuery
 from headgate.admin.queues import QueuesAdmin, QueueStatus
+from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import Moment
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "DeclaredLimit",
     "DeclaredTask",
     "Explanation",
-    "FinalCounts",
     "HistoryAdmin",
     "JobDetails",
     "JobQuery",
@@ -44,6 +43,7 @@ __all__ = [
     "QueueOverview",
     "QueueStatus",
     "QueuesAdmin",
+    "SlowCounts",
     "Totals",
     "UnknownTask",
 ]

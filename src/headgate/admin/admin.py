@@ -12,7 +12,6 @@ from headgate.admin.actor import this_process
 from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, change_many
 from headgate.admin.checkup import Checkup, unknown_tasks
 from headgate.admin.explain import Explanation, LimitInfo, reason_for
-from headgate.admin.final_counts import FinalCounts
 from headgate.admin.history import HistoryAdmin
 from headgate.admin.holders import holders_of
 from headgate.admin.limits import LimitsAdmin
@@ -22,6 +21,7 @@ from headgate.admin.purge import Purged, purge
 from headgate.admin.query import JobQuery, Wanted
 from headgate.admin.queues import QueuesAdmin
 from headgate.admin.schedules import SchedulesAdmin
+from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import Moment, timeline
 from headgate.clock import Duration, microseconds, to_datetime
 from headgate.errors import IllegalTransition, JobNotFound
@@ -33,7 +33,7 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
-from headgate.storage.protocol import BucketRecord, Obstacle, QueueCounts, Standing, Storage, WaitingCount
+from headgate.storage.protocol import BucketRecord, Obstacle, QueueCounts, Standing, Storage, ViewCount, WaitingCount
 from headgate.tasks.handle import JobStatus, status_of
 from headgate.tasks.ties import BatchStatus, batch_status
 
@@ -131,6 +131,10 @@ class Admin:
         """What waiting jobs wait for, by queue and task; of the first 100,000 that the store finds."""
         return await self._storage.waiting()
 
+    async def views(self) -> Sequence[ViewCount]:
+        """What waiting jobs wait for, by queue: all of them."""
+        return await self._storage.views()
+
     @property
     def tasks(self) -> frozenset[str]:
         """The names and aliases of the tasks that this app declares."""
@@ -141,10 +145,10 @@ class Admin:
         """The tasks that this app declares, and their aliases, by name."""
         return [DeclaredTask(name, queue) for name, queue in sorted(self._tasks.items())]
 
-    async def overview(self, counts: FinalCounts | None = None) -> Overview:
+    async def overview(self, counts: SlowCounts | None = None) -> Overview:
         """What is going on, in one look.
 
-        Who looks again and again passes the `FinalCounts` that he keeps: without, all final jobs are counted each time,
+        Who looks again and again passes the `SlowCounts` that he keeps: without, all final jobs are counted each time,
         which takes a PostgreSQL a second for two million.
         """
         return await overview(self, counts)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from headgate.admin.final_counts import CountedFinals, FinalCounts
 from headgate.admin.limits import BucketStatus
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.queues import QueueStatus
+from headgate.admin.slow_counts import Counted, SlowCounts
 from headgate.clock import to_datetime
 from headgate.jobs.state import JobState
-from headgate.storage.protocol import JobView, Obstacle, QueueCounts, WaitingCount
+from headgate.storage.protocol import JobView, Obstacle, QueueCounts, ViewCount, WaitingCount
 from headgate.tasks.schedule import ScheduleStatus
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class Overview:
     """What is going on: in the queues, on the nodes, at the limits, and what is wrong.
 
     Final jobs were counted at `finals_at`, which may be a while ago where there are millions; None: not yet.
-    `throttled` are the ten buckets with most waiting jobs. What jobs wait for is told of the first 100,000, and
-    `failed_last_hour` is counted up to 10,000.
+    `throttled` are the ten buckets with most waiting jobs. Unknown tasks are looked for among the first 100,000 waiting
+    jobs, and `failed_last_hour` is counted up to 10,000.
     """
 
     now: datetime
@@ -112,28 +112,33 @@ class Overview:
     finals_at: datetime | None
 
 
-async def overview(admin: Admin, counts: FinalCounts | None = None) -> Overview:
+async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
     """Asks for each part, one after the other, so that a look takes one connection of the store.
 
     Who looks again and again keeps `counts`, and does not wait until a million final jobs are counted each time.
     """
     if counts is not None:
         # While it counts the rest is asked for.
-        counts.begin(admin.counts, admin.now)
+        counts.finals.begin(admin.counts, admin.now)
     queues = await admin.queues.list(finals=counts is None)
-    waiting = await admin.waiting()
+    views = await admin.views()
     buckets = await admin.limits.throttled(MOST_THROTTLED)
     nodes = await admin.nodes()
     obstacles = await admin.obstacles()
     overdue = await admin.schedules.overdue()
     now = admin.now()
     failed = await admin.count(state=JobState.FAILED, finished_after=now - timedelta(hours=1))
-    views = _views(waiting)
-    told = [queue_overview(queue, views.get(queue.queue, {})) for queue in queues]
+    by_queue = _by_queue(views)
+    told = [queue_overview(queue, by_queue.get(queue.queue, {})) for queue in queues]
     finals_at: datetime | None = now
-    if counts is not None:
-        finals = await counts.look()
+    if counts is None:
+        waiting = await admin.waiting()
+    else:
+        # On SQLite there is one reader: what takes it for long is asked last.
+        counts.tasks.begin(admin.waiting, admin.now)
+        finals, tasks = await counts.finals.look(), await counts.tasks.look()
         told, finals_at = with_finals(told, finals), None if finals is None else finals.at
+        waiting = () if tasks is None else tasks.found
     return Overview(
         now=now,
         store=admin.address,
@@ -169,9 +174,9 @@ def queue_overview(queue: QueueStatus, views: Mapping[JobView, int]) -> QueueOve
     )
 
 
-def with_finals(queues: Sequence[QueueOverview], finals: CountedFinals | None) -> list[QueueOverview]:
+def with_finals(queues: Sequence[QueueOverview], finals: Counted[Sequence[QueueCounts]] | None) -> list[QueueOverview]:
     """The queues by name with the final jobs as they were counted, and those that have no others."""
-    counted = {} if finals is None else {each.queue: each for each in finals.queues}
+    counted = {} if finals is None else {each.queue: each for each in finals.found}
     named = {queue.queue: queue for queue in queues}
     found: list[QueueOverview] = []
     for name in sorted(named.keys() | counted.keys()):
@@ -184,10 +189,10 @@ def with_finals(queues: Sequence[QueueOverview], finals: CountedFinals | None) -
     return found
 
 
-def _views(waiting: Sequence[WaitingCount]) -> Mapping[str, Mapping[JobView, int]]:
-    found: dict[str, Counter[JobView]] = {}
-    for each in waiting:
-        found.setdefault(each.queue, Counter())[each.view] += each.jobs
+def _by_queue(views: Sequence[ViewCount]) -> Mapping[str, Mapping[JobView, int]]:
+    found: dict[str, dict[JobView, int]] = {}
+    for each in views:
+        found.setdefault(each.queue, {})[each.view] = each.jobs
     return found
 
 

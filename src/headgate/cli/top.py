@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import click
 import msgspec
 
-from headgate.admin.final_counts import FinalCounts
+from headgate.admin.slow_counts import SlowCounts
 from headgate.app import Headgate
 from headgate.cli.live.look import Look, take_look
 from headgate.cli.live.picture import View, next_order, picture
@@ -73,7 +73,7 @@ async def _answers(
             async with app.open(), contextlib.AsyncExitStack() as stack:
                 counts = None
                 if count != 1:
-                    counts = FinalCounts(clock)
+                    counts = SlowCounts(clock)
                     stack.push_async_callback(counts.close)
                 while True:
                     look = await take_look(app.admin, look, counts)

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from headgate.admin import Admin, FinalCounts, Overview
+from headgate.admin import Admin, Overview, SlowCounts
 from headgate.app import Headgate
 from headgate.clock import Clock, SystemClock
 from headgate.errors import HeadgateError, NotOpen
@@ -99,7 +99,7 @@ class Dashboard(Starlette):
         self._read_only = read_only
         self._opening = asyncio.Lock()
         self._opened: contextlib.AsyncExitStack | None = None
-        self._counts = FinalCounts(clock)
+        self._counts = SlowCounts(clock)
         self._watch = Watch(self._overview, clock, app.portal.reach)
         self.stream = Stream(self._watch, clock)
         self._shell = Shell()

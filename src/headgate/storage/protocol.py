@@ -294,6 +294,14 @@ class WaitingCount(msgspec.Struct, frozen=True, array_like=True):
     jobs: int
 
 
+class ViewCount(msgspec.Struct, frozen=True, array_like=True):
+    """How many jobs of one queue wait for the same kind of thing."""
+
+    queue: str
+    view: JobView
+    jobs: int
+
+
 class Storage(Protocol):
     """Where jobs live. Every verb is durable when it returns, and raises StorageUnavailable when it may not be.
 
@@ -429,6 +437,10 @@ class Storage(Protocol):
 
     async def waiting(self, most: int = 100_000) -> Sequence[WaitingCount]:
         """What waiting jobs wait for, by queue and task; of at most so many jobs, whichever they are."""
+        ...
+
+    async def views(self) -> Sequence[ViewCount]:
+        """What waiting jobs wait for, by queue; all of them, as their lanes have counted them."""
         ...
 
     async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:

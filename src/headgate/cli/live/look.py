@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from headgate.admin import Admin, NodeStatus, Overview
-from headgate.admin.final_counts import FinalCounts
 from headgate.admin.history import JobsPoint
+from headgate.admin.slow_counts import SlowCounts
 from headgate.jobs.job import JobState
 from headgate.tasks.handle import JobStatus
 
@@ -48,7 +48,7 @@ class Look:
     failures: Sequence[JobStatus]
 
 
-async def take_look(admin: Admin, before: Look | None, counts: FinalCounts | None) -> Look:
+async def take_look(admin: Admin, before: Look | None, counts: SlowCounts | None) -> Look:
     """Ask for everything; the look `before` tells the throughput where no history is kept.
 
     Who looks again and again keeps `counts`, so that no look waits until millions of final jobs are counted.

@@ -71,6 +71,7 @@ from headgate.storage.protocol import (
     RecordedStart,
     Recovered,
     Standing,
+    ViewCount,
     WaitingCount,
 )
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
@@ -272,6 +273,12 @@ class MemoryStorage:
         waiting = islice((job for job in self._jobs.by_id.values() if job.state is WAITING), most)
         found = Counter((job.new.queue, job.new.task, view_of(job, wall, now)) for job in waiting)
         return [WaitingCount(queue, task, view, jobs) for (queue, task, view), jobs in sorted(found.items())]
+
+    async def views(self) -> Sequence[ViewCount]:
+        wall, now = self._clock.now(), self.limit_now()
+        waiting = (job for job in self._jobs.by_id.values() if job.state is WAITING)
+        found = Counter((job.new.queue, view_of(job, wall, now)) for job in waiting)
+        return [ViewCount(queue, view, jobs) for (queue, view), jobs in sorted(found.items())]
 
     async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:
         tallies = ((name, queue.tally) for name, queue in sorted(self._lanes.queues.items()))

@@ -68,6 +68,7 @@ from headgate.storage.protocol import (
     RecordedStart,
     Recovered,
     Standing,
+    ViewCount,
     WaitingCount,
     asked_buckets,
 )
@@ -682,6 +683,11 @@ class PostgresStorage:
         now, limit_now = self.now(), self.limit_now()
         rows = await self._survey(lambda session: session.fetch("waiting", now=now, limit_now=limit_now, most=most))
         return [WaitingCount(*row) for row in rows]
+
+    async def views(self) -> Sequence[ViewCount]:
+        now, limit_now = self.now(), self.limit_now()
+        rows = await self._survey(lambda session: session.fetch("views", now=now, limit_now=limit_now))
+        return [ViewCount(*row) for row in rows]
 
     async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
         return await self._look_up(lambda session: trail.logs(session, job_id, after, count, newest=newest))

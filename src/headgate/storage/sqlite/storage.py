@@ -51,6 +51,7 @@ from headgate.storage.protocol import (
     RecordedStart,
     Recovered,
     Standing,
+    ViewCount,
     WaitingCount,
     asked_buckets,
 )
@@ -85,6 +86,7 @@ _decode_gated = msgspec.json.Decoder(list[GatedJob]).decode
 _decode_lines = msgspec.json.Decoder(list[LogLine]).decode
 _decode_entries = msgspec.json.Decoder(list[AuditEntry]).decode
 _decode_waiting = msgspec.json.Decoder(list[WaitingCount]).decode
+_decode_views = msgspec.json.Decoder(list[ViewCount]).decode
 _decode_jobs_steps = msgspec.json.Decoder(list[JobsStep]).decode
 _decode_limit_steps = msgspec.json.Decoder(list[LimitStep]).decode
 _decode_starts = msgspec.json.Decoder(list[RecordedStart]).decode
@@ -517,6 +519,10 @@ class SqliteStorage:
     async def waiting(self, most: int = 100_000) -> Sequence[WaitingCount]:
         asked = {"most": most, "now": self.now(), "limit_now": self.limit_now()}
         return _decode_waiting(await self._value(self._lists, "waiting", **asked))
+
+    async def views(self) -> Sequence[ViewCount]:
+        asked = {"now": self.now(), "limit_now": self.limit_now()}
+        return _decode_views(await self._value(self._lists, "views", **asked))
 
     async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
         asked = {"id": job_id, "after": after, "count": count, "sign": -1 if newest else 1}

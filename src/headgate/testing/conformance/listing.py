@@ -11,7 +11,7 @@ from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
 from headgate.jobs.job import JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
-from headgate.storage.protocol import BucketPlace, BucketRecord, JobFilter, WaitingCount
+from headgate.storage.protocol import BucketPlace, BucketRecord, JobFilter, ViewCount, WaitingCount
 from headgate.testing.conformance.hands import Conformance, Hands, strict
 from headgate.testing.manual_clock import ManualClock
 
@@ -80,6 +80,39 @@ class ListingConformance(Conformance):
             WaitingCount("mail", "work", "ready", 1),
         ]
         assert sum(each.jobs for each in await hands.storage.waiting(most=3)) == 3
+
+    async def test_what_waiting_jobs_wait_for_is_counted_by_queue(self, hands: Hands) -> None:
+        assert list(await hands.storage.views()) == []
+        hands.rules = {"api": strict(1)}
+        hands.tasks = {"work", "other"}
+        leader = hands.new(queue="mail")
+        await hands.storage.add([leader, replace(hands.new(queue="mail"), origin=Origin(follows=leader.id))])
+        await hands.add(3, draws=[("api", "acme")])
+        await hands.add(1, draws=[("api", "acme")], delay=90)
+        await hands.add(2, delay=60)
+        # Before any claim has looked at what was added, and after.
+        assert list(await hands.storage.views()) == [
+            ViewCount("default", "ready", 3),
+            ViewCount("default", "scheduled", 3),
+            ViewCount("mail", "blocked", 1),
+            ViewCount("mail", "ready", 1),
+        ]
+        await hands.take()
+        await hands.add(4, task="other")
+        assert list(await hands.storage.views()) == [
+            ViewCount("default", "ready", 4),
+            ViewCount("default", "scheduled", 3),
+            ViewCount("default", "throttled", 2),
+            ViewCount("mail", "blocked", 1),
+            ViewCount("mail", "ready", 1),
+        ]
+        hands.clock.advance(70)
+        assert list(await hands.storage.views()) == [
+            ViewCount("default", "ready", 8),
+            ViewCount("default", "scheduled", 1),
+            ViewCount("mail", "blocked", 1),
+            ViewCount("mail", "ready", 1),
+        ]
 
     @pytest.mark.parametrize(
         ("name", "value"),

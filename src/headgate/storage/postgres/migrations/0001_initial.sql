@@ -173,7 +173,8 @@ CREATE INDEX job_waiting ON headgate.job (lane, delayed, priority DESC, run_at, 
 CREATE INDEX job_blocked ON headgate.job (queue) WHERE state = 'blocked';
 CREATE INDEX job_blocked_expires ON headgate.job (expires_at) WHERE state = 'blocked' AND expires_at IS NOT NULL;
 CREATE INDEX job_running ON headgate.job (node) WHERE state = 'running';
-CREATE INDEX job_failed ON headgate.job (id) WHERE state IN ('failed', 'cancelled');
+-- How many failed lately is counted in it alone.
+CREATE INDEX job_failed ON headgate.job (id) INCLUDE (state, finished_at) WHERE state IN ('failed', 'cancelled');
 CREATE INDEX job_held ON headgate.job (id) WHERE held <> 0;
 CREATE INDEX job_expires ON headgate.job (expires_at) WHERE waiting AND expires_at IS NOT NULL;
 CREATE INDEX job_gives_up ON headgate.job (give_up_at) WHERE waiting AND give_up_at IS NOT NULL;

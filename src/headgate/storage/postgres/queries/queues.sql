@@ -1,6 +1,6 @@
 -- Queues that are paused or have waiting jobs: since when the oldest job is ready, and since when one lacks only a slot.
--- Each lane is asked for the first job of each priority between its highest and its lowest, so a lane of a million costs
--- no more than one of ten.
+-- Each lane is asked for the first job of its highest priority, and of each below that, so a lane of a million costs no
+-- more than one of ten, and one without priorities a single look.
 WITH
 known AS (
     SELECT id, queue, gated, since, behind, wakes_at FROM headgate.lane
@@ -10,26 +10,51 @@ known AS (
     WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
     GROUP BY lane, queue, draws
 ),
+topmost AS MATERIALIZED (
+    SELECT known.*, fresh.priority AS fresh_priority, fresh.run_at AS fresh_at, late.priority AS late_priority
+    FROM known
+    LEFT JOIN LATERAL (
+        SELECT priority, run_at FROM headgate.job
+        WHERE lane = known.id AND waiting AND NOT delayed
+        ORDER BY priority DESC, run_at
+        LIMIT 1
+    ) AS fresh ON true
+    LEFT JOIN LATERAL (
+        SELECT priority FROM headgate.job
+        WHERE lane = known.id AND waiting AND delayed
+        ORDER BY priority DESC
+        LIMIT 1
+    ) AS late ON true
+),
 oldest AS MATERIALIZED (
     SELECT
-        known.*,
-        (
-            SELECT min(first.run_at)
-            FROM (VALUES (false), (true)) AS kind (delayed)
-            CROSS JOIN LATERAL generate_series(
-                (SELECT min(priority)::integer FROM headgate.job WHERE lane = known.id AND waiting AND job.delayed = kind.delayed),
-                (SELECT max(priority)::integer FROM headgate.job WHERE lane = known.id AND waiting AND job.delayed = kind.delayed)
-            ) AS level
-            CROSS JOIN LATERAL (
-                SELECT run_at FROM headgate.job
-                WHERE lane = known.id AND waiting AND job.delayed = kind.delayed AND priority = level
-                    AND (NOT kind.delayed OR run_at <= :now)
-                ORDER BY run_at
-                LIMIT 1
-            ) AS first
-        ) AS run_at,
-        EXISTS (SELECT 1 FROM headgate.job WHERE job.lane = known.id AND waiting) AS has_jobs
-    FROM known
+        topmost.*,
+        least(
+            fresh_at,
+            (
+                SELECT min(below.run_at)
+                FROM generate_series(0, fresh_priority - 1) AS level
+                CROSS JOIN LATERAL (
+                    SELECT run_at FROM headgate.job
+                    WHERE lane = topmost.id AND waiting AND NOT delayed AND priority = level
+                    ORDER BY run_at
+                    LIMIT 1
+                ) AS below
+                WHERE fresh_priority > 0
+            ),
+            (
+                SELECT min(due.run_at)
+                FROM generate_series(0, late_priority) AS level
+                CROSS JOIN LATERAL (
+                    SELECT run_at FROM headgate.job
+                    WHERE lane = topmost.id AND waiting AND delayed AND priority = level AND run_at <= :now
+                    ORDER BY run_at
+                    LIMIT 1
+                ) AS due
+                WHERE late_priority IS NOT NULL
+            )
+        ) AS run_at
+    FROM topmost
 ),
 ready (queue, at) AS (
     SELECT queue, run_at FROM oldest WHERE NOT gated AND run_at IS NOT NULL
@@ -45,7 +70,7 @@ ready (queue, at) AS (
     WHERE opens_at <= :limit_now::bigint AND oldest.run_at IS NOT NULL
 ),
 named AS (
-    SELECT queue FROM oldest WHERE has_jobs
+    SELECT queue FROM oldest WHERE coalesce(fresh_priority, late_priority) IS NOT NULL
     UNION
     SELECT queue FROM headgate.job WHERE state = 'blocked'
     UNION

@@ -9,14 +9,14 @@ SELECT
             WHERE shared.limit_name = bucket.limit_name AND shared.key = '' AND shared.state LIKE '1:dynamic:%'
         )
     ) AS state,
-    line.waiting,
+    coalesce(line.waiting, 0) AS waiting,
     opens_at,
     closed_until,
-    line.lanes
+    coalesce(line.lanes, 0) AS lanes
 FROM headgate.bucket
-CROSS JOIN LATERAL (
-    SELECT coalesce(sum(waiting), 0)::bigint AS waiting, count(*) AS lanes FROM headgate.lane WHERE behind = bucket.id
-) AS line
+LEFT JOIN (
+    SELECT behind, sum(waiting)::bigint AS waiting, count(*) AS lanes FROM headgate.lane WHERE behind IS NOT NULL GROUP BY behind
+) AS line ON line.behind = bucket.id
 WHERE opens_at IS NOT NULL AND NOT (key = '' AND coalesce(state, '') LIKE '1:dynamic:%')
-ORDER BY line.waiting DESC, limit_name, key
+ORDER BY waiting DESC, limit_name, key
 LIMIT :count

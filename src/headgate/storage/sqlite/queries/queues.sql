@@ -1,5 +1,6 @@
 -- Queues that are paused or have waiting jobs: since when the oldest job is ready, and since when one lacks only a slot.
--- Each lane is asked for the first job of each priority, so a lane of a million costs no more than one of ten.
+-- Each lane is asked for the first job of its highest priority, and of each below that, so a lane of a million costs no
+-- more than one of ten.
 WITH
 oldest AS MATERIALIZED (
     SELECT
@@ -12,7 +13,11 @@ oldest AS MATERIALIZED (
                     SELECT min(run_at) FROM job
                     WHERE lane = lane.id AND state = 'waiting' AND delayed = 0 AND priority = level.column1
                 ) AS first
-                FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+                FROM (
+                    SELECT max(priority) AS priority FROM job WHERE lane = lane.id AND state = 'waiting' AND delayed = 0
+                ) AS highest
+                JOIN (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+                    ON level.column1 <= highest.priority
                 UNION ALL
                 SELECT (
                     SELECT min(run_at) FROM job

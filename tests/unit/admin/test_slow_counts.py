@@ -1,4 +1,4 @@
-"""Counting final jobs beside the looks: as fresh as it is cheap, and nobody waits for it."""
+"""Counting beside the looks: as fresh as it is cheap, and nobody waits for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
-from headgate.admin.final_counts import CountedFinals, FinalCounts
+from headgate.admin.slow_counts import Beside, Counted
 from headgate.clock import to_datetime
 from headgate.errors import StorageUnavailable
 from headgate.storage.protocol import QueueCounts
@@ -18,7 +18,7 @@ class Counting:
 
     def __init__(self, clock: VirtualClock, takes: float) -> None:
         self._clock = clock
-        self._finals = FinalCounts(clock)
+        self._finals = Beside[Sequence[QueueCounts]](clock, "final jobs")
         self.takes = takes
         self.times = 0
         self.error: Exception | None = None
@@ -34,7 +34,7 @@ class Counting:
             raise self.error
         return found
 
-    async def look(self) -> CountedFinals | None:
+    async def look(self) -> Counted[Sequence[QueueCounts]] | None:
         self._finals.begin(self.count, self.now)
         return await self._finals.look()
 
@@ -48,7 +48,7 @@ def test_what_is_counted_quickly_is_there_with_the_first_look_and_a_second_old_a
         for times in (1, 1, 2, 2, 3):
             found = await counting.look()
             assert found is not None
-            assert found.queues[0].succeeded == times
+            assert found.found[0].succeeded == times
             await asyncio.sleep(0.6)
 
     run_virtual(main)
@@ -96,7 +96,7 @@ def test_a_count_that_the_store_refuses_takes_nothing_else_with_it_and_is_asked_
         await asyncio.sleep(10)
         found = await counting.look()
         assert found is not None
-        assert found.queues[0].succeeded == 3
+        assert found.found[0].succeeded == 3
 
     run_virtual(main)
 

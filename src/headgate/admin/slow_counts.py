@@ -1,4 +1,4 @@
-"""How many jobs are final, counted beside the looks that show it: on PostgreSQL it takes a second for two million."""
+"""What has to look at each of many jobs, counted beside the looks that show it: a million take half a second."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Generic, TypeVar
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import HeadgateError
-from headgate.storage.protocol import QueueCounts
+from headgate.storage.protocol import QueueCounts, WaitingCount
 
 FRESH_FOR = SECOND
 """Microseconds for which what was counted is shown, at least."""
@@ -19,36 +20,51 @@ SHARE = 50
 """What was counted is shown for so many times as long as counting took: so it takes no more of a store than a 50th."""
 
 PATIENCE = 0.03
-"""Seconds that a look waits for the count; it is shown without, or with that of before, where that takes longer."""
+"""Seconds that a look waits for a count; it is shown without, or with that of before, where that takes longer."""
 
+T = TypeVar("T")
 
 _log = logging.getLogger("headgate.admin")
 
 
+class SlowCounts:
+    """What an overview shows and does not wait for, kept by whoever looks again and again."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.finals = Beside[Sequence[QueueCounts]](clock, "final jobs")
+        self.tasks = Beside[Sequence[WaitingCount]](clock, "waiting jobs by task")
+
+    async def close(self) -> None:
+        """End the counts that are under way."""
+        await self.finals.close()
+        await self.tasks.close()
+
+
 @dataclass(frozen=True, slots=True)
-class CountedFinals:
+class Counted(Generic[T]):
     """What was counted, and when."""
 
     at: datetime
-    queues: Sequence[QueueCounts]
+    found: T
 
 
-class FinalCounts:
-    """Counts final jobs for those who look again and again, in the background where it takes long.
+class Beside(Generic[T]):
+    """Counts for those who look again and again, in the background where it takes long.
 
     Where a store refuses to count so many, nothing else that is looked at fails with it: what was counted before is
     shown, and it is asked no more often than if it had counted.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, what: str) -> None:
         self._clock = clock
-        self._known: CountedFinals | None = None
+        self._what = what
+        self._known: Counted[T] | None = None
         self._counted_at: int | None = None
         self._is_refused = False
         self._took = 0
         self._counting: asyncio.Task[None] | None = None
 
-    def begin(self, count: Callable[[], Awaitable[Sequence[QueueCounts]]], now: Callable[[], datetime]) -> None:
+    def begin(self, count: Callable[[], Awaitable[T]], now: Callable[[], datetime]) -> None:
         """Count anew, if that was long ago and nobody does."""
         fresh_for = max(FRESH_FOR, SHARE * self._took)
         is_due = self._counted_at is None or self._clock.monotonic() - self._counted_at >= fresh_for
@@ -57,7 +73,7 @@ class FinalCounts:
             # Nobody may look again once it has failed.
             self._counting.add_done_callback(lambda counting: counting.cancelled() or counting.exception())
 
-    async def look(self) -> CountedFinals | None:
+    async def look(self) -> Counted[T] | None:
         """What is known; None as long as nothing was counted."""
         counting = self._counting
         if counting is not None:
@@ -68,14 +84,14 @@ class FinalCounts:
                     counting.result()
         return self._known
 
-    async def _count(self, count: Callable[[], Awaitable[Sequence[QueueCounts]]], now: Callable[[], datetime]) -> None:
+    async def _count(self, count: Callable[[], Awaitable[T]], now: Callable[[], datetime]) -> None:
         began_at, at = self._clock.monotonic(), now()
         try:
-            self._known = CountedFinals(at, await count())
+            self._known = Counted(at, await count())
             self._is_refused = False
         except HeadgateError as error:
             if not self._is_refused:
-                _log.warning("final jobs were not counted, and are shown as they were counted last: %s", error)
+                _log.warning("%s were not counted, and are shown as they were counted last: %s", self._what, error)
             self._is_refused = True
         finally:
             self._counted_at = self._clock.monotonic()
