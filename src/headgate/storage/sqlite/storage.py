@@ -492,17 +492,13 @@ class SqliteStorage:
         return [self._in_wall_time(record) for record in _decode_records(rows)]
 
     async def jobs(self, filter: JobFilter) -> Sequence[JobRecord]:
-        rows = await self._value(
-            self._lists,
-            _listing(filter),
-            **self._asked(filter),
-            count=filter.count,
-            sign=1 if filter.oldest_first else -1,
-        )
+        listed = "jobs" if _index_of(filter) is None else "jobs_by_index"
+        order = "oldest" if filter.oldest_first else "newest"
+        rows = await self._value(self._lists, f"{listed}_{order}", **self._asked(filter), count=filter.count)
         return [self._in_wall_time(record) for record in _decode_records(rows)]
 
     async def count_jobs(self, filter: JobFilter, most: int) -> int:
-        statement = "count_ended" if _has_ended(filter) else "count_by_id"
+        statement = "count_by_id" if _index_of(filter) is None else "count_by_index"
         return int(await self._value(self._lists, statement, **self._asked(filter), most=most))
 
     def _asked(self, filter: JobFilter) -> dict[str, Any]:
@@ -510,6 +506,7 @@ class SqliteStorage:
         del values["count"], values["oldest_first"]
         return {
             **values,
+            "by": _index_of(filter),
             "after": filter.cursor if filter.oldest_first else None,
             "before": None if filter.oldest_first else filter.cursor,
             "now": self.now(),
@@ -746,12 +743,24 @@ class SqliteStorage:
             raise self._translated(error) from error
 
 
-def _has_ended(filter: JobFilter) -> bool:
-    """Whether only jobs are asked for that failed or were cancelled: they are few, and found by an index."""
-    return filter.state in (JobState.FAILED, JobState.CANCELLED)
-
-
-def _listing(filter: JobFilter) -> str:
-    if _has_ended(filter):
-        return "jobs_ended"
-    return "jobs_oldest" if filter.oldest_first else "jobs_newest"
+def _index_of(filter: JobFilter) -> str | None:
+    """The index that knows the jobs among which a filter looks; None where all there are have to be looked at."""
+    if filter.batch is not None:
+        return "batch"
+    if filter.schedule is not None:
+        return "schedule"
+    match filter.view, filter.state:
+        case ("scheduled" | "blocked") as view, _:
+            return view
+        case ("ready" | "throttled", _) | (_, JobState.WAITING) if filter.limit is not None or filter.key is not None:
+            return "draw"
+        case ("ready" | "throttled") as view, _:
+            return view
+        case _, JobState.WAITING:
+            return "waiting"
+        case _, JobState.RUNNING:
+            return "running"
+        case _, JobState.FAILED | JobState.CANCELLED:
+            return "state"
+        case _:
+            return None

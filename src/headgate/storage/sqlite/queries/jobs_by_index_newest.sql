@@ -1,4 +1,4 @@
--- A page of jobs that failed, or were cancelled: they are few, and found by their end.
+-- A page of jobs that an index knows, newest first.
 SELECT json_group_array(
     json_array(
         @job_record
@@ -6,9 +6,9 @@ SELECT json_group_array(
 )
 FROM (
     SELECT * FROM job
-    WHERE job.state = :state AND job.finished_at >= coalesce(:finished_from, 0)
+    WHERE @by_index
         AND @job_filter
-    ORDER BY job.seq * :sign
+    ORDER BY seq DESC
     LIMIT :count
 ) AS job
 LEFT JOIN lane ON lane.id = job.lane AND job.state = 'waiting'

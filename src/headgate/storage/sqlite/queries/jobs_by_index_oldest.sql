@@ -1,0 +1,15 @@
+-- A page of jobs that an index knows, oldest first.
+SELECT json_group_array(
+    json_array(
+        @job_record
+    )
+)
+FROM (
+    SELECT * FROM job
+    WHERE @by_index
+        AND @job_filter
+    ORDER BY seq
+    LIMIT :count
+) AS job
+LEFT JOIN lane ON lane.id = job.lane AND job.state = 'waiting'
+LEFT JOIN bucket ON bucket.id = lane.behind
