@@ -4,14 +4,21 @@
 AND (:view::text IS NULL OR :view = 'blocked' OR job.waiting)
 AND (:view::text IS DISTINCT FROM 'blocked' OR job.state = 'blocked')
 AND (:view::text IS DISTINCT FROM 'scheduled' OR (job.delayed AND job.run_at > :now))
+AND (:view::text IS NULL OR :view NOT IN ('throttled', 'ready') OR NOT (job.delayed AND job.run_at > :now))
 AND (
-    :view::text IS NULL OR :view NOT IN ('throttled', 'ready')
-    OR (
-        NOT (job.delayed AND job.run_at > :now)
-        AND (:view = 'throttled') = EXISTS (
-            SELECT 1 FROM headgate.lane JOIN headgate.bucket ON bucket.id = lane.behind
-            WHERE lane.id = job.lane AND bucket.opens_at > :limit_now
-        )
+    :view::text IS DISTINCT FROM 'throttled'
+    OR job.lane IN (
+        SELECT lane.id FROM headgate.lane JOIN headgate.bucket ON bucket.id = lane.behind WHERE bucket.opens_at > :limit_now
+    )
+)
+-- Lanes that nothing holds are few where much waits; and so are those that are not merged yet.
+AND (
+    :view::text IS DISTINCT FROM 'ready'
+    OR job.lane IN (
+        SELECT lane.id FROM headgate.lane LEFT JOIN headgate.bucket ON bucket.id = lane.behind
+        WHERE (bucket.opens_at > :limit_now) IS NOT TRUE
+        UNION ALL
+        SELECT lane FROM headgate.arrival WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
     )
 )
 AND (:queue::text IS NULL OR job.queue = :queue)
