@@ -79,7 +79,9 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
         return None
     limit, key = status.waits_for
     info = next((each for each in limits if (each.limit, each.key) == (limit, key)), None)
-    rule = "" if info is None or info.rule is None else f" ({info.rule})"
+    # Without the margin, which is no news to who waits.
+    rule = "" if info is None or info.rule is None else f" ({info.rule.partition(' + ')[0]})"
+    whose = f" of key {key!r}" if key else ""
     place = "" if status.place is None else f"{_nth(status.place)} in line, "
     holders = () if info is None else info.holders
     when = (
@@ -87,7 +89,7 @@ def _limit_reason(status: JobStatus, limits: Sequence[LimitInfo], now: datetime)
         if status.predicted_start is None
         else f"runs about {_when(status.predicted_start, now)}"
     )
-    return f"it waits for limit {limit!r}{rule} of key {key!r}: {place}{when}"
+    return f"it waits for limit {limit!r}{rule}{whose}: {place}{when}"
 
 
 def _named(batch: BatchRecord) -> str:
@@ -110,9 +112,22 @@ def _other_state(record: JobRecord, status: JobStatus, nodes: Sequence[NodeRecor
 
 
 def _when(instant: datetime, now: datetime) -> str:
-    seconds = (instant - now).total_seconds()
-    distance = "now" if seconds <= 0 else f"in {seconds:.1f} s" if seconds < 120 else f"in {seconds / 60:.0f} min"
-    return f"{instant:%Y-%m-%d %H:%M:%S} UTC ({distance})"
+    return f"{instant:%Y-%m-%d %H:%M:%S} UTC ({_distance((instant - now).total_seconds())})"
+
+
+def _distance(seconds: float) -> str:
+    if seconds <= 0:
+        return "now"
+    if seconds < 120:
+        return f"in {seconds:.1f} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"in {minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"in {hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"in {days} d {hours} h"
 
 
 def _nth(place: int) -> str:

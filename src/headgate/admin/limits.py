@@ -285,6 +285,9 @@ class LimitsAdmin:
         rule = None if declared is None else live.rule(record.draw, declared)
         snapshot = None if rule is None else await self.snapshot(record, rule)
         opens_at = record.opens_at
+        if opens_at is None and snapshot is not None and not snapshot.available and snapshot.opens_at > now:
+            # No job waits for it, so nobody has looked for it.
+            opens_at = snapshot.opens_at
         return BucketStatus(
             limit=record.draw.limit,
             key=record.draw.key,
@@ -298,7 +301,7 @@ class LimitsAdmin:
             penalized_until=self._in_wall_time(record.closed_until) if record.closed_until > now else None,
             holders=holders,
             count=getattr(rule, "count", None),
-            is_waited_for=opens_at is not None,
+            is_waited_for=record.opens_at is not None,
         )
 
 

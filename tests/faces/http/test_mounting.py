@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,12 @@ async def test_pages_files_and_api_are_found_wherever_it_is_mounted(mount: objec
         assert icon.headers["content-type"] == "image/svg+xml"
         again = await asking.get(f"{below}/static/icon.svg", headers={"If-None-Match": icon.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
+        # The page names files by addresses that change with them, so that they are asked for once.
+        (named,) = re.findall(r'src="(static/[^"]+/main.js)"', answer.text)
+        main = await asking.get(f"{below}/{named}")
+        assert (main.status_code, main.headers["cache-control"]) == (200, "private, max-age=31536000, immutable")
+        older = await asking.get(f"{below}/static/0123456789abcdef/js/main.js")
+        assert (older.content, older.headers["cache-control"]) == (main.content, "no-cache")
         assert (await asking.get(f"{below}/static/../site.py")).status_code == 404
         assert (await asking.get(f"{below}/static/%2e%2e/site.py")).status_code == 404
         assert (await asking.get(f"{below}/api/jobs")).json()["items"][0]["task"] == "sync"

@@ -1,6 +1,6 @@
 /** `<hg-chart>`: lines and areas over time, with the values under the pointer, and a table for who cannot see it. */
 
-import { h, render } from "./dom.js";
+import { classes, h, render } from "./dom.js";
 import * as format from "./format.js";
 import { onChoice } from "./prefs.js";
 
@@ -9,11 +9,13 @@ import { onChoice } from "./prefs.js";
  * @typedef {{
  *   label: string, series: Series[], from: number, to: number, unit: (value: number) => string,
  *   bound?: {value: number, name: string} | null, step: number,
- *   isWhole?: boolean,
+ *   isWhole?: boolean, isContinuous?: boolean,
  * }} Chart
  */
 
 const HEIGHT = 190;
+/** Pixels of a value that stands alone. */
+const THINNEST = 5;
 const EDGE = { left: 64, right: 12, top: 14, bottom: 24 };
 /** Durations, in seconds, whose halves are round as well. */
 const ROUND_TIMES = [120, 240, 600, 1200, 1800, 3600, 7200, 14_400, 28_800, 43_200, 86_400, 172_800, 604_800];
@@ -69,6 +71,8 @@ class ChartElement extends HTMLElement {
 
   /** @param {Chart} chart @param {number | null} looks */
   #legend(chart, looks) {
+    // What is told is as of then: the history ends some seconds ago.
+    const at = looks ?? Math.max(...chart.series.map((each) => each.values.at(-1)?.[0] ?? 0));
     return h(
       "div",
       { class: "chart-legend" },
@@ -82,16 +86,20 @@ class ChartElement extends HTMLElement {
           h("b", { class: "num" }, value === null ? "–" : chart.unit(value)),
         );
       }),
-      h("span", { class: "legend-at num faint" }, looks === null ? "" : format.clock(looks)),
+      h(
+        "span",
+        { class: classes("legend-at num faint", looks === null && "legend-last") },
+        at > 0 ? format.clock(at) : "",
+      ),
       h(
         "button",
         {
           type: "button",
           class: "quiet small",
-          "aria-pressed": String(this.#isTable),
+          title: this.#isTable ? "Show it as a chart" : "Show the values as a table",
           onclick: () => this.#toggleTable(),
         },
-        this.#isTable ? "As a chart" : "As a table",
+        this.#isTable ? "Chart" : "Table",
       ),
     );
   }
@@ -213,7 +221,7 @@ export function sparkline(values, tone, label) {
 
 /** @param {Series} series @param {Chart} chart @param {(at: number) => number} x @param {(value: number) => number} y */
 function drawn(series, chart, x, y) {
-  const runs = unbroken(series, chart);
+  const runs = unbroken(series, chart).map((run) => (run.length > 1 ? run : alone(run[0], chart, x)));
   const path = runs
     .map((run) => "M" + run.map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`).join("L"))
     .join("");
@@ -224,16 +232,25 @@ function drawn(series, chart, x, y) {
         `M${x(run[0][0]).toFixed(1)},${ground}L${run.map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`).join("L")}L${x(run[run.length - 1][0]).toFixed(1)},${ground}z`,
     )
     .join("");
-  const alone = runs
-    .filter((run) => run.length === 1)
-    .map(([[at, value]]) => h("circle", { key: at, class: `dot tone-${series.tone}`, cx: x(at), cy: y(value), r: 2 }));
   return h(
     "g",
     { key: series.name },
     series.kind !== "line" && h("path", { class: `area tone-${series.tone}`, d: area }),
     h("path", { class: `line tone-${series.tone}`, d: path }),
-    alone,
   );
+}
+
+/**
+ * A value between two gaps is as wide as its step, or one could not see it.
+ *
+ * @param {[number, number]} point @param {Chart} chart @param {(at: number) => number} x @returns {[number, number][]}
+ */
+function alone([at, value], chart, x) {
+  const half = Math.max(chart.step, (THINNEST * chart.step) / Math.max(1e-6, x(at + chart.step) - x(at))) / 2;
+  return [
+    [Math.max(chart.from, at - half), value],
+    [Math.min(chart.to, at + half), value],
+  ];
 }
 
 /** What can be drawn as one line; where nothing is known there is a gap. @param {Series} series @param {Chart} chart @returns {[number, number][][]} */
@@ -243,8 +260,8 @@ function unbroken(series, chart) {
   let before = -Infinity;
   for (const [at, value] of series.values) {
     if (value === null || at < chart.from || at > chart.to) continue;
-    const isGap = at - before > chart.step * 1.5;
-    if (isGap) runs.push([]);
+    const isGap = at - before > chart.step * 1.5 && !chart.isContinuous;
+    if (isGap || !runs.length) runs.push([]);
     runs[runs.length - 1].push([at, value]);
     before = at;
   }

@@ -16,7 +16,8 @@ import { toast } from "./toasts.js";
 /**
  * What a page is. `load` asks for its data, again whenever something happens, and every so many milliseconds; `view` says
  * how they look; `ui` is what only this page and this visit know, such as which rows are chosen. One that `showsNews` by
- * itself takes from the stream what it tells, and does not ask for it again.
+ * itself takes from the stream what it tells, and does not ask for it again. One that `standsStill` shows nothing new for
+ * as long as somebody is about to choose from it.
  *
  * @typedef {{
  *   title: (route: Route) => string,
@@ -24,13 +25,18 @@ import { toast } from "./toasts.js";
  *   view: (context: Context) => import("./dom.js").Children,
  *   ui?: () => any,
  *   showsNews?: boolean,
+ *   standsStill?: (context: Context) => boolean,
  *   every?: number,
  * }} PageDefinition
  */
 
 /** News come in bursts; a page asks again once for each. */
 const SETTLE = 1_000;
+/** A page whose questions take long asks so many times less often than it could: others want to know things, too. */
+const SHARE = 5;
 const AFTER_ACTION = 150;
+/** Without a pointer, what was touched last stays hovered. */
+const ABOUT_TO_CHOOSE = matchMedia("(hover: hover)").matches ? "tbody:is(:hover, :focus-within)" : "tbody:focus-within";
 
 /** What a page's functions are given. */
 export class Context {
@@ -54,6 +60,16 @@ export class Context {
     if (this.session.can.includes(what)) return null;
     const needs = what === "admin" ? "admin" : "operator";
     return `${this.session.user || "You"} may not do this: it needs the role ${needs}, and yours is ${this.session.role}`;
+  }
+
+  /** Whether the pointer, or the focus, is in a list of the page. */
+  get isPointedAt() {
+    return this.page.place.querySelector(ABOUT_TO_CHOOSE) !== null;
+  }
+
+  /** Whether there is something new that is not shown, as somebody is about to choose from what is. */
+  get isHeld() {
+    return this.page.isHeld;
   }
 
   /** Show what `ui` says now. @param {object} [ui] */
@@ -121,6 +137,8 @@ export class Page {
     this.isLoaded = false;
     this.isBusy = false;
     this.isStale = false;
+    this.isAsking = false;
+    this.tookLong = 0;
     this.request = new AbortController();
     this.unfollow = live.follow((isNews) => isNews && this.#news());
     this.timer = 0;
@@ -154,6 +172,8 @@ export class Page {
     this.isStale = false;
     this.request.abort();
     const request = (this.request = new AbortController());
+    const beganAt = performance.now();
+    this.isAsking = true;
     try {
       const data = await this.definition.load(this.context, request.signal);
       if (request.signal.aborted) return;
@@ -165,15 +185,26 @@ export class Page {
       if (request.signal.aborted) return;
       this.error = error;
     }
-    this.isBusy = false;
+    this.isAsking = this.isBusy = false;
+    this.tookLong = performance.now() - beganAt;
     this.show();
+    // What has happened while it asked.
+    if (this.isStale) this.#soon();
+  }
+
+  get isHeld() {
+    return this.isStale && this.#standsStill();
+  }
+
+  #standsStill() {
+    return this.isLoaded && !this.error && (this.definition.standsStill?.(this.context) ?? false);
   }
 
   show() {
     this.place.setAttribute("aria-busy", String(this.isBusy || (!this.isLoaded && !this.error)));
     if (this.isLoaded) render(this.place, this.error ? this.#stale() : null, this.definition.view(this.context));
     else if (this.error) render(this.place, this.#title(), this.#failed());
-    else render(this.place, this.#title(), h("div", { class: "panel", key: "skeleton" }, skeleton(8)));
+    else render(this.place, this.#title(), h("div", { class: "panel loading", key: "skeleton" }, skeleton(8)));
   }
 
   #news() {
@@ -181,11 +212,24 @@ export class Page {
     else if (chosen().live && !document.hidden) this.show();
   }
 
-  /** Something happened: ask again in a moment, if somebody looks. */
+  /** Something happened: ask again in a moment, if somebody looks. An answer that is on its way is waited for. */
   #soon() {
     if (!chosen().live) return;
-    if (document.hidden) this.isStale = true;
-    else if (!this.timer) this.timer = window.setTimeout(() => void this.refresh(), SETTLE);
+    if (document.hidden || this.isAsking) this.isStale = true;
+    else if (!this.timer) this.timer = window.setTimeout(() => this.#now(), Math.max(SETTLE, SHARE * this.tookLong));
+  }
+
+  #now() {
+    this.timer = 0;
+    if (!this.#standsStill()) {
+      void this.refresh();
+      return;
+    }
+    if (!this.isStale) {
+      this.isStale = true;
+      this.show();
+    }
+    this.#soon();
   }
 
   #title() {

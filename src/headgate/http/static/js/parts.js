@@ -68,7 +68,7 @@ export function bucketLink(limit, key) {
   return h(
     "a",
     { href: bucketHref(limit, key), class: "bucket-name" },
-    h("b", null, format.keyName(key)),
+    h("b", { class: "clamp", title: key }, format.keyName(key)),
     " ",
     h("span", { class: "faint" }, limit),
   );
@@ -204,6 +204,11 @@ export function empty(title, body, commandText) {
     commandText &&
       h("p", { class: "empty-command" }, h("code", null, commandText), copyButton(commandText, "the command")),
   );
+}
+
+/** Why a list shows nothing new, while it does not. @param {import("./page.js").Context} context */
+export function held(context) {
+  return context.isHeld && h("span", { class: "held", key: "held" }, icon("paused"), "Stands still while you choose");
 }
 
 /** A line about something that needs attention. @param {"bad" | "warn" | "info"} kind @param {...Children} children */

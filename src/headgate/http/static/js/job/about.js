@@ -23,7 +23,7 @@ export function about(job) {
     ["Task", link(address(["jobs"], { task: status.task }), status.task)],
     ["Queue", link(address(["jobs"], { queue: status.queue }), status.queue)],
     ["Priority", String(status.priority)],
-    ["Attempt", String(status.attempt)],
+    ["Attempt", status.attempt ? String(status.attempt) : "none yet"],
     ["Enqueued", both(status.enqueued_at)],
     ["Due", both(status.run_at)],
   ];

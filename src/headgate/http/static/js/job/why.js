@@ -3,6 +3,7 @@
 import { h } from "../dom.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
+import { ruleWords } from "../limits/buckets.js";
 import { allowed, badge, bucketLink, countdown, gauge, jobLink, jobState, when } from "../parts.js";
 import { address } from "../router.js";
 
@@ -50,7 +51,7 @@ export function why({ job, explained }) {
             "li",
             { key: `${limit.limit} ${limit.key}` },
             bucketLink(limit.limit, limit.key),
-            h("span", { class: "faint" }, limit.rule ?? "not declared here"),
+            h("span", { class: "faint" }, ruleWords(limit.rule)),
             limit.is_paused && badge("paused"),
             gauge({
               used: limit.used,

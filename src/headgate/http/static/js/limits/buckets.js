@@ -4,6 +4,7 @@ import { h } from "../dom.js";
 import * as format from "../format.js";
 import { allowed, bucketHref, bucketLink, bucketMarks, countdown, gauge, link } from "../parts.js";
 import { address } from "../router.js";
+import { brief } from "../rule.js";
 import { table } from "../table.js";
 
 /** @param {any[]} buckets @param {boolean} isOfOne whether all are of one limit @param {import("../dom.js").Children} none */
@@ -18,13 +19,17 @@ export function bucketTable(buckets, isOfOne, none) {
         name: "Key",
         cell: (bucket) => [
           isOfOne
-            ? link(bucketHref(bucket.limit, bucket.key), h("b", null, format.keyName(bucket.key)))
+            ? h(
+                "a",
+                { href: bucketHref(bucket.limit, bucket.key), class: "clamp", title: bucket.key },
+                h("b", null, format.keyName(bucket.key)),
+              )
             : bucketLink(bucket.limit, bucket.key),
           " ",
           bucketMarks(bucket),
         ],
       },
-      { name: "Rule", cell: (bucket) => bucket.rule ?? h("span", { class: "faint" }, "not declared here") },
+      { name: "Rule", cell: (bucket) => ruleWords(bucket.rule) },
       {
         name: "Used",
         cell: (bucket) =>
@@ -46,7 +51,7 @@ export function bucketTable(buckets, isOfOne, none) {
               )
             : h("span", { class: "faint" }, "0"),
       },
-      { name: "Next slot", align: "right", cell: (bucket) => nextSlot(bucket) },
+      { name: "Next slot", align: "right", extra: "moment-cell", cell: (bucket) => nextSlot(bucket) },
     ],
   });
 }
@@ -56,13 +61,16 @@ export function isAtOnce(rule) {
   return rule?.endsWith("at once") ?? false;
 }
 
+/** A rule as lists show it; as it is told, and typed, under the pointer. @param {string | null | undefined} rule */
+export function ruleWords(rule) {
+  return rule ? h("span", { title: rule }, brief(rule)) : h("span", { class: "faint" }, "not declared here");
+}
+
 /** When the next job may start on it. @param {any} bucket */
 export function nextSlot(bucket) {
   if (bucket.is_paused) return h("span", { class: "faint" }, "when resumed");
   if (bucket.penalized_until && Date.parse(bucket.penalized_until) > format.now())
     return countdown(bucket.penalized_until);
   if (bucket.next_slot_at) return countdown(bucket.next_slot_at);
-  if (bucket.available !== 0) return h("span", { class: "faint" }, "now");
-  // Of a rate it is looked for only when a job waits.
-  return h("span", { class: "faint" }, isAtOnce(bucket.rule) ? "when a permit is back" : "when a start is past");
+  return h("span", { class: "faint" }, bucket.available === 0 ? "when a permit is back" : "now");
 }

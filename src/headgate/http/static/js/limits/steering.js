@@ -9,7 +9,7 @@ import { input, select } from "../fields.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
 import { button, copyCommand } from "../parts.js";
-import { described, parseRule } from "../rule.js";
+import { brief, described, parseRule } from "../rule.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
@@ -136,7 +136,7 @@ async function setRule(context, target) {
         "p",
         null,
         "Now: ",
-        h("b", null, target.rule ?? "not known here"),
+        h("b", null, target.rule ? brief(target.rule) : "not known here"),
         ". The new rule beats the code and survives deploys, until it is unset. Everything that waits follows it at once; what a key has used stays used.",
       ),
     ],

@@ -67,8 +67,14 @@ export const audit = {
             { name: "Who", cell: (entry) => link(address(["audit"], { actor: entry.actor }), entry.actor) },
             { name: "What", cell: (entry) => h("b", null, entry.action) },
             { name: "Kind", cell: (entry) => entry.kind },
-            { name: "Subject", cell: subject },
-            { name: "Details", cell: (entry) => entry.detail ?? h("span", { class: "faint" }, "–") },
+            { name: "Subject", cell: (entry) => h("span", { class: "clamp", title: entry.subject }, subject(entry)) },
+            {
+              name: "Details",
+              cell: (entry) =>
+                entry.detail
+                  ? h("span", { class: "clamp", title: entry.detail }, entry.detail)
+                  : h("span", { class: "faint" }, "–"),
+            },
           ],
         }),
         pager(context),

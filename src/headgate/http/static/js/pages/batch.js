@@ -60,8 +60,8 @@ export const batch = {
         {},
         facts([
           ["Id", h("span", { class: "mono" }, id)],
-          ["Enqueued", [clock(batch.enqueued_at), " (", when(batch.enqueued_at), ")"]],
-          ["Final", batch.finished_at ? [clock(batch.finished_at), " (", when(batch.finished_at), ")"] : "not yet"],
+          ["Enqueued", [clock(batch.enqueued_at), " · ", when(batch.enqueued_at)]],
+          ["Final", batch.finished_at ? [clock(batch.finished_at), " · ", when(batch.finished_at)] : "not yet"],
           [
             "Took",
             batch.finished_at

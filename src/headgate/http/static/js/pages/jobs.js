@@ -16,6 +16,7 @@ import {
   countdown,
   empty,
   heading,
+  held,
   jobLink,
   jobState,
   link,
@@ -76,6 +77,8 @@ export const jobs = {
     return view ? `${view.charAt(0).toUpperCase()}${view.slice(1)} jobs` : "Jobs";
   },
   ui: () => ({ chosen: new Set(), isOpen: false }),
+  // Where hundreds come each second, nobody could click a row, or keep what he has chosen.
+  standsStill: (context) => context.ui.chosen.size > 0 || context.isPointedAt,
   load: async ({ route, ui }, signal) => {
     const filter = asked(route.query);
     const [page, count, tasks] = await Promise.all([
@@ -122,8 +125,8 @@ export const jobs = {
             },
             { name: "What", extra: "grow", cell: (job) => what(job) },
             { name: "Queue", cell: (job) => link(address(["jobs"], { queue: job.queue }), job.queue) },
-            { name: "Enqueued", align: "right", cell: (job) => when(job.enqueued_at) },
-            { name: "When", align: "right", cell: (job) => moment(job) },
+            { name: "Enqueued", align: "right", extra: "moment-cell", cell: (job) => when(job.enqueued_at) },
+            { name: "When", align: "right", extra: "moment-cell", cell: (job) => moment(job) },
           ],
         }),
         pager(context, found(data)),
@@ -259,7 +262,13 @@ function bar(context) {
   return h(
     "div",
     { class: "bulk-bar", key: "bar" },
-    h("span", { class: "bulk-said" }, ids.length ? h("b", null, `${ids.length} chosen`) : found(data)),
+    h(
+      "span",
+      { class: "bulk-said" },
+      ids.length ? h("b", null, `${ids.length} chosen`) : found(data),
+      " ",
+      held(context),
+    ),
     ids.length > 0 &&
       h(
         "button",

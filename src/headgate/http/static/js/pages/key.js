@@ -1,7 +1,7 @@
 /** One key of a limit: its budget, its use over time, who waits and who holds. */
 
 import { get, optional, path } from "../api.js";
-import { nextSlot } from "../limits/buckets.js";
+import { nextSlot, ruleWords } from "../limits/buckets.js";
 import { timeChart } from "../charts.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -23,7 +23,7 @@ import {
   when,
 } from "../parts.js";
 import { address } from "../router.js";
-import { parseRule, told } from "../rule.js";
+import { brief, cliForm, parseRule, told } from "../rule.js";
 import { askDeclared } from "../limits/declared.js";
 import { steering } from "../limits/steering.js";
 import { everyStep, together } from "../steps.js";
@@ -55,7 +55,7 @@ async function askKey(context, signal) {
   const { limit: name, key } = context.route.params;
   const known = await askDeclared(name, signal);
   // What counts at an instant has started in the period before it, so that is asked for as well.
-  const parsed = parseRule(known.declared?.rule.split(" ")[0] ?? "", false);
+  const parsed = parseRule(cliForm(known.declared?.rule ?? ""), false);
   const period = "error" in parsed ? 0 : (parsed.seconds ?? 0);
   const [bucket, waiting, count, history, audit] = await Promise.all([
     optional(get(path("limits", name, "bucket"), { key }, signal)),
@@ -131,7 +131,7 @@ function budget(name, key, bucket, data) {
       "Budget",
       {},
       empty("Nothing used", [
-        rule ? `The rule is ${rule}, and ` : "",
+        rule ? `The rule is ${brief(rule)}, and ` : "",
         "nothing that counts was started for this key: its whole budget is free.",
       ]),
     );
@@ -169,7 +169,7 @@ function budget(name, key, bucket, data) {
         ],
         ["Next slot", nextSlot(bucket)],
         ...(member ? [/** @type {[string, any]} */ (["Tier", member.tier])] : []),
-        ["Rule", [h("span", null, rule ?? "–"), bucket.is_set && h("span", { class: "faint" }, " (set at run time)")]],
+        ["Rule", [ruleWords(rule), bucket.is_set && h("span", { class: "faint" }, " (set at run time)")]],
         ...(isPenalized
           ? [
               /** @type {[string, any]} */ ([
@@ -218,6 +218,11 @@ function historyPanel(context) {
   // Some rules let more start in a window than they name, such as what was saved up; the audit knows.
   const most = bound && (window >= bound.per && audit?.[0] ? audit[0].bound : (bound.count * window) / bound.per);
   const used = everyStep(points, step, from - window * 1000, to, (point) => point.used, 0);
+  const started = together(used, steps).filter(([at]) => at >= from);
+  // The history ends some steps ago; where it counts what the bucket counts, the bucket knows how it goes on.
+  const { bucket } = context.data;
+  if (bucket && bucket.used !== null && bound && window === bound.per && !/ burst /.test(bucket.rule ?? ""))
+    started.push([to, bucket.used]);
   return panel(
     "Use",
     { aside, hint: `what started in ${format.duration(window)}` },
@@ -228,9 +233,10 @@ function historyPanel(context) {
       step: step * 1000,
       unit: format.rate,
       isWhole: true,
+      isContinuous: true,
       bound: most && { value: most, name: `allowed: ${format.rate(most)}` },
       series: [
-        { name: "Started", tone: "blue", kind: "area", values: together(used, steps).filter(([at]) => at >= from) },
+        { name: "Started", tone: "blue", kind: "area", values: started },
       ],
     }),
   );

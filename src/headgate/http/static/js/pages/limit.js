@@ -2,13 +2,14 @@
 
 import { get, optional, path } from "../api.js";
 import { h } from "../dom.js";
+import * as format from "../format.js";
 import { bucketTable } from "../limits/buckets.js";
 import { askDeclared } from "../limits/declared.js";
 import { settingsPanel } from "../limits/settings.js";
 import { steering } from "../limits/steering.js";
 import { auditPanel } from "../limits/verdicts.js";
 import { badge, empty, heading, panel } from "../parts.js";
-import { told } from "../rule.js";
+import { margin, told } from "../rule.js";
 
 /** @type {import("../page.js").PageDefinition} */
 export const limit = {
@@ -74,13 +75,15 @@ export const limit = {
 /** @param {any[]} settings those for all keys @param {string} declared */
 function ruleWords(settings, declared) {
   const words = told(declared);
+  const longer = margin(declared);
   return [
     h("p", { class: "rule-words", key: "rule" }, h("b", null, words ?? declared), " for each key."),
     h(
       "p",
       { class: "hint", key: "hint" },
       "Declared as ",
-      h("code", null, declared),
+      h("code", null, longer ? declared.replace(/ \+ [\d.]+s/, "") : declared),
+      longer > 0 && `, with a margin of ${format.duration(longer)} for clocks that differ`,
       settings.some((setting) => setting.rule)
         ? "; another rule is set, which holds instead."
         : "; what is set at run time beats it.",

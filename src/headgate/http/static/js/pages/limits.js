@@ -5,10 +5,10 @@ import { command, option } from "../commands.js";
 import { h } from "../dom.js";
 import { select, text } from "../fields.js";
 import * as format from "../format.js";
-import { bucketTable } from "../limits/buckets.js";
+import { bucketTable, ruleWords } from "../limits/buckets.js";
 import { settingsPanel } from "../limits/settings.js";
 import { pager } from "../pager.js";
-import { breakable, copyCommand, empty, heading, link, panel } from "../parts.js";
+import { breakable, copyCommand, empty, heading, held, link, panel } from "../parts.js";
 import { address } from "../router.js";
 
 /** @typedef {import("../page.js").Context} Context */
@@ -17,6 +17,7 @@ import { address } from "../router.js";
 export const limits = {
   title: () => "Limits",
   every: 5_000,
+  standsStill: (context) => context.isPointedAt,
   load: async ({ route }, signal) => {
     const limit = route.query.get("limit");
     const [page, declared, settings] = await Promise.all([
@@ -58,7 +59,7 @@ export const limits = {
       ),
       panel(
         "Keys",
-        { class: "bare", hint: "those with most waiting jobs first" },
+        { class: "bare", hint: "those with most waiting jobs first", aside: held(context) },
         bucketTable(data.items, false, nothing(limit, key)),
         pager(context),
       ),
@@ -84,10 +85,10 @@ function declaredCards(data) {
         h(
           "span",
           { class: "card-name" },
-          h("span", null, breakable(each.limit)),
+          h("span", { class: "clamp", title: each.limit }, breakable(each.limit)),
           isPaused && h("span", { class: "badge state-paused" }, "paused"),
         ),
-        h("span", { class: "card-rule" }, each.rule),
+        h("span", { class: "card-rule" }, ruleWords(each.rule)),
         h(
           "span",
           { class: "card-below faint" },

@@ -6,13 +6,13 @@ import { command } from "../commands.js";
 import { classes, h } from "../dom.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
+import { nextSlot } from "../limits/buckets.js";
 import * as live from "../live.js";
 import {
   allowed,
   badge,
   bucketLink,
   bucketMarks,
-  countdown,
   empty,
   gauge,
   heading,
@@ -67,7 +67,7 @@ export const overview = {
         ),
       }),
       warnings(now),
-      numbers(now, data.history),
+      numbers(now, data.history, spanOf(route)),
       h("div", { class: "two charts", key: "charts" }, charts(data.history, spanOf(route))),
       h(
         "div",
@@ -144,17 +144,19 @@ function warnings(data) {
   );
 }
 
-/** @param {any} data @param {any} history */
-function numbers(data, history) {
+/** @param {any} data @param {any} history @param {{span: number, name: string}} range */
+function numbers(data, history, range) {
   const { totals, nodes } = data;
   const failed = data.failed_last_hour ?? 0;
-  const hours = history?.points ?? [];
+  const to = format.now();
   const spark = (/** @type {string} */ name, /** @type {string} */ tone) =>
-    hours.length > 1 &&
+    history?.points.length > 0 &&
     sparkline(
-      hours.map((/** @type {any} */ each) => each[name] ?? 0),
+      everyStep(history.points, history.step, to - range.span * 1000, to, (point) => point[name], 0).map(
+        ([, value]) => value ?? 0,
+      ),
       tone,
-      `${name}, over time`,
+      `${name}, over ${range.name}`,
     );
   const jobs = (/** @type {Record<string, string>} */ query) => address(["jobs"], query);
   return h(
@@ -329,12 +331,7 @@ function throttledPanel(data) {
             }),
         },
         { name: "Waiting", align: "right", cell: (bucket) => format.count(bucket.waiting) },
-        {
-          name: "Next slot",
-          align: "right",
-          cell: (bucket) =>
-            bucket.is_paused ? "when resumed" : countdown(bucket.next_slot_at, "when a permit is back"),
-        },
+        { name: "Next slot", align: "right", extra: "moment-cell", cell: nextSlot },
       ],
     }),
   );
@@ -342,7 +339,7 @@ function throttledPanel(data) {
 
 /** @param {any} data */
 function nodesPanel(data) {
-  const { alive, silent, gone, slots, running } = data.nodes;
+  const { alive, silent, gone, slots } = data.nodes;
   return panel(
     "Nodes",
     { aside: link("nodes", "All nodes"), class: "nodes-line" },
@@ -352,8 +349,7 @@ function nodesPanel(data) {
       badge("alive", `${format.count(alive)} alive`),
       silent > 0 && badge("silent", `${format.count(silent)} silent`),
       gone > 0 && badge("gone", `${format.count(gone)} gone`),
-      slots > 0 && gauge({ used: running, allowed: slots, label: "Slots in use", state: "fine" }),
-      slots > 0 && h("span", { class: "faint" }, "slots in use"),
+      slots > 0 && h("span", { class: "faint" }, `${format.plural(slots, "slot")} in all`),
     ),
   );
 }

@@ -78,15 +78,21 @@ function queueTable(context) {
   });
 }
 
-/** What those that wait in a queue wait for. @param {any} queue */
+/** What those that wait in a queue wait for: a line also where none does, so that rows keep their height. @param {any} queue */
 function waitingFor(queue) {
   const found = ["ready", "throttled", "scheduled", "blocked"].filter((view) => queue[view] > 0);
-  return found.map((view) =>
-    h(
-      "a",
-      { key: view, class: "cell-below", href: address(["jobs"], { queue: queue.queue, view }) },
-      `${format.count(queue[view])} ${view}`,
-    ),
+  return h(
+    "span",
+    { class: "cell-below faint" },
+    !found.length && "\u00a0",
+    found.map((view, at) => [
+      at > 0 && " · ",
+      h(
+        "a",
+        { key: view, href: address(["jobs"], { queue: queue.queue, view }) },
+        `${format.count(queue[view])} ${view}`,
+      ),
+    ]),
   );
 }
 

@@ -124,8 +124,8 @@ export const schedule = {
                   : format.count(schedule.runs),
               ],
               ["Open", format.plural(schedule.open, "job")],
-              ["If missed", schedule.misfire],
-              ["If the one before still runs", schedule.overlap],
+              ["If missed", schedule.misfire.replaceAll("_", " ")],
+              ["If the one before still runs", schedule.overlap.replaceAll("_", " ")],
               ...(schedule.until ? [/** @type {[string, any]} */ (["Until", clock(schedule.until)])] : []),
               ...(schedule.skipped
                 ? [

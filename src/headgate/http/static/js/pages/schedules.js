@@ -41,7 +41,10 @@ export const schedules = {
             {
               name: "Schedule",
               cell: (schedule) => [
-                link(address(["schedules", schedule.name]), h("b", null, schedule.name)),
+                link(
+                  address(["schedules", schedule.name]),
+                  h("b", { class: "clamp", title: schedule.name }, schedule.name),
+                ),
                 h("span", { class: "cell-below faint" }, schedule.task),
               ],
             },
