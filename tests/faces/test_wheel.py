@@ -69,7 +69,7 @@ DASHBOARD = """
 import asyncio, re, headgate, headgate.http, httpx
 
 async def main():
-    site = headgate.http.dashboard(headgate.Headgate("memory://"))
+    site = headgate.http.dashboard(headgate.Headgate("memory://"), auth="local")
     wire = httpx.ASGITransport(site, client=("127.0.0.1", 1))
     async with httpx.AsyncClient(transport=wire, base_url="http://127.0.0.1") as browser:
         shell = await browser.get("/")

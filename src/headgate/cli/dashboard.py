@@ -68,7 +68,7 @@ def dashboard(
     auth = _auth(user, password_file, token_file)
     if auth is None and not _is_loopback(host):
         raise click.UsageError(
-            f"--host {host} would let others in, and nobody is asked who he is: name a user, as "
+            f"--host {host} would let others in, and nobody is asked who they are: name a user, as "
             "--user ada:operator --password-file FILE"
         )
     if root_path and not root_path.startswith("/"):
@@ -76,7 +76,9 @@ def dashboard(
     app = located(target)
     from headgate.http import dashboard as make_dashboard
 
-    site = make_dashboard(app, auth=auth, redact=redact, title=title, read_only=read_only, trusted_proxies=proxies)
+    site = make_dashboard(
+        app, auth=auth or "local", redact=redact, title=title, read_only=read_only, trusted_proxies=proxies
+    )
     with _listen(host, port) as listening:
         shown_host = f"[{host}]" if ":" in host else host
         url = f"http://{shown_host}:{listening.getsockname()[1]}{root_path.rstrip('/')}/"

@@ -26,7 +26,7 @@ LONGEST_CREDENTIAL = 4096
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody, by the name that the audit log keeps, and what he may do (default: only look)."""
+    """Somebody, by the name that the audit log keeps, and what they may do (default: only look)."""
 
     name: str
     role: Role = "viewer"
@@ -38,7 +38,7 @@ class User:
             raise DeclarationError("a user needs a name: what is done is kept under it")
 
     def may(self, role: Role) -> bool:
-        """Whether he may do what that role may."""
+        """Whether they may do what that role may."""
         return _RANK[self.role] >= _RANK[role]
 
 
@@ -50,8 +50,8 @@ class Auth(Protocol):
     """Tells who is asking. `challenge` is what a browser is told to ask for, "" if it has nothing to ask.
 
     `secret` is what the token of a user is signed with: the same in all processes that know the same credentials, None
-    where it has none of its own. It is made of nothing but what this user knows anyway: he sees what it has signed, and
-    could try passwords of others on it, as fast as he can reckon.
+    where it has none of its own. It is made of nothing but what this user knows anyway: they see what it has
+    signed, and could try passwords of others on it, as fast as they can reckon.
     """
 
     @property
@@ -60,7 +60,7 @@ class Auth(Protocol):
     def secret(self, user: User) -> bytes | None: ...
 
     async def user(self, request: Request) -> User | None:
-        """Who it is; None if he did not say. Raises Refused for a credential that is not good."""
+        """Who it is; None if they did not say. Raises Refused for a credential that is not good."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The caller of an endpoint: who asks, what he may do, and what of a job he is shown."""
+"""The caller of an endpoint: who asks, what they may do, and what of a job they are shown."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from headgate.http.watch import Reach, Watch
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and the Admin that does what he asks for in his name.
+    """Who asks, and the Admin that does what they ask for in their name.
 
-    `reach` runs what is asked of the app where the app is open. `token` is what he has to send with what changes
+    `reach` runs what is asked of the app where the app is open. `token` is what they have to send with what changes
     something. With `read_only` nobody changes anything.
     """
 

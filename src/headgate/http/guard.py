@@ -1,4 +1,4 @@
-"""The guard: who is let in, and what he is let do. It stands before everything that is served, pages and files too."""
+"""The guard: who is let in, and what they may do. It stands before everything that is served, pages and files too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hmac
 import os
 from collections.abc import Iterable
 from ipaddress import ip_address
+from typing import Literal
 
 from starlette.requests import Request
 
@@ -21,23 +22,31 @@ FAILURES = "10/m"
 """Wrong passwords of one address: so many at once, and then one each 6 s."""
 
 LOCAL = User("local", "admin")
-"""Whoever asks from this machine, where nobody has to say who he is."""
+"""Whoever asks from this machine, where nobody has to say who they are."""
 
 TOKEN = "x-headgate-token"
 """The header of what changes something, with the token of the session."""
 
 
 class Guard:
-    """Tells who somebody is, and refuses what he may not do.
+    """Tells who somebody is, and refuses what they may not do.
 
-    Without `auth` only this machine is let in. `secret` signs the tokens; without one, and without one of the `auth`,
-    it is random: then a token is good in this process only.
+    With `"local"` everybody at this machine is let in; None is refused, so that nobody is let in by what was left out.
+    `secret` signs the tokens; without one, and without one of the `auth`, it is random: then a token is good in this
+    process only.
     """
 
     def __init__(
-        self, auth: Auth | None, *, read_only: bool, trusted_proxies: Iterable[str], secret: bytes | None
+        self,
+        auth: Auth | Literal["local"] | None,
+        *,
+        read_only: bool,
+        trusted_proxies: Iterable[str],
+        secret: bytes | None,
     ) -> None:
-        self._auth = auth
+        if auth != "local" and not hasattr(auth, "user"):
+            raise DeclarationError(_unsaid(auth))
+        self._auth = None if auth == "local" else auth
         self._read_only = read_only
         self._trusted = frozenset(map(_proxy, trusted_proxies))
         self._secret = secret
@@ -111,6 +120,15 @@ class Guard:
         return forwarded or request.headers.get("host", "")
 
 
+def _unsaid(auth: object) -> str:
+    wrong = "" if auth is None else f", and {auth!r} is nothing that it knows"
+    return (
+        f"dashboard(app) has to be told who may see it{wrong}: dashboard(app, "
+        'auth=BasicAuth(ada=("admin", password))), or a BearerAuth or CallbackAuth; dashboard(app, auth="local") lets in '
+        "everybody at this machine, which is not for a server with a proxy in front of it"
+    )
+
+
 def _proxy(address: str) -> str:
     """One that is not an address would match nobody, and everybody behind it would be counted as one."""
     try:
@@ -129,6 +147,6 @@ def _not_local() -> Refusal:
     return Refusal(
         403,
         "not_local",
-        "this dashboard asks nobody who he is, so it answers only this machine, under the name localhost, and nobody "
+        "this dashboard asks nobody who they are, so it answers only this machine, under the name localhost, and nobody "
         "through a proxy. Say who may see it: dashboard(app, auth=BasicAuth(…)), or `headgate dashboard --user …`",
     )

@@ -14,7 +14,7 @@ REF = "#/components/schemas/{name}"
 
 _STATUSES = {
     400: "The request makes no sense: an unknown parameter, a value out of range, no JSON.",
-    401: "Nobody said who he is, or by a credential that is not known.",
+    401: "Nobody said who they are, or by a credential that is not known.",
     403: "This user may not do it; or it came from another site, or without the token.",
     404: "There is no such thing.",
     405: "The address is not for this method.",

@@ -53,7 +53,7 @@ def peer_of(peer: str | None, forwarded_for: str | None, trusted: frozenset[str]
     """The address that failures are counted by: of the peer, or of who a trusted proxy says that it speaks for.
 
     The last address that is not of a trusted proxy counts, because anybody can write what stands before it. Of IPv6
-    the network of 64 bits, which one person has to himself.
+    the network of 64 bits, which belongs to one person.
     """
     found = peer or ""
     for hop in reversed((forwarded_for or "").split(",")):

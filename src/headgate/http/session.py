@@ -15,7 +15,7 @@ from headgate.http.endpoint import Endpoint, reads
 
 
 class Session(msgspec.Struct, frozen=True):
-    """Who asks, and what he `can` do: "operate" jobs, queues and schedules; "admin" limits, and remove.
+    """Who asks, and what they `can` do: "operate" jobs, queues and schedules; "admin" limits, and remove.
 
     `token` is to be sent as X-Headgate-Token with what changes something. `store` is the path of its file, or its URL
     without a password. Fields that match `redacted` are hidden.
@@ -34,7 +34,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 async def session(caller: Caller) -> Session:
-    """Who is signed in, what he may do, and the token that he needs for it."""
+    """Who is signed in, what they may do, and the token that they need for it."""
     can: list[Literal["operate", "admin"]] = []
     if not caller.read_only:
         can += ["operate"] if caller.user.may("operator") else []

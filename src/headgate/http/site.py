@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -53,7 +53,7 @@ Serve = Callable[[Request, User], Awaitable[Response]]
 def dashboard(
     app: Headgate,
     *,
-    auth: Auth | None = None,
+    auth: Auth | Literal["local"] | None = None,
     redact: Iterable[str] = (),
     title: str = "Headgate",
     read_only: bool = False,
@@ -63,10 +63,12 @@ def dashboard(
 ) -> Dashboard:
     """The dashboard and the REST API of an app, to serve by itself or to mount: `host.mount("/jobs", dashboard(app))`.
 
-    Without `auth` it answers only this machine. `redact` names fields that nobody is shown: `"password"`,
-    `"card.number"`, `"*_key"`. With `read_only` nobody can change anything, whatever his role. `trusted_proxies` are
-    the addresses whose X-Forwarded-For and X-Forwarded-Host are believed. `secret` is needed only with a
-    `CallbackAuth` that several processes serve: it signs what lets a browser change something.
+    `auth` says who is let in, and has to be said: a BasicAuth, BearerAuth or CallbackAuth, or `"local"` for everybody
+    at this machine, which is for servers that no proxy stands in front of. `redact` names fields that nobody is shown:
+    `"password"`, `"card.number"`, `"*_key"`. With `read_only` nobody can change anything, whatever their role.
+    `trusted_proxies` are the addresses whose X-Forwarded-For and X-Forwarded-Host are believed. `secret` is needed only
+    with a `CallbackAuth` that several processes serve: it signs what lets a browser change something. Raises
+    DeclarationError for what cannot work.
 
     It opens the app with the first request unless it is open, and closes what it opened when its own lifespan or the
     event loop ends. Where threads have opened it, as with `app.sync`, it asks the app on the loop that they share.

@@ -73,7 +73,7 @@ class Watch:
             self._reading = asyncio.ensure_future(self._renew())
             # Who asked may be gone by the time that it fails.
             self._reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
-        # One who goes away must not take the answer from those who wait with him.
+        # One who goes away must not take the answer from those who wait as well.
         return await asyncio.shield(self._reading)
 
     def changed(self) -> None:

@@ -32,7 +32,7 @@ async def greeting(_: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
 
 api = FastAPI(lifespan=lifespan(jobs, greeting, worker=IS_WORKER))
 api.add_route("/healthz", health(jobs, worker=IS_WORKER))
-api.mount("/dashboard", dashboard(jobs))
+api.mount("/dashboard", dashboard(jobs, auth="local"))
 
 
 @api.post("/sync/{tenant}")

@@ -107,7 +107,7 @@ def client(
 @asynccontextmanager
 async def browser(app: Headgate, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client that has read its session, and sends its token with all that it asks."""
-    site = dashboard(app, **options)
+    site = dashboard(app, **{"auth": "local", **options})
     async with client(site) as asking:
         session = await asking.get("/api/session")
         asking.headers["X-Headgate-Token"] = session.json()["token"]

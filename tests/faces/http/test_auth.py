@@ -1,4 +1,4 @@
-"""Who is let in, and what he may do: each role at each endpoint, and each door a browser could be led through."""
+"""Who is let in, and what they may do: each role at each endpoint, and each door a browser could be led through."""
 
 from __future__ import annotations
 
@@ -99,9 +99,18 @@ async def test_nobody_sees_anything_without_a_credential() -> None:
             assert (await asking.get("/api/session", headers=wrong)).status_code == 401
 
 
-async def test_without_auth_only_this_machine_is_answered_under_its_own_name() -> None:
+@pytest.mark.parametrize("auth", [None, "", "nobody", lambda request: User("ada", "admin")])
+def test_a_dashboard_that_is_not_told_who_may_see_it_is_refused_where_it_is_declared(auth: Any) -> None:
+    with pytest.raises(DeclarationError, match="has to be told who may see it") as refused:
+        dashboard(make_app(), auth=auth)
+    assert 'auth="local"' in str(refused.value)
+    with pytest.raises(DeclarationError, match="has to be told who may see it"):
+        dashboard(make_app())
+
+
+async def test_where_it_is_local_only_this_machine_is_answered_under_its_own_name() -> None:
     app = make_app()
-    site = dashboard(app)
+    site = dashboard(app, auth="local")
     paths = [*PUBLIC[:-1], *(path_of(each) for each in ENDPOINTS if each.method == "GET")]
 
     async def statuses(headers: dict[str, str], peer: str = "127.0.0.1") -> set[bool]:
@@ -120,9 +129,9 @@ async def test_without_auth_only_this_machine_is_answered_under_its_own_name() -
             assert await statuses({"Host": "localhost", name: "127.0.0.1"}) == {True}, name
 
 
-async def test_who_is_refused_without_auth_is_told_what_to_do() -> None:
+async def test_who_is_refused_where_it_is_local_is_told_what_to_do() -> None:
     app = make_app()
-    async with client(dashboard(app), peer="10.0.0.1") as asking:
+    async with client(dashboard(app, auth="local"), peer="10.0.0.1") as asking:
         answer = await asking.get("/api/overview")
         assert answer.status_code == 403
         assert "auth=BasicAuth" in answer.json()["error"]["message"]
@@ -155,7 +164,7 @@ async def test_a_token_is_good_in_every_process_that_knows_the_same_passwords() 
 
 
 async def test_a_token_tells_its_user_nothing_of_the_passwords_of_others() -> None:
-    """Were it signed with them, whoever sees his own could try theirs on it, where no throttle is in the way."""
+    """Were it signed with them, whoever sees their own could try theirs on it, where no throttle is in the way."""
     app = make_app()
     async with app.open():
         tokens = []
@@ -188,7 +197,7 @@ async def test_a_token_tells_its_user_nothing_of_the_passwords_of_others() -> No
 )
 async def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], is_let_in: bool) -> None:
     app = make_app()
-    async with app.open(), client(dashboard(app)) as asking:
+    async with app.open(), client(dashboard(app, auth="local")) as asking:
         token = (await asking.get("/api/session")).json()["token"]
         for endpoint in CHANGES:
             answer = await asking.request(
@@ -200,7 +209,7 @@ async def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], i
 
 async def test_where_nothing_may_be_changed_no_admin_changes_anything() -> None:
     app = make_app()
-    async with app.open(), client(dashboard(app, read_only=True)) as asking:
+    async with app.open(), client(dashboard(app, auth="local", read_only=True)) as asking:
         session = (await asking.get("/api/session")).json()
         assert (session["can"], session["read_only"]) == ([], True)
         for endpoint in CHANGES:
@@ -260,7 +269,7 @@ def test_an_address_is_one_however_it_is_written() -> None:
 @pytest.mark.parametrize("proxy", ["10.0.0.0/8", "proxy.internal", "*", ""])
 def test_a_proxy_that_no_peer_could_be_is_refused_where_it_is_named(proxy: str) -> None:
     with pytest.raises(DeclarationError, match="is not an IP address"):
-        dashboard(make_app(), trusted_proxies=[proxy])
+        dashboard(make_app(), auth="local", trusted_proxies=[proxy])
 
 
 async def test_a_bearer_token_needs_no_other_and_serves_a_browser_as_a_password() -> None:
@@ -320,7 +329,7 @@ def test_weak_and_missing_credentials_are_refused_where_they_are_declared() -> N
         lambda: BearerAuth({"short": User("ada")}),
         lambda: CallbackAuth(None),  # type: ignore[arg-type]
         lambda: User(""),
-        lambda: dashboard(make_app(), redact=["*"]),
+        lambda: dashboard(make_app(), auth="local", redact=["*"]),
     ]
     for declare in refused:
         with pytest.raises(DeclarationError):
@@ -330,7 +339,10 @@ def test_weak_and_missing_credentials_are_refused_where_they_are_declared() -> N
 
 async def test_every_answer_has_the_security_headers_errors_too() -> None:
     app = make_app()
-    async with client(dashboard(app), peer="10.0.0.1") as stranger, client(dashboard(app)) as asking:
+    async with (
+        client(dashboard(app, auth="local"), peer="10.0.0.1") as stranger,
+        client(dashboard(app, auth="local")) as asking,
+    ):
         answers = [
             await asking.get("/"),
             await asking.get("/api/session"),

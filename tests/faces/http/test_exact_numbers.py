@@ -25,7 +25,7 @@ async def test_an_id_of_64_bits_is_shown_as_it_was_enqueued() -> None:
     @app.task
     async def follow(account: int, at: dict[str, Any]) -> None: ...
 
-    site = dashboard(app)
+    site = dashboard(app, auth="local")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(site, log_level="warning"))
         async with app.open():

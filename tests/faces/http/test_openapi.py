@@ -50,7 +50,7 @@ def test_parameters_are_described_by_what_parses_them() -> None:
 def stage() -> Iterator[tuple[asyncio.Runner, Any, Seeds]]:
     """A site with a bit of everything in its store, and the loop that it lives on."""
     app = make_app()
-    site = dashboard(app)
+    site = dashboard(app, auth="local")
 
     async def open() -> Seeds:
         opened = app.open()

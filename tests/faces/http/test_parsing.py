@@ -128,7 +128,7 @@ async def test_a_store_that_is_away_is_a_503_that_says_when_to_ask_again() -> No
             raise StorageUnavailable("the database does not answer")
 
     app = make_app(Away(SystemClock()))
-    async with client_of(dashboard(app)) as client:
+    async with client_of(dashboard(app, auth="local")) as client:
         for path in ("/api/overview", "/api/jobs", "/api/session", "/api/stream"):
             answer = await client.get(path)
             assert answer.status_code == 503
