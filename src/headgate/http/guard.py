@@ -124,8 +124,8 @@ def _unsaid(auth: object) -> str:
     wrong = "" if auth is None else f", and {auth!r} is nothing that it knows"
     return (
         f"dashboard(app) has to be told who may see it{wrong}: dashboard(app, "
-        'auth=BasicAuth(ada=("admin", password))), or a BearerAuth or CallbackAuth; dashboard(app, auth="local") lets in '
-        "everybody at this machine, which is not for a server with a proxy in front of it"
+        'auth=BasicAuth(ada=("admin", password))), or a BearerAuth or CallbackAuth; dashboard(app, auth="local") lets '
+        "in everybody at this machine, which is not for a server with a proxy in front of it"
     )
 
 
@@ -147,6 +147,6 @@ def _not_local() -> Refusal:
     return Refusal(
         403,
         "not_local",
-        "this dashboard asks nobody who they are, so it answers only this machine, under the name localhost, and nobody "
-        "through a proxy. Say who may see it: dashboard(app, auth=BasicAuth(…)), or `headgate dashboard --user …`",
+        "this dashboard asks nobody who they are, so it answers only this machine, under the name localhost, and "
+        "nobody through a proxy. Say who may see it: dashboard(app, auth=BasicAuth(…)), or `headgate dashboard --user …`",
     )

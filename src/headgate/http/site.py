@@ -99,7 +99,7 @@ class Dashboard(Starlette):
         self._redaction = redaction
         self._title = title
         self._read_only = read_only
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None
         self._opened: contextlib.AsyncExitStack | None = None
         self._counts = SlowCounts(clock)
         self._watch = Watch(self._overview, clock, app.portal.reach)
@@ -119,13 +119,17 @@ class Dashboard(Starlette):
         await super().__call__(scope, receive, send_safely)
 
     async def close(self) -> None:
-        """End all streams, and close what was opened here. Twice is fine."""
+        """End all streams, and close what was opened here. Twice is fine; with the next request it begins anew."""
         self.stream.end()
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         await self._watch.close()
         await self._app.portal.reach(self._counts.close())
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.aclose()
+        self.stream.begin()
 
     # ------------------------------------------------------------------------------------------------- routes
 
@@ -221,15 +225,20 @@ class Dashboard(Starlette):
         """The Admin of the app, which is opened if nobody has."""
         with contextlib.suppress(NotOpen):
             return self._app.admin
-        async with self._opening:
-            with contextlib.suppress(NotOpen):
-                return self._app.admin
-            # Where there is no lifespan to close it, as in an app that mounts this one, the loop does: it ends the
-            # generators that it has seen begin.
-            opened = contextlib.AsyncExitStack()
-            await opened.enter_async_context(self._app.open())
-            self._opened = opened
-            return self._app.admin
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.ensure_future(self._open())
+            # Who asked may be gone by the time that it fails.
+            self._opening.add_done_callback(lambda opening: opening.cancelled() or opening.exception())
+        # One who goes away must not take the answer from those who wait as well.
+        await asyncio.shield(self._opening)
+        return self._app.admin
+
+    async def _open(self) -> None:
+        # Where there is no lifespan to close it, as in an app that mounts this one, the loop does: it ends the
+        # generators that it has seen begin.
+        opened = contextlib.AsyncExitStack()
+        await opened.enter_async_context(self._app.open())
+        self._opened = opened
 
 
 @contextlib.asynccontextmanager

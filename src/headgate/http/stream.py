@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 from starlette.requests import Request
@@ -11,6 +11,7 @@ from starlette.responses import StreamingResponse
 
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.errors import HeadgateError
+from headgate.http.leaving import is_leaving
 from headgate.http.refusal import RETRY_AFTER, Refusal, refusal_of, try_later
 from headgate.http.watch import Seen, Watch
 
@@ -25,7 +26,7 @@ HEARTBEAT = 15 * SECOND
 
 LIVES = 30 * SECOND
 """How long a stream lives (microseconds). A browser opens the next one by itself, and has to show again who it is; and
-a server that waits for its requests to end waits no longer than that."""
+a server of which nobody can see that it waits for its requests to end waits no longer than that."""
 
 _HELLO = b"retry: 2000\n\n"
 _ALIVE = b": alive\n\n"
@@ -37,29 +38,47 @@ class Stream:
     """Streams to all browsers of a process what one reader sees.
 
     Nothing is kept for a browser that reads slowly: it is sent the latest when it can take it, after a `resync` that
-    says that something was left out. What a stream begins with is left out for one whose Last-Event-ID names it.
+    says that something was left out. What a stream begins with is left out for one whose Last-Event-ID names it. All
+    end within a second of the moment at which the server `is_leaving`.
     """
 
-    def __init__(self, watch: Watch, clock: Clock, *, most_clients: int = MOST_CLIENTS) -> None:
+    def __init__(
+        self,
+        watch: Watch,
+        clock: Clock,
+        *,
+        most_clients: int = MOST_CLIENTS,
+        is_leaving: Callable[[], bool] = is_leaving,
+    ) -> None:
         self._watch = watch
         self._clock = clock
         self._most_clients = most_clients
-        self._clients = 0
-        self._ending = asyncio.Event()
+        self._is_leaving = is_leaving
+        self._is_ended = False
+        # One for each stream, on the loop of that stream: an event serves one loop only, and a site may see several.
+        self._endings: set[asyncio.Event] = set()
 
     @property
     def clients(self) -> int:
         """How many listen now."""
-        return self._clients
+        return len(self._endings)
 
     def end(self) -> None:
-        """End all streams, and refuse new ones."""
-        self._ending.set()
+        """End all streams, and refuse new ones until `begin`."""
+        self._is_ended = True
+        for ending in self._endings:
+            ending.set()
+
+    def begin(self) -> None:
+        """Let streams begin, as they may from the first."""
+        self._is_ended = False
 
     async def response(self, request: Request) -> StreamingResponse:
-        """The stream for one browser. Raises Refusal where there are too many."""
-        if self._clients >= self._most_clients or self._ending.is_set():
-            message = f"{self._clients} browsers listen here already; ask /api/overview now and then instead"
+        """The stream for one browser. Raises Refusal where there are too many, or the server ends."""
+        if self._is_ended or self._is_leaving():
+            raise Refusal(503, "ending", "this server ends; ask again in a moment", headers=try_later(RETRY_AFTER))
+        if self.clients >= self._most_clients:
+            message = f"{self.clients} browsers listen here already; ask /api/overview now and then instead"
             raise Refusal(503, "too_many_streams", message, headers=try_later(RETRY_AFTER))
         try:
             first = await self._watch.look()
@@ -72,16 +91,17 @@ class Stream:
         )
 
     async def _events(self, seen: Seen, known: str | None) -> AsyncIterator[bytes]:
-        if self._clients >= self._most_clients:
+        if self.clients >= self._most_clients:
             # Those that come while the first look is taken are all let in before any of them is counted.
             yield _COME_LATER
             return
-        self._clients += 1
+        ending = asyncio.Event()
+        self._endings.add(ending)
         try:
             began_at = said_at = self._clock.monotonic()
             yield _HELLO
             tag, revision = known, seen.revision
-            while not self._ending.is_set() and self._clock.monotonic() - began_at < LIVES:
+            while not ending.is_set() and self._clock.monotonic() - began_at < LIVES:
                 if seen.tag != tag:
                     if seen.revision > revision + 1:
                         yield _event("resync", seen.tag, b"{}")
@@ -91,17 +111,19 @@ class Stream:
                     yield _ALIVE
                     said_at = self._clock.monotonic()
                 revision = seen.revision
-                await wait_for_event(self._clock, self._ending, EACH)
+                await wait_for_event(self._clock, ending, EACH)
+                if self._is_leaving():
+                    return
                 try:
                     seen = await self._watch.look()
                 except HeadgateError:
                     # The page asks for itself, and is told why; the stream is there again when the store is.
                     return
-            if not self._ending.is_set():
+            if not ending.is_set():
                 # It has only had its time, and nothing should be missed between it and the next one.
                 yield _COME_BACK
         finally:
-            self._clients -= 1
+            self._endings.discard(ending)
 
 
 def _event(name: str, id: str, data: bytes) -> bytes:

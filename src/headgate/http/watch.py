@@ -95,10 +95,12 @@ class Watch:
         return seen
 
     async def close(self) -> None:
-        """End a read that is under way."""
+        """End a read that is under way, and forget what was read."""
         await self._reach(self._end())
 
     async def _end(self) -> None:
-        if self._reading is not None and not self._reading.done():
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        reading = self._reading
+        self.changed()
+        if reading is not None and not reading.done():
+            reading.cancel()
+            await asyncio.wait([reading])

@@ -182,7 +182,7 @@ def uvicorn(folder: Path, *options: str, worker: bool = False) -> Iterator[tuple
 
 @pytest.mark.slow
 async def test_a_server_that_stops_lets_its_jobs_end_within_the_grace(tmp_path: Path) -> None:
-    with uvicorn(tmp_path, "--timeout-graceful-shutdown", "1", worker=True) as (server, address):
+    with uvicorn(tmp_path, worker=True) as (server, address):
         async with httpx.AsyncClient(base_url=address) as client:
             await until(is_healthy(client))
             assert (await client.get("/greeting")).json() == "hello"
@@ -194,7 +194,7 @@ async def test_a_server_that_stops_lets_its_jobs_end_within_the_grace(tmp_path: 
             await until(is_running)
             (queue,) = (await client.get("/dashboard/api/queues")).json()["items"]
             assert (queue["queue"], queue["running"]) == ("default", 1)
-            # A browser that stays.
+            # A browser that stays, for which the server would wait as long as a stream lasts.
             async with client.stream("GET", "/dashboard/api/stream"):
                 server.send_signal(signal.SIGTERM)
                 _, said = await asyncio.to_thread(server.communicate, timeout=15)

@@ -94,6 +94,29 @@ async def test_it_opens_the_app_with_the_first_request_and_closes_what_it_opened
         _ = app.admin
 
 
+def test_it_begins_anew_on_another_loop_after_it_has_ended(tmp_path: Path) -> None:
+    """As under a test client, or a server that reloads what it serves: its lifespan begins and ends more than once."""
+    app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
+    site = dashboard(app, auth="local")
+
+    async def serve() -> None:
+        async with site.router.lifespan_context(site), client(site) as asking:
+            # All at once, so that they wait for each other while it opens.
+            answers = await asyncio.gather(*(asking.get("/api/overview") for _ in range(5)))
+            assert {answer.status_code for answer in answers} == {200}
+            stream = await site.stream.response(Request({"type": "http", "headers": []}))
+            events = aiter(stream.body_iterator)
+            assert b"retry" in await anext(events)
+            assert b"overview" in await anext(events)
+            site.stream.end()
+            assert [event async for event in events] == []
+
+    for _ in range(3):
+        asyncio.run(serve())
+        with pytest.raises(NotOpen):
+            _ = app.admin
+
+
 async def test_what_somebody_else_has_opened_stays_open() -> None:
     app = make_app()
     site = dashboard(app, auth="local")

@@ -170,7 +170,7 @@ def test_a_stream_lives_for_half_a_minute_and_lets_the_browser_come_back_at_once
     run_virtual(main)
 
 
-def test_streams_end_when_the_site_ends_and_no_other_begins() -> None:
+def test_streams_end_when_the_site_ends_and_no_other_begins_until_it_begins_anew() -> None:
     async def main(clock: VirtualClock) -> None:
         app, _, stream = make(clock)
         async with app.open():
@@ -182,8 +182,30 @@ def test_streams_end_when_the_site_ends_and_no_other_begins() -> None:
             with pytest.raises(StopAsyncIteration):
                 await anext(events)
             assert clock.monotonic() == before
-            with pytest.raises(Refusal, match="listen"):
+            with pytest.raises(Refusal, match="this server ends"):
                 await anext(listen(stream))
+            stream.begin()
+            assert await anext(listen(stream)) == "retry: 2000\n\n"
+
+    run_virtual(main)
+
+
+def test_streams_end_within_a_second_when_the_server_is_told_to_end() -> None:
+    async def main(clock: VirtualClock) -> None:
+        told = [False]
+        app, _, stream = make(clock, is_leaving=lambda: told[0])
+        async with app.open():
+            events = listen(stream)
+            await anext(events)
+            await anext(events)
+            told[0] = True
+            before = clock.monotonic()
+            with pytest.raises(StopAsyncIteration):
+                await anext(events)
+            assert clock.monotonic() - before <= 1_000_000
+            with pytest.raises(Refusal, match="this server ends") as refused:
+                await anext(listen(stream))
+            assert refused.value.headers["Retry-After"]
 
     run_virtual(main)
 
