@@ -38,7 +38,7 @@ async def test_whoever_locks_the_tables_is_named_by_the_status_that_he_keeps_wai
         await side.execute("SET application_name = 'reporting'; LOCK TABLE headgate.lane IN ACCESS EXCLUSIVE MODE")
         code, output = await status_of(postgres.url, tmp_path)
         assert code == 1
-        assert "reporting (postgres) keeps 1 waiting, idle in transaction after: " in output
+        assert "reporting (postgres) keeps 1 waiting, idle in transaction; last statement: " in output
         assert "LOCK TABLE headgate.lane" in output
         assert f"pid {side.get_server_pid()}" in output
 
@@ -52,5 +52,7 @@ async def test_a_transaction_that_is_long_open_is_shown_if_it_keeps_dead_rows(po
         while not (found := await storage.obstacles()):  # noqa: ASYNC110  # the database has no event for it
             await asyncio.sleep(0.2)
         assert [(each.kind, each.pid) for each in found] == [("long transaction", side.get_server_pid())]
-        assert "idle in transaction after: BEGIN" in found[0].what
+        assert found[0].what.endswith("lets no dead row be cleared away, idle in transaction")
+        assert found[0].statement is not None
+        assert found[0].statement.startswith("BEGIN")
     await storage.close()

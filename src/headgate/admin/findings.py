@@ -305,7 +305,7 @@ def _of_work(checkup: Checkup) -> Iterator[Finding]:
         seen_any = True
         level: Level = "problem" if obstacle.kind == "blocks" else "warning"
         advice = f"end it, if need be: SELECT pg_terminate_backend({obstacle.pid})"
-        yield Finding(level, "in the way", f"for {age:.0f} s: {obstacle.what}", advice)
+        yield Finding(level, "in the way", f"for {age:.0f} s: {obstacle}", advice)
     if not seen_any:
         yield Finding("ok", "in the way", "nothing")
 

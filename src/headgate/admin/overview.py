@@ -81,13 +81,17 @@ class UnknownTask:
 
 @dataclass(frozen=True, slots=True)
 class ObstacleStatus:
-    """What stands in the way of the store, and for how many seconds."""
+    """What stands in the way of the store, for how many seconds, and how its last statement begins, if that is seen."""
 
     kind: str
     pid: int
     since: datetime
     age: float
     what: str
+    statement: str | None = None
+
+    def __str__(self) -> str:
+        return self.what if self.statement is None else f"{self.what}; last statement: {self.statement}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,4 +244,4 @@ def _unknown(waiting: Sequence[WaitingCount], declared: frozenset[str]) -> Seque
 def _obstacle(obstacle: Obstacle, now: datetime) -> ObstacleStatus:
     since = to_datetime(obstacle.since)
     age = max(0.0, (now - since).total_seconds())
-    return ObstacleStatus(obstacle.kind, obstacle.pid, since, round(age, 3), obstacle.what)
+    return ObstacleStatus(obstacle.kind, obstacle.pid, since, round(age, 3), obstacle.what, obstacle.statement)

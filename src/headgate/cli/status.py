@@ -98,7 +98,7 @@ def status(target: str, as_json: bool) -> None:
         print_table(
             "In the way",
             ("what", "pid", "for", "details"),
-            [(o.kind, o.pid, lasting(o.age), o.what) for o in answer.obstacles],
+            [(o.kind, o.pid, lasting(o.age), str(o)) for o in answer.obstacles],
             empty="",
         )
 
@@ -113,7 +113,7 @@ async def _fetch(admin: Admin) -> Status:
     except StorageUnavailable as error:
         if not blocking:
             raise
-        who = "; ".join(f"{each.what} (pid {each.pid}; pg_terminate_backend ends it)" for each in blocking)
+        who = "; ".join(f"{each} (pid {each.pid}; pg_terminate_backend ends it)" for each in blocking)
         raise StorageUnavailable(f"{error}; {who}") from error
 
 

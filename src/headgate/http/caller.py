@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headgate.admin import Admin, Overview
 from headgate.http.auth import User
@@ -28,8 +28,21 @@ class Caller:
     read_only: bool
 
     async def overview(self) -> Overview:
-        """What is going on, as of the last second."""
-        return (await self.watch.look()).overview
+        """What is going on, as of the last second, as they are shown it."""
+        return self.shown((await self.watch.look()).overview)
+
+    def shown(self, overview: Overview) -> Overview:
+        """An overview without what is not for them: statements of others hold data of theirs, and are for operators."""
+        if not overview.obstacles:
+            return overview
+        is_told = self.user.may("operator")
+        return replace(
+            overview,
+            obstacles=[
+                replace(each, statement=self.redaction.text(each.statement) if is_told and each.statement else None)
+                for each in overview.obstacles
+            ],
+        )
 
     async def secrets(self, job_id: str) -> Secrets:
         """What is hidden of a job, and is not to be read in its texts either. Raises JobNotFound."""

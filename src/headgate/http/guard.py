@@ -148,5 +148,5 @@ def _not_local() -> Refusal:
         403,
         "not_local",
         "this dashboard asks nobody who they are, so it answers only this machine, under the name localhost, and "
-        "nobody through a proxy. Say who may see it: dashboard(app, auth=BasicAuth(…)), or `headgate dashboard --user …`",
+        "nobody through a proxy. Say who may see it: auth=BasicAuth(…), or `headgate dashboard --user …`",
     )

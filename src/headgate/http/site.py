@@ -143,8 +143,7 @@ class Dashboard(Starlette):
             return await shell.file(request)
 
         async def stream(request: Request, user: User) -> Response:
-            await self._admin()
-            return await self.stream.response(request)
+            return await self.stream.response(request, (await self._caller(user)).shown)
 
         description = openapi(ENDPOINTS)
 

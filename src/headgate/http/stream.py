@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from headgate.admin import Overview
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.errors import HeadgateError
 from headgate.http.leaving import is_leaving
@@ -73,8 +74,11 @@ class Stream:
         """Let streams begin, as they may from the first."""
         self._is_ended = False
 
-    async def response(self, request: Request) -> StreamingResponse:
-        """The stream for one browser. Raises Refusal where there are too many, or the server ends."""
+    async def response(self, request: Request, show: Callable[[Overview], Overview]) -> StreamingResponse:
+        """The stream for one browser, with what `show` leaves of each overview.
+
+        Raises Refusal where there are too many, or the server ends.
+        """
         if self._is_ended or self._is_leaving():
             raise Refusal(503, "ending", "this server ends; ask again in a moment", headers=try_later(RETRY_AFTER))
         if self.clients >= self._most_clients:
@@ -85,12 +89,14 @@ class Stream:
         except HeadgateError as error:
             raise refusal_of(error) from error
         return StreamingResponse(
-            self._events(first, request.headers.get("last-event-id")),
+            self._events(first, show, request.headers.get("last-event-id")),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
 
-    async def _events(self, seen: Seen, known: str | None) -> AsyncIterator[bytes]:
+    async def _events(
+        self, seen: Seen, show: Callable[[Overview], Overview], known: str | None
+    ) -> AsyncIterator[bytes]:
         if self.clients >= self._most_clients:
             # Those that come while the first look is taken are all let in before any of them is counted.
             yield _COME_LATER
@@ -105,7 +111,7 @@ class Stream:
                 if seen.tag != tag:
                     if seen.revision > revision + 1:
                         yield _event("resync", seen.tag, b"{}")
-                    yield _event("overview", seen.tag, msgspec.json.encode(seen.overview))
+                    yield _event("overview", seen.tag, msgspec.json.encode(show(seen.overview)))
                     tag, said_at = seen.tag, self._clock.monotonic()
                 elif self._clock.monotonic() - said_at >= HEARTBEAT:
                     yield _ALIVE

@@ -195,13 +195,18 @@ class QueueRecord(msgspec.Struct, frozen=True, array_like=True):
 class Obstacle(msgspec.Struct, frozen=True, array_like=True):
     """What stands in the way of the store: a "long transaction" of whoever, or a connection that "blocks" others.
 
-    `pid` is that of its connection as the database tells it, `since` wall time, `what` a line for people.
+    `pid` is that of its connection as the database tells it, `since` wall time, `what` a line for people. `statement`
+    is how its last statement begins, which may hold the data of whoever sent it; None where it cannot be seen.
     """
 
     kind: Literal["long transaction", "blocks"]
     pid: int
     since: int
     what: str
+    statement: str | None = None
+
+    def __str__(self) -> str:
+        return self.what if self.statement is None else f"{self.what}; last statement: {self.statement}"
 
 
 class BucketRecord(msgspec.Struct, frozen=True, array_like=True):

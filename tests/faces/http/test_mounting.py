@@ -104,7 +104,7 @@ def test_it_begins_anew_on_another_loop_after_it_has_ended(tmp_path: Path) -> No
             # All at once, so that they wait for each other while it opens.
             answers = await asyncio.gather(*(asking.get("/api/overview") for _ in range(5)))
             assert {answer.status_code for answer in answers} == {200}
-            stream = await site.stream.response(Request({"type": "http", "headers": []}))
+            stream = await site.stream.response(Request({"type": "http", "headers": []}), lambda overview: overview)
             events = aiter(stream.body_iterator)
             assert b"retry" in await anext(events)
             assert b"overview" in await anext(events)
@@ -137,7 +137,7 @@ async def test_an_app_that_threads_have_opened_is_asked_on_their_loop(postgres_u
             for path in ("/api/jobs", "/api/overview", "/api/queues", "/api/session"):
                 answers = await asyncio.gather(*(asking.get(path) for _ in range(20)))
                 assert {answer.status_code for answer in answers} == {200}, answers[0].text
-            stream = await site.stream.response(Request({"type": "http", "headers": []}))
+            stream = await site.stream.response(Request({"type": "http", "headers": []}), lambda overview: overview)
             events = aiter(stream.body_iterator)
             assert [b"retry" in await anext(events), b"overview" in await anext(events)] == [True, True]
             site.stream.end()

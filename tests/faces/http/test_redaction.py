@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from headgate import JobFailed, RetryPolicy
-from headgate.http import BearerAuth, User, dashboard
+from headgate.clock import SystemClock
+from headgate.http import BearerAuth, Dashboard, User, dashboard
 from headgate.http.endpoint import Endpoint
 from headgate.http.redaction import HIDDEN, Redaction
 from headgate.http.routes import ENDPOINTS
 from headgate.jobs.job import JobError
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.protocol import Obstacle
 from tests.faces.http.stage import PASSWORD, Seeds, browser, client, make_app, seed
 
 
@@ -160,6 +165,45 @@ async def test_a_search_does_not_tell_a_hidden_value_letter_by_letter() -> None:
             if role != "viewer":
                 body = {"action": "cancel", "query": {"text": "c"}, "dry_run": True}
                 assert (await asking.post("/api/jobs/bulk", json=body)).status_code == status
+
+
+class Obstructed(MemoryStorage):
+    """A store that somebody keeps busy."""
+
+    async def obstacles(self) -> Sequence[Obstacle]:
+        what = "reports (bob) keeps 1 waiting, active"
+        return [Obstacle("blocks", 4711, self.now(), what, "UPDATE account SET iban = 'DE89', password = 'hunter22'")]
+
+
+async def test_statements_of_others_are_for_operators_in_the_overview_and_in_the_stream() -> None:
+    app = make_app(Obstructed(SystemClock()))
+    auth = BearerAuth({f"{role}-0123456789abcdef": User(role, role) for role in ("viewer", "operator")})
+    site = dashboard(app, auth=auth, redact=["password"])
+    async with app.open(), client(site) as asking:
+        for role, told in (("viewer", None), ("operator", f"UPDATE account SET iban = 'DE89', password = {HIDDEN}")):
+            headers = {"Authorization": f"Bearer {role}-0123456789abcdef"}
+            (shown,) = (await asking.get("/api/overview", headers=headers)).json()["obstacles"]
+            assert (shown["what"], shown["statement"]) == ("reports (bob) keeps 1 waiting, active", told)
+            streamed = await first_overview(site, headers)
+            assert "keeps 1 waiting" in streamed
+            assert ("DE89" in streamed) is (role == "operator")
+
+
+async def first_overview(site: Dashboard, headers: dict[str, str]) -> str:
+    """What the live stream sends until it has told what is going on."""
+    told = bytearray()
+
+    async def send(message: Any) -> None:
+        told.extend(message.get("body", b""))
+        if b"event: overview" in told:
+            site.stream.end()
+
+    given = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": "GET", "path": "/api/stream", "query_string": b"", "headers": given}
+    async with asyncio.timeout(5):
+        await site(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]  # nothing more is received
+    site.stream.begin()
+    return told.decode()
 
 
 async def test_a_long_payload_is_not_read_for_a_list() -> None:

@@ -47,7 +47,7 @@ def make(clock: VirtualClock, **options: Any) -> tuple[Headgate, Source, Stream]
 
 async def listen(stream: Stream, *, known: str | None = None) -> AsyncGenerator[str, None]:
     headers = [] if known is None else [(b"last-event-id", known.encode())]
-    response = await stream.response(Request({"type": "http", "headers": headers}))
+    response = await stream.response(Request({"type": "http", "headers": headers}), lambda overview: overview)
     assert response.media_type == "text/event-stream"
     assert response.headers["x-accel-buffering"] == "no"
     assert response.headers["cache-control"] == "no-store"

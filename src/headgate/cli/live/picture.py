@@ -125,7 +125,7 @@ def _warnings(look: Look) -> Text | None:
     overview = look.overview
     told = [f"{each.jobs} jobs wait for unknown task {each.task!r}" for each in overview.unknown_tasks]
     told += [f"schedule {each.name!r} is overdue" for each in overview.overdue_schedules]
-    told += [f"in the way for {lasting(each.age)}: {each.what}" for each in overview.obstacles]
+    told += [f"in the way for {lasting(each.age)}: {each}" for each in overview.obstacles]
     if overview.failed_last_hour:
         told.append(f"{overview.failed_last_hour} failed in the last hour")
     return Text(printable("; ".join(told[:4])), style="yellow", no_wrap=True, overflow="ellipsis") if told else None

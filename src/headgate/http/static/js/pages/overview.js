@@ -139,6 +139,7 @@ function warnings(data) {
         h("b", null, `In the way of the store for ${format.duration(each.age)}: `),
         each.what,
         ` (${each.kind}, pid ${each.pid})`,
+        each.statement && [". Last statement: ", h("code", null, each.statement)],
       ),
     ),
   );
