@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from datetime import timedelta
 from itertools import pairwise
 
 import pytest
@@ -857,6 +858,40 @@ def test_the_audit_proves_a_limit_from_recorded_starts_and_tells_when_it_was_exc
             await asyncio.sleep(1)
             worst = (await app.admin.limits.audit("api"))[0]
             assert (worst.key, worst.highest, worst.held) == ("acme", 6, False)
+
+    run_virtual(main)
+
+
+def test_an_audit_of_the_newest_starts_says_how_far_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("2/m", key="{tenant}", name="api", margin=0)])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            began = app.admin.now()
+            await call.enqueue_many([("acme",)] * 10)
+            await asyncio.sleep(600)
+            limits = app.admin.limits
+            (every,) = await limits.audit("api")
+            for at_once in (1, 2, 3, 100):
+                monkeypatch.setattr("headgate.admin.limits.AUDITED_AT_ONCE", at_once)
+                # However many are asked for at once, the verdict is the same.
+                assert list(await limits.audit("api")) == [every]
+                for most in (1, 2, 3, 4, 9):
+                    newest = await limits.audit_newest("api", most=most)
+                    assert (newest.starts, newest.is_cut) == (most, True)
+                    assert newest.verdicts[0].highest == min(most, 2)
+                    reached = began + timedelta(minutes=4 - (most - 1) // 2)
+                    assert newest.since is not None
+                    assert abs(newest.since - reached) < timedelta(seconds=1)
+                for most in (10, 11, 50):
+                    whole = await limits.audit_newest("api", most=most)
+                    assert (list(whole.verdicts), whole.since, whole.is_cut) == ([every], None, False)
+                recent = app.admin.now() - timedelta(minutes=7)
+                few = await limits.audit_newest("api", since=recent, most=50)
+                assert (few.starts, few.since, few.is_cut) == (4, recent, False)
 
     run_virtual(main)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from headgate.clock import SECOND
 from headgate.limits.limit import AnyRule
@@ -31,27 +32,79 @@ class Audited:
         return self.highest <= self.bound
 
 
-def audit_starts(limit: str, key: str, rule: AnyRule, starts: Sequence[RecordedStart]) -> Audited:
-    """The verdict on the starts of one key, oldest first, judged in windows as long as the rule's own."""
-    window = rule.period
-    return Audited(
-        limit=limit,
-        key=key,
-        starts=len(starts),
-        window=window / SECOND,
-        highest=highest_in_window(((start.started_at, start.cost) for start in starts), window),
-        bound=rule.bound(window),
-    )
+@dataclass(frozen=True, slots=True)
+class LimitAudit:
+    """What the newest starts on a limit came to: a verdict for each key, worst first.
+
+    So many `starts` were looked at, all since then (None: all that are kept). It `is_cut` if there are more than one
+    wanted to look at: then `since` is as far as it got, and what held may have been exceeded before.
+    """
+
+    verdicts: Sequence[Audited]
+    starts: int
+    since: datetime | None
+    is_cut: bool
+
+
+class StartAudit:
+    """Judges starts as they come, newest or oldest first, and keeps of each key no more than those of one window."""
+
+    def __init__(self, limit: str, rule_of: Callable[[str], AnyRule]) -> None:
+        self._limit = limit
+        self._rule_of = rule_of
+        self._keys: dict[str, tuple[AnyRule, Window]] = {}
+        self.starts = 0
+
+    def take(self, starts: Iterable[RecordedStart]) -> None:
+        """Go on with these."""
+        for start in starts:
+            known = self._keys.get(start.key)
+            if known is None:
+                rule = self._rule_of(start.key)
+                known = self._keys[start.key] = rule, Window(rule.period)
+            known[1].add(start.started_at, start.cost)
+            self.starts += 1
+
+    def verdicts(self) -> Sequence[Audited]:
+        """What they came to by now, worst keys first."""
+        found = [
+            Audited(
+                limit=self._limit,
+                key=key,
+                starts=window.starts,
+                window=rule.period / SECOND,
+                highest=window.highest,
+                bound=rule.bound(rule.period),
+            )
+            for key, (rule, window) in self._keys.items()
+        ]
+        return sorted(found, key=lambda verdict: (verdict.bound - verdict.highest, verdict.key))
+
+
+class Window:
+    """The highest sum of costs in any half-open window of that length; starts are added oldest or newest first."""
+
+    __slots__ = ("_cost", "_inside", "_length", "highest", "starts")
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._inside: deque[tuple[int, int]] = deque()
+        self._cost = 0
+        self.highest = 0
+        self.starts = 0
+
+    def add(self, at: int, cost: int) -> None:
+        self._inside.append((at, cost))
+        self._cost += cost
+        while abs(at - self._inside[0][0]) >= self._length:
+            self._cost -= self._inside.popleft()[1]
+        self.highest = max(self.highest, self._cost)
+        self.starts += 1
 
 
 def highest_in_window(starts: Iterable[tuple[int, int]], window: int) -> int:
     """The highest sum of costs in any half-open window of that length; `starts` are (instant, cost), oldest first."""
-    inside: deque[tuple[int, int]] = deque()
-    cost_inside = highest = 0
+    found = Window(window)
     for at, cost in starts:
-        inside.append((at, cost))
-        cost_inside += cost
-        while inside[0][0] <= at - window:
-            cost_inside -= inside.popleft()[1]
-        highest = max(highest, cost_inside)
-    return highest
+        found.add(at, cost)
+    return found.highest

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import groupby
 
-from headgate.admin.audit import Audited, audit_starts
+from headgate.admin.audit import Audited, LimitAudit, StartAudit
 from headgate.admin.holders import PermitHolder, holders_of
 from headgate.admin.spelled import RateKind, spelled_limit
 from headgate.clock import Duration, from_datetime, microseconds, to_datetime
@@ -23,6 +22,9 @@ from headgate.limits.stored_rule import dump_rule
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import LimitSetting, LiveRules, Scope, is_pattern
 from headgate.storage.protocol import BucketPlace, BucketRecord, RecordedStart, Storage
+
+AUDITED_AT_ONCE = 250_000
+"""Starts that an audit asks for at once; no more are ever in memory, however many are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,15 @@ class LimitsAdmin:
         It looks at the starts of all jobs that are still kept, or those since then. Worst keys first. A rule that was
         changed meanwhile is judged as it is now.
         """
+        return (await self._audit(limit, key, since, None)).verdicts
+
+    async def audit_newest(
+        self, limit: str, *, key: str | None = None, since: datetime | None = None, most: int = 50_000
+    ) -> LimitAudit:
+        """As `audit`, of the newest starts alone, at most so many, for whoever cannot wait for all of them."""
+        return await self._audit(limit, key, since, most)
+
+    async def _audit(self, limit: str, key: str | None, since: datetime | None, most: int | None) -> LimitAudit:
         rule = self.declared(limit)
         if isinstance(rule, Semaphore):
             raise DeclarationError(
@@ -131,13 +142,24 @@ class LimitsAdmin:
                 f"`headgate limits list --limit {limit} --key KEY` shows who holds it"
             )
         live = LiveRules(await self._storage.settings())
-        from_limit_time = 0 if since is None else self._in_limit_time(from_datetime(since))
-        starts = sorted(await self._storage.starts(limit, key, from_limit_time), key=_by_key)
-        audited = [
-            audit_starts(limit, each, live.rule(Draw(limit, each), rule), list(of_key))
-            for each, of_key in groupby(starts, key=lambda start: start.key)
-        ]
-        return sorted(audited, key=lambda verdict: (verdict.bound - verdict.highest, verdict.key))
+        audit = StartAudit(limit, lambda of_key: live.rule(Draw(limit, of_key), rule))
+        first = 0 if since is None else self._in_limit_time(from_datetime(since))
+        # One more than is wanted tells whether there are more.
+        count = AUDITED_AT_ONCE if most is None else min(AUDITED_AT_ONCE, most + 1)
+        until, skip = NEVER, 0
+        while True:
+            page = await self._storage.starts(limit, key, first, until=until, skip=skip, count=count)
+            wanted = page if most is None else page[: most - audit.starts]
+            audit.take(wanted)
+            is_cut = len(wanted) < len(page)
+            if is_cut or len(page) < count:
+                break
+            skip = _of_instant(page, page[-1].started_at) + (skip if page[-1].started_at == until else 0)
+            until = page[-1].started_at
+        if is_cut:
+            oldest = wanted[-1].started_at if wanted else until
+            since = to_datetime(self._storage.now() + oldest - self._storage.limit_now())
+        return LimitAudit(audit.verdicts(), audit.starts, since, is_cut)
 
     # ---------------------------------------------------------------------------------------------- steering
 
@@ -320,5 +342,5 @@ def _told(setting: LimitSetting) -> str:
     return "all keys" if setting.scope == "all" else f"{setting.scope} {setting.target!r}"
 
 
-def _by_key(start: RecordedStart) -> tuple[str, int]:
-    return start.key, start.started_at
+def _of_instant(starts: Sequence[RecordedStart], instant: int) -> int:
+    return sum(start.started_at == instant for start in starts)

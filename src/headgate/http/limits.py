@@ -16,6 +16,9 @@ from headgate.http.refusal import Refusal
 from headgate.storage.live_rules import Scope
 from headgate.storage.protocol import BucketPlace
 
+MOST_AUDITED = 50_000
+"""Starts that one audit looks at: they are read and judged in the process that serves."""
+
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 """Instants after it cannot be told in every time zone, nor on every clock."""
 
@@ -97,7 +100,7 @@ class Reset(msgspec.Struct, frozen=True):
 
 
 class AuditedView(msgspec.Struct, frozen=True):
-    """The most that started in any window of so many seconds, against what the rule allows there."""
+    """The most that started on a key in any window of so many seconds, against what the rule allows there."""
 
     limit: str
     key: str
@@ -106,6 +109,20 @@ class AuditedView(msgspec.Struct, frozen=True):
     highest: int
     bound: int
     held: bool
+
+
+class AuditedPage(msgspec.Struct, frozen=True):
+    """The worst keys of those whose starts were looked at; so many `keys` and `starts`, all since then.
+
+    It `is_cut` where more had started: then `since` is later than was asked for, and what held may have been exceeded
+    before.
+    """
+
+    items: Sequence[AuditedView]
+    keys: int
+    starts: int
+    since: datetime
+    is_cut: bool
 
 
 async def limits(caller: Caller, query: LimitsQuery) -> Page[BucketStatus]:
@@ -136,11 +153,21 @@ async def bucket(caller: Caller, limit: str, query: KeyQuery) -> BucketStatus:
     return await caller.admin.limits.bucket(limit, query.key)
 
 
-async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> Page[AuditedView]:
-    """Whether the limit held, recomputed from the starts that are kept; worst keys first, 500 of them."""
+async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> AuditedPage:
+    """Whether the limit held, recomputed from the starts that are kept; worst keys first, 500 of them.
+
+    The newest 50,000 starts of that time are looked at. Ask for one key where there are more, or `headgate limits
+    audit`, which looks at all.
+    """
     since = caller.admin.now() - timedelta(seconds=query.span)
-    found = await caller.admin.limits.audit(limit, key=query.key, since=since)
-    return Page([msgspec.convert(each, AuditedView, from_attributes=True) for each in found[:MOST]])
+    found = await caller.admin.limits.audit_newest(limit, key=query.key, since=since, most=MOST_AUDITED)
+    return AuditedPage(
+        items=[msgspec.convert(each, AuditedView, from_attributes=True) for each in found.verdicts[:MOST]],
+        keys=len(found.verdicts),
+        starts=found.starts,
+        since=found.since or since,
+        is_cut=found.is_cut,
+    )
 
 
 async def pause_limit(caller: Caller, limit: str, body: Whom) -> Done:

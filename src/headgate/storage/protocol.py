@@ -28,6 +28,7 @@ from headgate.jobs.job import Attempt, ClaimedJob, Draw, JobError, JobRecord, Jo
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.report import LogLine, Report
 from headgate.limits.limit import AnyRule
+from headgate.limits.rule import NEVER
 from headgate.storage.facts import StoreFacts
 from headgate.storage.fetched import Balance
 from headgate.storage.live_rules import LimitSetting
@@ -524,8 +525,14 @@ class Storage(Protocol):
         """Where a job would stand that was added to this lane now."""
         ...
 
-    async def starts(self, limit: str, key: str | None, since: int) -> Sequence[RecordedStart]:
-        """The starts that were charged to a limit since that limit time, oldest first, as far as jobs are kept."""
+    async def starts(
+        self, limit: str, key: str | None, since: int, *, until: int = NEVER, skip: int = 0, count: int = 10_000
+    ) -> Sequence[RecordedStart]:
+        """The newest `count` starts that were charged to a limit, newest first, as far as jobs are kept.
+
+        Those from `since` to `until`, both limit time and both included; the first `skip` are left out. The next page
+        is until the instant of the last one, and skips those of that instant.
+        """
         ...
 
     async def note_gates(self, signatures: Mapping[str, str]) -> Mapping[str, bool]:

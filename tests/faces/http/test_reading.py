@@ -71,8 +71,9 @@ async def test_each_endpoint_tells_what_is_in_the_store(app: Headgate) -> None:
             assert (bucket["limit"], bucket["key"], bucket["count"], bucket["used"]) == (LIMIT, HOSTILE, 1, 1)
             one = await ask(client, f"/limits/{quote(LIMIT, safe='')}/bucket?key={quote(HOSTILE)}")
             assert (one["key"], one["used"]) == (HOSTILE, 1)
-            (verdict,) = (await ask(client, f"/limits/{quote(LIMIT)}/audit"))["items"]
-            assert (verdict["highest"], verdict["held"]) == (1, True)
+            audited = await ask(client, f"/limits/{quote(LIMIT)}/audit")
+            assert [(each["highest"], each["held"]) for each in audited["items"]] == [(1, True)]
+            assert (audited["keys"], audited["starts"], audited["is_cut"]) == (1, 1, False)
             assert LIMIT in {each["limit"] for each in (await ask(client, "/limits/declared"))["items"]}
             (setting,) = (await ask(client, "/limits/settings"))["items"]
             assert (setting["scope"], setting["target"]) == ("key", "x")

@@ -9,13 +9,12 @@ from itertools import groupby
 from math import ceil
 from typing import Literal
 
-from headgate.admin.audit import audit_starts
+from headgate.admin.audit import highest_in_window
 from headgate.cli.simulation.run import Happened, Ran
 from headgate.cli.simulation.scenario import Scenario
 from headgate.clock import SECOND
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import Limit
-from headgate.storage.protocol import RecordedStart
 
 PERCENTS = (1, 10, 25, 50, 75, 90, 95, 99, 100)
 
@@ -160,9 +159,9 @@ def _held(limit: Limit, ran: Sequence[Ran]) -> Held:
         if isinstance(limit.rule, Semaphore):
             highest, bound, window = most_at_once(of_key) * cost, limit.rule.count, 0.0
         else:
-            starts = [RecordedStart(key, each.started_at, cost) for each in of_key]
-            verdict = audit_starts(worst.limit, key, limit.rule, starts)
-            highest, bound, window = verdict.highest, verdict.bound, verdict.window
+            window = limit.rule.period / SECOND
+            bound = limit.rule.bound(limit.rule.period)
+            highest = highest_in_window(((each.started_at, cost) for each in of_key), limit.rule.period)
         if highest > worst.highest:
             worst = Held(worst.limit, worst.rule, key, highest, bound, window)
     return worst

@@ -129,8 +129,8 @@ def outlook(lanes: Lanes, queue: str, draws: tuple[Draw, ...], variant: str) -> 
     )
 
 
-def recorded_starts(job: Job[Lane], limit: str, key: str | None, since: int) -> Iterator[RecordedStart]:
-    """Its starts that were charged to a limit since that limit time."""
+def recorded_starts(job: Job[Lane], limit: str, key: str | None) -> Iterator[RecordedStart]:
+    """Its starts that were charged to a limit."""
     new = job.new
     starts = list(job.starts or ())
     if job.start is not None and job.state in (RUNNING, SUCCEEDED):
@@ -138,7 +138,7 @@ def recorded_starts(job: Job[Lane], limit: str, key: str | None, since: int) -> 
     for index, draw in enumerate(new.draws):
         if draw.limit == limit and (key is None or draw.key == key):
             for start in starts:
-                if start.charged_at >= since and not start.uncharged >> index & 1:
+                if not start.uncharged >> index & 1:
                     costs = new.costs if start.settled is None else start.settled
                     yield RecordedStart(draw.key, start.charged_at, 1 if costs is None else costs[index])
 

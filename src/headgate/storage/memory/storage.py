@@ -24,6 +24,7 @@ from headgate.jobs.lifecycle import Ending, is_poisonous, require_scheduled, req
 from headgate.jobs.report import LogLine, Report
 from headgate.limits.concurrency import without_unused
 from headgate.limits.limit import AnyRule
+from headgate.limits.rule import NEVER
 from headgate.storage.admission import BucketVisit
 from headgate.storage.endings import poison_error
 from headgate.storage.facts import MemoryFacts
@@ -354,9 +355,17 @@ class MemoryStorage:
     async def outlook(self, queue: str, draws: Sequence[Draw], variant: str = "") -> Standing:
         return outlook(self._lanes, queue, tuple(draws), variant)
 
-    async def starts(self, limit: str, key: str | None, since: int) -> Sequence[RecordedStart]:
-        found = [start for job in self._jobs.by_id.values() for start in recorded_starts(job, limit, key, since)]
-        return sorted(found, key=lambda start: start.started_at)
+    async def starts(
+        self, limit: str, key: str | None, since: int, *, until: int = NEVER, skip: int = 0, count: int = 10_000
+    ) -> Sequence[RecordedStart]:
+        found = [
+            start
+            for job in self._jobs.by_id.values()
+            for start in recorded_starts(job, limit, key)
+            if since <= start.started_at <= until
+        ]
+        found.sort(key=lambda start: (-start.started_at, start.key, start.cost))
+        return found[skip : skip + count]
 
     # --------------------------------------------------------------------------------------------- limits
 

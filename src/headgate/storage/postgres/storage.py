@@ -21,6 +21,7 @@ from headgate.jobs.lifecycle import Ending
 from headgate.jobs.report import LogLine, Report
 from headgate.jobs.uniqueness import key_of
 from headgate.limits.limit import AnyRule
+from headgate.limits.rule import NEVER
 from headgate.storage import permits
 from headgate.storage.batcher import Batcher
 from headgate.storage.endings import prunable_at_once
@@ -746,11 +747,12 @@ class PostgresStorage:
     async def outlook(self, queue: str, draws: Sequence[Draw], variant: str = "") -> Standing:
         return await self._look_up(lambda session: records.outlook(session, queue, draws, variant))
 
-    async def starts(self, limit: str, key: str | None, since: int) -> Sequence[RecordedStart]:
-        needle = limit_needle(limit)
-        rows = await self._survey(
-            lambda session: session.fetch("starts", limit=limit, key=key, since=since, needle=needle)
-        )
+    async def starts(
+        self, limit: str, key: str | None, since: int, *, until: int = NEVER, skip: int = 0, count: int = 10_000
+    ) -> Sequence[RecordedStart]:
+        needle = limit_needle(limit) if key is None else as_json(Draw(limit, key))
+        words = {"limit": limit, "needle": needle, "since": since, "until": until, "skip": skip, "count": count}
+        rows = await self._survey(lambda session: session.fetch("starts", **words))
         return [RecordedStart(*row) for row in rows]
 
     async def gated_jobs(

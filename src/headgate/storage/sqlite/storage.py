@@ -584,8 +584,12 @@ class SqliteStorage:
         )
         return Standing(row.place, row.waiting, row.is_due, row.behind, row.buckets)
 
-    async def starts(self, limit: str, key: str | None, since: int) -> Sequence[RecordedStart]:
-        return _decode_starts(await self._value(self._lists, "starts", limit=limit, key=key, since=since))
+    async def starts(
+        self, limit: str, key: str | None, since: int, *, until: int = NEVER, skip: int = 0, count: int = 10_000
+    ) -> Sequence[RecordedStart]:
+        needle = f"[{as_json(limit)}," if key is None else as_json(Draw(limit, key))
+        words = {"limit": limit, "needle": needle, "since": since, "until": until, "skip": skip, "count": count}
+        return _decode_starts(await self._value(self._lists, "starts", **words))
 
     async def jobs_history(self, step: int, queue: str, task: str, since: int) -> Sequence[JobsStep]:
         return _decode_jobs_steps(

@@ -5,13 +5,15 @@ And of what starts come to be charged: late ones, settled ones and refunds.
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headgate.clock import SECOND
 from headgate.jobs.job import Draw, JobError, JobState
 from headgate.jobs.lifecycle import Charge, Finished, Returned
+from headgate.limits.rule import NEVER
 from headgate.storage.endings import EXPIRED_ERROR
-from headgate.storage.protocol import Amendment, QueueCounts
+from headgate.storage.protocol import Amendment, QueueCounts, RecordedStart
 from headgate.testing.conformance.hands import (
     BOOM,
     MINUTE,
@@ -405,7 +407,7 @@ class TermsConformance(Conformance):
         assert list(await hands.storage.starts("api", None, began + 1)) == []
         assert list(await hands.storage.starts("elsewhere", None, 0)) == []
 
-    async def test_every_attempt_that_started_is_among_them_oldest_first(
+    async def test_every_attempt_that_started_is_among_them_newest_first(
         self, hands: Hands, clock: ManualClock
     ) -> None:
         hands.rules = {"api": strict(100)}
@@ -431,7 +433,46 @@ class TermsConformance(Conformance):
                     await hands.storage.retry(job.id)
             clock.advance(1)
         starts = await hands.storage.starts("api", "acme", 0)
-        assert [start.started_at for start in starts] == charged
+        assert [start.started_at for start in starts] == charged[::-1]
+
+    async def test_starts_come_in_pages_that_leave_none_out_and_repeat_none(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"api": strict(1000), "other": strict(1000), 'a"],["p': strict(1000)}
+        keys = ["acme", 'a"b\\c', "ü\n\t\x7f\u2028", "['x']", "acme"]
+        for _ in range(3):
+            for place, key in enumerate(keys):
+                await hands.add(draws=[("other", "x"), ("api", key)], costs=(9, 1 + place))
+            # One more is no start on this limit, however much it looks like one.
+            await hands.add(draws=[('a"],["p', "acme"), ("other", "api")])
+            taken = await hands.take()
+            assert len(taken) == 6
+            await hands.succeed(*taken[:4])
+            clock.advance(1)
+        for wanted, most in ((None, 15), ("acme", 6), ('a"b\\c', 3), ("ü\n\t\x7f\u2028", 3), ("b", 0)):
+            every = list(await hands.storage.starts("api", wanted, 0))
+            assert len(every) == most
+            assert {start.key for start in every} <= (set(keys) if wanted is None else {wanted})
+            paged: list[RecordedStart] = []
+            until, skip = NEVER, 0
+            while page := await hands.storage.starts("api", wanted, 0, until=until, skip=skip, count=2):
+                assert len(page) <= 2
+                paged += page
+                until = page[-1].started_at
+                skip = sum(start.started_at == until for start in paged)
+            assert sorted(map(msgspec.structs.astuple, paged)) == sorted(map(msgspec.structs.astuple, every))
+            assert [start.started_at for start in paged] == sorted((s.started_at for s in every), reverse=True)
+
+    async def test_a_start_that_a_limit_was_not_charged_for_is_none_of_its_pages(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(100), "tokens": strict(100)}
+        await hands.add(2, draws=[*API, ("tokens", "")], free_retries=0b01)
+        for job in await hands.take():
+            await hands.retry_later(job, 0)
+        assert len(await hands.take()) == 2
+        (first,) = await hands.storage.starts("api", None, 0, count=1)
+        assert len(await hands.storage.starts("api", None, 0)) == 2
+        assert len(await hands.storage.starts("tokens", None, 0, count=3)) == 3
+        assert len(await hands.storage.starts("api", None, 0, until=first.started_at, skip=2, count=5)) == 0
 
     async def test_an_ending_records_what_its_start_came_to_be_charged(self, hands: Hands, clock: ManualClock) -> None:
         hands.rules = {"api": strict(100), "tokens": strict(100)}

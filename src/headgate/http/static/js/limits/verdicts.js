@@ -7,15 +7,17 @@ import { badge, copyCommand, empty, link, panel } from "../parts.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
 
-/** Whether it held. @param {string} name @param {any[] | null} verdicts @param {string} [key] */
-export function auditPanel(name, verdicts, key) {
-  if (verdicts === null) return null;
+/** Whether it held. @param {string} name @param {any} audit @param {string} [key] */
+export function auditPanel(name, audit, key) {
+  if (audit === null) return null;
+  const verdicts = /** @type {any[]} */ (audit.items);
+  const looked = audit.is_cut ? ` of the last ${format.count(audit.starts)} starts` : "";
   const broken = verdicts.filter((verdict) => !verdict.held).length;
   return panel(
     "Did it hold?",
     {
       class: "bare",
-      hint: verdicts.length ? (broken ? `exceeded for ${format.plural(broken, "key")}` : "yes, in every window") : "",
+      hint: verdicts.length ? (broken ? `exceeded for ${format.plural(broken, "key")}` : `yes, in every window${looked}`) : "",
       aside: copyCommand(command("limits", "audit", name, ...option("--key", key)), "Command"),
     },
     table({

@@ -77,7 +77,7 @@ async function askKey(context, signal) {
   items.sort(
     (/** @type {any} */ a, /** @type {any} */ b) => (a.status?.place ?? Infinity) - (b.status?.place ?? Infinity),
   );
-  return { ...known, bucket, waiting: items, count, history, audit: audit?.items ?? null };
+  return { ...known, bucket, waiting: items, count, history, audit };
 }
 
 /** The order of a lane. @param {any} a @param {any} b */

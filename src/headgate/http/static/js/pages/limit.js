@@ -22,7 +22,7 @@ export const limit = {
       get("limits", { limit: name, count: 100 }, signal),
       known.countsStarts ? optional(get(path("limits", name, "audit"), {}, signal)) : null,
     ]);
-    return { ...known, items: buckets.items, audit: audit?.items ?? null };
+    return { ...known, items: buckets.items, audit };
   },
   view: (context) => {
     const { data, route } = context;
