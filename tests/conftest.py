@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import logging
 from collections.abc import Generator
 
@@ -9,6 +10,12 @@ import pytest
 pytest.register_assert_rewrite("headgate.testing.conformance", "headgate.testing.bucket_conformance")
 
 pytest_plugins = ["tests.postgres_server", "tests.redis_server"]
+
+
+def pytest_collection_finish() -> None:
+    """Half a million objects are there for good by now; looking at them again took a quarter of the CPU of all tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
