@@ -6,17 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from copy import copy
 from datetime import datetime
-from importlib import metadata
 from random import Random
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Protocol, Self, TypeVar, cast, overload
-from urllib.parse import unquote, urlsplit
-
-import msgspec
+from typing import Any, Literal, ParamSpec, Self, TypeVar, cast, overload
 
 from headgate.admin import Admin
 from headgate.admin.actor import this_process
@@ -25,66 +19,53 @@ from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds
 from headgate.engine.batch_watch import wait_for_batch
 from headgate.engine.beside import NodeBeside
 from headgate.engine.bus import Callback, EventBus
-from headgate.engine.cause import cause_of
-from headgate.engine.declaration import declare, warn_if_too_fast
-from headgate.engine.fetcher import Elsewhere
+from headgate.engine.elsewhere import LimitsElsewhere
 from headgate.engine.historian import Historian
 from headgate.engine.intake import Intake, standing_ids
 from headgate.engine.node import Node, NodeSettings
+from headgate.engine.opening import Opening
 from headgate.engine.parts import parts_of
+from headgate.engine.result import result_of
 from headgate.engine.result_watch import ResultWatch
+from headgate.engine.stop_signals import stopped_by_signals
 from headgate.engine.teller import Teller
-from headgate.errors import (
-    AttemptFailed,
-    DeclarationError,
-    JobCancelled,
-    JobFailed,
-    JobNotFound,
-    NotOpen,
-    PayloadError,
-    UnknownLimit,
-)
-from headgate.jobs.audit import AuditWord, Deed, audit_level
+from headgate.errors import DeclarationError, JobNotFound, PayloadError, UnknownLimit
+from headgate.jobs.audit import AuditWord, Deed
 from headgate.jobs.event import Event
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import JobRecord, JobState, NewJob
+from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.retry import RetryPolicy, require_policy
-from headgate.limits.bucket_store import BucketStore
-from headgate.limits.concurrency import Concurrency
-from headgate.limits.limit import Limit
+from headgate.limits.limit import Limit, changed
 from headgate.limits.standalone.current_buckets import CurrentBuckets
-from headgate.limits.standalone.limiter import Limiter, open_store
+from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.instrument import Instrument, Observed
 from headgate.observe.log import log_event, logged_kinds
-from headgate.schedules.calendar import Calendar
-from headgate.schedules.cron import Cron
-from headgate.schedules.every import Every
 from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
 from headgate.settings import load_settings
-from headgate.storage.address import Address, address_of_file, address_of_url
+from headgate.storage.address import Address
+from headgate.storage.choice import address_of, choose_storage
 from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.migrations import Migrates
 from headgate.storage.protocol import Storage
-from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.sync import LoopPortal, SyncApp
 from headgate.tasks.child_mark import IN_CHILD
+from headgate.tasks.declaration import Body, TaskOptions, body_of_function, body_of_handler, declare_task
+from headgate.tasks.decorators import ScheduleDecorator, TaskDecorator
 from headgate.tasks.flow import TiedCall
-from headgate.tasks.gate import bind_limits
 from headgate.tasks.handle import Job, JobStatus, Promise
-from headgate.tasks.handler import Handler, handler_function, mark_declared
-from headgate.tasks.payload import PayloadType, Upgrade
-from headgate.tasks.place import Place, place_of
-from headgate.tasks.process_body import require_importable
-from headgate.tasks.registry import DEFAULT_QUEUE, Queue, Registry, WhenFull, require_name
-from headgate.tasks.resource import declare_resource, needs_of
+from headgate.tasks.handler import Handler, mark_declared
+from headgate.tasks.payload import Upgrade
+from headgate.tasks.registry import DEFAULT_QUEUE, Queue, Registry, WhenFull
+from headgate.tasks.resource import declare_resource
 from headgate.tasks.schedule import DeclaredSchedule, First, Schedule, ScheduleSpec, ScheduleStatus, schedule_spec
-from headgate.tasks.task import Call, EnqueueOptions, Task, checked_timeout, require_priority
+from headgate.tasks.task import Call, EnqueueOptions, Task, checked_timeout
 from headgate.tasks.ties import Batch, BatchStatus, batch_status
 from headgate.tasks.tracing import Tracing
+from headgate.version import installed_version
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -133,10 +114,17 @@ class Headgate:
         self._retry = RetryPolicy() if retry is None else retry
         require_policy(self._retry, "Headgate(…)")
         url = url if url is not None else os.environ.get("HEADGATE_URL", DEFAULT_URL)
-        storage = self._choose_storage(url)
+        storage = choose_storage(
+            url,
+            self._clock,
+            synchronous=self._settings.synchronous,
+            schema=self._settings.schema,
+            listen_url=self._settings.listen_url,
+            connections=self._settings.connections,
+        )
         self._registry = Registry()
         self._ids = IdSource(random)
-        self._wire(storage, _address_of(url, storage), self._clock, EventBus(), history=self._settings.history)
+        self._wire(storage, address_of(url, storage), self._clock, EventBus(), history=self._settings.history)
 
     def _wire(self, storage: Storage, address: Address, clock: Clock, bus: EventBus, *, history: bool) -> None:
         """Let all that is declared work on this store, by this clock."""
@@ -156,59 +144,15 @@ class Headgate:
             historian=self._historian,
         )
         self._instruments: list[Instrument] = []
-        self._bucket_stores: dict[str, BucketStore] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._opened_by = 0
-        self._openings = 0
-        self._opening: asyncio.Future[None] | None = None
+        self._elsewhere = LimitsElsewhere(self._registry.limits, storage, clock, self._settings.limits_url)
+        self._opening = Opening(open=self._open, last_words=self._say_last_words, close=self._close)
         self._results: ResultWatch | None = None
         self._node: Node | None = None
         self._own_node: contextlib.AsyncExitStack | None = None
-        self._portal = LoopPortal(self.open, self._loop_here)
+        self._portal = LoopPortal(self.open, self._loop)
 
-    def _loop_here(self) -> asyncio.AbstractEventLoop | None:
-        # After a fork the loop belongs to the parent, and nothing would run there for this process.
-        return self._loop if self._opened_by == os.getpid() else None
-
-    def _choose_storage(self, url: str | Storage) -> Storage:
-        if not isinstance(url, str):
-            return url
-        scheme, separator, path = url.partition("://")
-        if separator and scheme == "memory":
-            return MemoryStorage(self._clock)
-        if separator and scheme == "sqlite":
-            if urlsplit(url).netloc or not path.strip("/"):
-                raise DeclarationError(
-                    f"storage URL {url!r} names no file; write sqlite:///jobs.db, or sqlite:////var/lib/jobs.db for an "
-                    "absolute path"
-                )
-            if "?" in path:
-                raise DeclarationError(f"storage URL {url!r} has options; pass them to Headgate(…), as synchronous=")
-            return SqliteStorage(unquote(path[1:]), self._clock, synchronous=self._settings.synchronous)
-        if separator and scheme in ("postgresql", "postgres"):
-            return self._postgres(url)
-        raise DeclarationError(
-            f"storage URL of the scheme {scheme!r} is not known; use sqlite:///path, postgresql://host/database, or "
-            "memory:// for tests and throw-away work"
-        )
-
-    def _postgres(self, url: str) -> Storage:
-        try:
-            from headgate.storage.postgres.storage import PostgresStorage
-        except ModuleNotFoundError as error:
-            if error.name != "asyncpg":
-                raise
-            raise DeclarationError(
-                "a postgresql:// URL needs the asyncpg package, which is missing; pip install 'headgate[postgres]'"
-            ) from None
-        settings = self._settings
-        return PostgresStorage(
-            url,
-            self._clock,
-            schema=settings.schema,
-            listen_url=settings.listen_url,
-            connections=settings.connections,
-        )
+    def _loop(self) -> asyncio.AbstractEventLoop | None:
+        return self._opening.loop
 
     # ------------------------------------------------------------------------------------------- declaring
 
@@ -232,7 +176,7 @@ class Headgate:
         audit: AuditWord | None = None,
         upgrade: Upgrade | None = None,
         process: bool = False,
-    ) -> _TaskDecorator: ...
+    ) -> TaskDecorator: ...
     def task(
         self,
         function: Callable[..., Any] | None = None,
@@ -262,25 +206,13 @@ class Headgate:
         declared.
         """
 
+        options = TaskOptions(
+            name=name, aliases=aliases, queue=queue, limits=limits, retry=retry, timeout=timeout,
+            priority=priority, audit=audit, upgrade=upgrade,
+        )  # fmt: skip
+
         def declare(function: Callable[..., Any]) -> Task[Any, Any]:
-            if not callable(function):
-                raise DeclarationError(f"@app.task needs a function, not {function!r}")
-            task_name = name if name is not None else str(getattr(function, "__name__", ""))
-            if process:
-                require_importable(function, f"task {task_name!r}")
-            return self._declare(
-                function,
-                task_name,
-                place=place_of(function, process=process),
-                queue=queue,
-                limits=limits,
-                retry=retry,
-                timeout=timeout,
-                priority=priority,
-                audit=audit,
-                aliases=aliases,
-                upgrade=upgrade,
-            )
+            return self._declare(body_of_function(function, options, process=process), options)
 
         return declare if function is None else declare(function)
 
@@ -324,75 +256,23 @@ class Headgate:
         may name the payload's fields: `"{tenant_id}"`.
         """
 
+        options = TaskOptions(
+            name=name, aliases=aliases, queue=queue, limits=limits, retry=retry, timeout=timeout,
+            priority=priority, audit=audit, upgrade=upgrade,
+        )  # fmt: skip
+
         def declare(handler: type[Any]) -> type[Any]:
-            task_name = name if name is not None else str(getattr(handler, "__name__", ""))
-            function = handler_function(handler, f"handler {task_name!r}")
-            task = self._declare(
-                function,
-                task_name,
-                place=place_of(function, process=False),
-                handler=handler,
-                queue=queue,
-                limits=limits,
-                retry=retry,
-                timeout=timeout,
-                priority=priority,
-                audit=audit,
-                aliases=aliases,
-                upgrade=upgrade,
-            )
-            mark_declared(handler, task)
+            mark_declared(handler, self._declare(body_of_handler(handler, options), options))
             return handler
 
         return declare if handler is None else declare(handler)
 
-    def _declare(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        *,
-        place: Place,
-        queue: str,
-        limits: Sequence[Limit | str],
-        retry: RetryPolicy | None,
-        timeout: Duration | None,
-        priority: int,
-        audit: AuditWord | None,
-        aliases: Sequence[str],
-        upgrade: Upgrade | None,
-        handler: type[Any] | None = None,
-    ) -> Task[Any, Any]:
-        where = f"task {name!r}"
-        require_name(name, "task")
-        needs = needs_of(function, self._registry.resources, where)
-        if needs and place is Place.PROCESS:
-            raise DeclarationError(
-                f"{where} runs in a child process, where resource {next(iter(needs))!r} is not open; "
-                "open what it needs in the function itself"
-            )
-        payload = PayloadType(function, where, self._settings.max_payload, upgrade, injected=needs)
-        if retry is not None:
-            require_policy(retry, where)
-        require_priority(priority, where)
-        task: Task[Any, Any] = Task(
-            self,
-            function,
-            name=name,
-            queue=queue,
-            payload=payload,
-            gate=bind_limits(limits, self._registry.shared, name, payload.parameters, payload.fields),
-            retry=retry,
-            timeout=None if timeout is None else checked_timeout(timeout, where),
-            priority=priority,
-            audit=self._settings.audit if audit is None else audit_level(audit, where),
-            aliases=_checked_aliases(aliases, where),
-            place=place,
-            needs=needs,
-            handler=handler,
-        )
+    def _declare(self, body: Body, options: TaskOptions) -> Task[Any, Any]:
+        settings = self._settings
+        task = declare_task(body, options, self, self._registry, max_payload=settings.max_payload, audit=settings.audit)
         for bound in task.gate.limits:
             # A URL that cannot be read is told here, not by a worker.
-            self._bucket_store(bound.limit)
+            self._elsewhere.store_of(bound.limit)
         self._registry.add_task(task)
         return task
 
@@ -432,7 +312,7 @@ class Headgate:
         max_runs: int | None = None,
         misfire: Misfire = "run_once",
         overlap: Overlap | None = None,
-    ) -> _ScheduleDecorator:
+    ) -> ScheduleDecorator:
         """Enqueue a task again and again: `@app.schedule(Cron("0 6 * * *", tz="Europe/Rome"))` on a function or a task.
 
         `name` (default: the task's) is what the schedule is known by from one start to the next; one that has its name
@@ -460,7 +340,7 @@ class Headgate:
             self._registry.add_schedule(DeclaredSchedule(spec, call, task.aliases if name is None else None))
             return declared if isinstance(declared, Task) else task
 
-        return cast(_ScheduleDecorator, declare)
+        return cast(ScheduleDecorator, declare)
 
     def limit(self, name: str, limit: Limit) -> None:
         """Declare a limit that several tasks share as one budget, each with `limits=["name"]`."""
@@ -475,10 +355,10 @@ class Headgate:
         if limit is None:
             known = ", ".join(sorted(self._registry.limits)) or "none"
             raise UnknownLimit(f"this app declares no limit {name!r}; it declares: {known}")
-        store = self._bucket_store(limit)
+        store = self._elsewhere.store_of(limit)
         if not isinstance(store, MemoryBuckets):
-            store = CurrentBuckets(lambda: self._bucket_store(limit) or StoredBuckets(self._storage))
-        return Limiter(_named(limit, name), store=store, clock=self._clock)
+            store = CurrentBuckets(lambda: self._elsewhere.store_of(limit) or StoredBuckets(self._storage))
+        return Limiter(changed(limit, name=name), store=store, clock=self._clock)
 
     def queue(
         self,
@@ -515,7 +395,7 @@ class Headgate:
         )
         for limit in self._registry.limits.values():
             # A URL that cannot be read is told here, not by a worker.
-            self._bucket_store(limit)
+            self._elsewhere.store_of(limit)
 
     def require_queue(self, queue: str, where: str) -> None:
         """Raise UnknownQueue unless the queue is declared."""
@@ -544,7 +424,7 @@ class Headgate:
         """
         observed = Observed(
             self._clock, self._storage, self._registry, self._bus.tap, self._trace_by, self._events_lost,
-            self._loop_here, _version(),
+            self._loop, installed_version(),
         )  # fmt: skip
         instrument.attach(observed)
         self._instruments.append(instrument)
@@ -573,37 +453,17 @@ class Headgate:
     async def open(self) -> AsyncIterator[Self]:
         """Connect, for enqueueing and looking; runs no jobs. May be entered again while open, on the same loop."""
         self._require_shared()
-        self._require_one_loop()
-        while self._openings == 0 and self._opening is not None:
-            # Somebody else is at it; where that fails, one of those who wait is the next to try.
-            await asyncio.wait([self._opening])
-        if self._openings == 0:
-            self._opening = asyncio.ensure_future(self._storage.open())
-            try:
-                await self._opening
-            finally:
-                self._opening = None
-            self._loop = asyncio.get_running_loop()
-            self._opened_by = os.getpid()
-            self._results = ResultWatch(self._storage, self._clock)
-            self._end_log = self._bus.subscribe(log_event, *logged_kinds())
-        self._openings += 1
-        try:
+        async with self._opening.entered():
             yield self
-        finally:
-            try:
-                if self._openings == 1:
-                    # The callbacks that are told of the last ends may still enqueue and look.
-                    await self._teller.close(min(self._settings.grace, LAST_WORDS))
-            finally:
-                self._openings -= 1
-                if self._openings == 0:
-                    # Who opens it meanwhile waits, as for somebody else's opening.
-                    self._opening = asyncio.ensure_future(self._close())
-                    try:
-                        await self._opening
-                    finally:
-                        self._opening = None
+
+    async def _open(self) -> None:
+        await self._storage.open()
+        self._results = ResultWatch(self._storage, self._clock)
+        self._end_log = self._bus.subscribe(log_event, *logged_kinds())
+
+    async def _say_last_words(self) -> None:
+        # The callbacks that are told of the last ends may still enqueue and look.
+        await self._teller.close(min(self._settings.grace, LAST_WORDS))
 
     async def _close(self) -> None:
         assert self._results is not None
@@ -612,9 +472,7 @@ class Headgate:
         await self._historian.close(LAST_CHART)
         await self._bus.close(self._clock, LAST_WORDS)
         self._end_log()
-        self._loop = None
-        for store in self._bucket_stores.values():
-            await store.close()
+        await self._elsewhere.close()
         await self._storage.close()
 
     async def migrate(self, *, dry_run: bool = False) -> list[str]:
@@ -668,7 +526,7 @@ class Headgate:
             )
         node = self._make_node(queues, grace)
         # Around opening and closing too: a signal then must not cut either short.
-        with _signals(node) if handle_signals else contextlib.nullcontext():
+        with stopped_by_signals(node) if handle_signals else contextlib.nullcontext():
             async with self.open():
                 self._node = node
                 try:
@@ -692,7 +550,7 @@ class Headgate:
             ids=self._ids,
             teller=self._teller,
             historian=self._historian,
-            elsewhere=self._elsewhere(),
+            elsewhere=self._elsewhere.limits,
             tracing=self._intake.tracing,
         )
 
@@ -713,30 +571,8 @@ class Headgate:
             retention=settings.retention,
             log_lines=settings.log_lines,
             log_level=logging.getLevelNamesMapping()[settings.log_level],
-            version=_version(),
+            version=installed_version(),
         )
-
-    def _elsewhere(self) -> dict[str, Elsewhere]:
-        """The limits that are kept in another store: their own, or that of `limits_url`."""
-        found: dict[str, Elsewhere] = {}
-        for name, limit in self._registry.limits.items():
-            store = self._bucket_store(limit)
-            if store is not None:
-                found[name] = Elsewhere(limit, store)
-        return found
-
-    def _bucket_store(self, limit: Limit) -> BucketStore | None:
-        place = limit.store
-        if place is None and not isinstance(limit, Concurrency):
-            place = self._settings.limits_url
-        if place is None or not isinstance(place, str):
-            return cast(BucketStore | None, place)
-        if place not in self._bucket_stores:
-            self._bucket_stores[place] = open_store(place, self._clock)
-        store = self._bucket_stores[place]
-        # Where the jobs are is not elsewhere: there the bucket is charged in the commit that claims them.
-        where = getattr(store, "place", None)
-        return None if where is not None and where == getattr(self._storage, "place", None) else store
 
     # ------------------------------------------------------------------------------------------- enqueueing
 
@@ -744,7 +580,7 @@ class Headgate:
         self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]
     ) -> list[Job[Any]]:
         """Store the calls as jobs in one commit; what `task.enqueue` and `task.enqueue_many` do."""
-        self._require_open()
+        self._opening.require()
         parts = parts_of(task, options, calls)
         if options.connection is not None:
             jobs = await self._intake.jobs_to_enlist(task, parts)
@@ -772,28 +608,20 @@ class Headgate:
 
     def new_id(self) -> str:
         """The id of a job or a batch that is about to be enqueued."""
-        self._require_open()
+        self._opening.require()
         return self._ids.next(self._storage.now())
 
     async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
         """Store the calls of a chain or a batch in one commit; what their own `enqueue` does."""
-        self._require_open()
+        self._opening.require()
         await self._intake.take_tied(calls, batches)
 
     async def put_schedule(
         self, task: Task[Any, Any], options: EnqueueOptions, spec: ScheduleSpec, call: Call[Any]
     ) -> Schedule[Any]:
         """As `task.schedule(…).enqueue(…)`."""
-        self._require_open()
-        if not isinstance(spec.trigger, Cron | Every | Calendar):
-            raise DeclarationError(
-                f"schedule {spec.name!r}: a trigger of your own cannot be stored, so nodes would not know it; declare "
-                "the schedule in the code with @app.schedule"
-            )
-        scheduled = self._intake.scheduled_call(task, options, spec, call)
-        record, _ = await declare(self._storage, spec, scheduled, again=True)
-        assert record is not None
-        warn_if_too_fast(record, spec.trigger, self._registry, self._bus, self._clock)
+        self._opening.require()
+        await self._intake.put_schedule(task, options, spec, call)
         return Schedule(spec.name, self)
 
     # ------------------------------------------------------------------------------------------- following
@@ -808,49 +636,29 @@ class Headgate:
 
     async def batch_status(self, batch_id: str) -> BatchStatus:
         """As `Batch.status`."""
-        self._require_open()
-        record = await self._storage.batch(batch_id)
-        if record is None:
-            raise JobNotFound(batch_id)
-        return batch_status(record)
+        return await self.admin.batch(batch_id)
 
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         """As `Batch.wait`."""
-        self._require_open()
+        self._opening.require()
         return batch_status(
-            await wait_for_batch(self._storage, self._clock, batch_id, timeout, lambda: self._openings > 0)
+            await wait_for_batch(self._storage, self._clock, batch_id, timeout, lambda: self._opening.is_open)
         )
 
     async def job_status(self, job_id: str) -> JobStatus:
         """As `Job.status`."""
-        self._require_open()
         return await self.admin.status(job_id)
 
     async def job_result(self, job_id: str, timeout: float | None) -> Any:
         """As `Job.result`."""
-        self._require_open()
+        self._opening.require()
         assert self._results is not None
-        return self._result_of(await self._results.wait(job_id, timeout))
-
-    def _result_of(self, record: JobRecord) -> Any:
-        """What a final job came to."""
-        job_id = record.id
-        match record.state:
-            case JobState.CANCELLED:
-                raise JobCancelled(job_id) from None if record.error is None else cause_of(record.error)
-            case JobState.FAILED:
-                error = record.error
-                assert error is not None
-                cause = cause_of(error) or AttemptFailed(error.traceback or f"{error.type}: {error.message}")
-                raise JobFailed(job_id, error.type, error.message, error.traceback) from cause
-            case _:
-                task = self._registry.find(record.task)
-                assert record.result is not None
-                return msgspec.json.decode(record.result) if task is None else task.payload.decode_result(record.result)
+        record = await self._results.wait(job_id, timeout)
+        return result_of(record, self._registry.find(record.task))
 
     async def cancel_job(self, job_id: str) -> bool:
         """As `Job.cancel`."""
-        self._require_open()
+        self._opening.require()
         state = await self._storage.cancel(job_id, deed=Deed(this_process(), "cancel", "job", job_id))
         if state is None:
             raise JobNotFound(job_id)
@@ -889,8 +697,8 @@ class Headgate:
     @property
     def admin(self) -> Admin:
         """What operators see and steer."""
-        self._require_open()
-        elsewhere = {name: limit.store for name, limit in self._elsewhere().items()}
+        self._opening.require()
+        elsewhere = {name: limit.store for name, limit in self._elsewhere.limits.items()}
         tasks = {name: task.queue for name, task in self._registry.named()}
         queues = frozenset(self._registry.queues)
         schedules = SchedulesAdmin(self._storage, self._registry, self._ids)
@@ -920,86 +728,3 @@ class Headgate:
                 "jobs on memory:// are in the memory of another process: a process task cannot enqueue there; "
                 "use sqlite:///path or postgresql://…"
             )
-
-    def _require_one_loop(self) -> None:
-        if self._openings and self._opened_by == os.getpid() and self._loop is not asyncio.get_running_loop():
-            raise DeclarationError(
-                "this app is open on another event loop; where code that cannot await has opened it (`app.sync`, "
-                "`task.sync`), end that first: `app.sync.close()`"
-            )
-
-    def _require_open(self) -> None:
-        if self._openings == 0:
-            raise NotOpen
-
-
-class _TaskDecorator:
-    """Only for type checkers: what `@app.task(…)` with options does to a function."""
-
-    @overload
-    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-    def __call__(self, function: Callable[..., Any], /) -> Any:
-        raise AssertionError("never called")
-
-
-def _version() -> str:
-    """The version of Headgate that is installed; empty where it is run from its source alone."""
-    try:
-        return metadata.version("headgate")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-class _ScheduleDecorator(Protocol):
-    """What `@app.schedule(…)` does to a task, or to a function, which it makes a task."""
-
-    @overload
-    def __call__(self, task: Task[P, R], /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-
-
-def _checked_aliases(aliases: Sequence[str], where: str) -> tuple[str, ...]:
-    if isinstance(aliases, str) or not all(isinstance(alias, str) for alias in aliases):
-        raise DeclarationError(f'{where}: aliases={aliases!r} is not a list of names; write aliases=["old_name"]')
-    return tuple(aliases)
-
-
-def _named(limit: Limit, name: str) -> Limit:
-    copied = copy(limit)
-    object.__setattr__(copied, "name", name)
-    return copied
-
-
-@contextlib.contextmanager
-def _signals(node: Node) -> Any:
-    """SIGTERM and SIGINT stop the node; the second of them ends it at once."""
-    loop = asyncio.get_running_loop()
-    count = 0
-
-    def on_signal() -> None:
-        nonlocal count
-        count += 1
-        if count == 1:
-            node.stop()
-        else:
-            node.abort()
-
-    caught = (signal.SIGTERM, signal.SIGINT)
-    for number in caught:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield
-    finally:
-        for number in caught:
-            loop.remove_signal_handler(number)
-
-
-def _address_of(url: str | Storage, storage: Storage) -> Address:
-    if isinstance(storage, SqliteStorage):
-        return address_of_file(storage.path)
-    return address_of_url(url) if isinstance(url, str) else Address(type(url).__name__)

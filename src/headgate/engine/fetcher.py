@@ -11,26 +11,19 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.engine.breaker import Breaker
 from headgate.engine.bus import EventBus
+from headgate.engine.elsewhere import Elsewhere
 from headgate.errors import CostExceedsLimit, HeadgateError, StorageUnavailable
 from headgate.jobs.event import LimitStoreAdvised, LimitStoreAnswers, LimitStoreTroubled, StorageTroubled
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw
 from headgate.limits.bucket_store import Bucket, BucketStore
-from headgate.limits.limit import AnyRule, Limit
+from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
 from headgate.storage.fetched import ASK_AGAIN, Balance, Fetched
 from headgate.storage.protocol import Amendment, Deposit, Starved, Storage
 
 LEFT_FOR = 0.1
 """Seconds that fetched starts lie for jobs before they are given back: a claim follows at once, if there is room."""
-
-
-class Elsewhere:
-    """A limit that is kept in another store."""
-
-    def __init__(self, limit: Limit, store: BucketStore) -> None:
-        self.limit = limit
-        self.store = store
 
 
 class Fetcher:

@@ -1,4 +1,4 @@
-"""The intake: turns calls into jobs and stores them, alone, in a transaction of the caller's, or tied together."""
+"""The intake: turns calls into jobs and stores them, alone, tied, in the caller's transaction, or by a schedule."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from headgate.clock import Clock
 from headgate.engine.backlog import Backlogs
 from headgate.engine.bus import EventBus, publish_use
+from headgate.engine.declaration import declare, warn_if_too_fast
 from headgate.engine.historian import Historian
 from headgate.engine.hopeless import reject_hopeless
 from headgate.engine.parts import Part, queue_counts
@@ -23,6 +24,9 @@ from headgate.jobs.event import JobEnqueued, JobReplaced, LimitSkipped
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob, Origin
 from headgate.jobs.scheduled import ScheduledCall
+from headgate.schedules.calendar import Calendar
+from headgate.schedules.cron import Cron
+from headgate.schedules.every import Every
 from headgate.storage.enlisting import Enlists
 from headgate.storage.protocol import Storage
 from headgate.tasks.batch_gate import BatchGate
@@ -152,6 +156,20 @@ class Intake:
             options=options.options,
             audit=task.audit if options.audit is None else options.audit,
         )
+
+    async def put_schedule(
+        self, task: Task[Any, Any], options: EnqueueOptions, spec: ScheduleSpec, call: Call[Any]
+    ) -> None:
+        """Store a schedule at run time. Raises DeclarationError for what is said of one job, or by code, only."""
+        if not isinstance(spec.trigger, Cron | Every | Calendar):
+            raise DeclarationError(
+                f"schedule {spec.name!r}: a trigger of your own cannot be stored, so nodes would not know it; declare "
+                "the schedule in the code with @app.schedule"
+            )
+        scheduled = self.scheduled_call(task, options, spec, call)
+        record, _ = await declare(self._storage, spec, scheduled, again=True)
+        assert record is not None
+        warn_if_too_fast(record, spec.trigger, self._registry, self._bus, self._clock)
 
     async def _add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
         asked_at = self._clock.monotonic()

@@ -20,8 +20,9 @@ from headgate.engine.bus import EventBus, publish_use
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.children import Children
 from headgate.engine.described import described
+from headgate.engine.elsewhere import Elsewhere
 from headgate.engine.executor import LINGERS_AFTER, Attempt, Cause, Workshop
-from headgate.engine.fetcher import Elsewhere, Fetcher
+from headgate.engine.fetcher import Fetcher
 from headgate.engine.historian import Historian
 from headgate.engine.housekeeper import Housekeeper, publish_dropped
 from headgate.engine.lease import LeaseWatch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from importlib import metadata
 from typing import Literal
 
 import msgspec
@@ -12,6 +11,7 @@ import msgspec
 from headgate.http.auth import Role
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, reads
+from headgate.version import installed_version
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -46,18 +46,11 @@ async def session(caller: Caller) -> Session:
         token=caller.token,
         title=caller.title,
         store=caller.admin.address,
-        version=_version(),
+        version=installed_version(),
         now=caller.admin.now(),
         read_only=caller.read_only,
         redacted=caller.redaction.patterns,
     )
-
-
-def _version() -> str:
-    try:
-        return metadata.version("headgate")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 ENDPOINTS: Sequence[Endpoint] = (reads("/session", session),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypedDict, get_args
 
@@ -107,3 +108,12 @@ _CHOICES = {
     "on_key_error": get_args(OnKeyError),
     "on_missing_key": get_args(OnMissingKey),
 }
+
+
+def changed(limit: Limit, **fields: object) -> Limit:
+    """A copy of the limit in which these fields are others; they are not checked."""
+    # Limits are made from rates, not from their fields, so `replace` cannot make them.
+    copied = copy(limit)
+    for name, value in fields.items():
+        object.__setattr__(copied, name, value)
+    return copied

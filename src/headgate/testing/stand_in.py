@@ -16,7 +16,10 @@ from headgate.app import Headgate
 from headgate.clock import Clock, Duration
 from headgate.engine.backlog import Backlogs
 from headgate.engine.bus import EventBus
+from headgate.engine.elsewhere import LimitsElsewhere
+from headgate.engine.opening import Opening
 from headgate.engine.parts import parts_of
+from headgate.engine.result import result_of
 from headgate.engine.teller import Teller
 from headgate.errors import HeadgateError, JobNotFound
 from headgate.limits.bucket_store import BucketStore
@@ -40,9 +43,6 @@ class InTest(Headgate):
 
     _node_kind = NodeInTest
 
-    def _bucket_store(self, limit: Limit) -> BucketStore | None:
-        return None
-
 
 class StandIn(InTest):
     """An app that is open wherever a test uses it, and runs nothing by itself."""
@@ -55,20 +55,6 @@ class StandIn(InTest):
 
     at_work: list[SteppedNode]
     """The nodes that run jobs right now: one in another where a handler enqueues, side by side where tasks do."""
-
-    def _require_open(self) -> None:
-        """It always is."""
-
-    @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[Self]:
-        self._openings += 1
-        self._loop, self._opened_by = asyncio.get_running_loop(), os.getpid()
-        try:
-            yield self
-        finally:
-            self._openings -= 1
-            if not self._openings:
-                self._loop = None
 
     async def __aenter__(self) -> Self:
         self._own_node = contextlib.AsyncExitStack()
@@ -122,7 +108,7 @@ class StandIn(InTest):
                 f"job {job_id} of task {record.task!r} is {record.state}, and nothing runs by itself in this test: its "
                 "result would be waited for without end; drain() first, or use headgate.testing.live(app)"
             )
-        return self._result_of(record)
+        return result_of(record, self._registry.find(record.task))
 
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         status = await self.batch_status(batch_id)
@@ -162,6 +148,38 @@ class StandIn(InTest):
             self._node = before
 
 
+class _LimitsWithJobs(LimitsElsewhere):
+    """Where no limit is elsewhere."""
+
+    def store_of(self, limit: Limit) -> BucketStore | None:
+        return None
+
+
+class _OpenAnywhere(Opening):
+    """Where an app counts as open, without being opened; whoever enters says on which event loop it is used."""
+
+    def __init__(self) -> None:
+        super().__init__(open=_nothing, last_words=_nothing, close=_nothing)
+
+    def require(self) -> None:
+        """It always is."""
+
+    @contextlib.asynccontextmanager
+    async def entered(self) -> AsyncIterator[None]:
+        self._entered += 1
+        self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
+        try:
+            yield
+        finally:
+            self._entered -= 1
+            if not self._entered:
+                self._loop = None
+
+
+async def _nothing() -> None:
+    """What opening and closing do then."""
+
+
 class _ImpatientBacklogs(Backlogs):
     """Where nothing makes room by itself, a full queue is told of at once."""
 
@@ -174,7 +192,7 @@ def in_test(app: Headgate, kind: type[S], storage: Storage, clock: Clock) -> Ite
     """Let the app be of that kind, on this store, until the block ends. Raises HeadgateError for one that is open."""
     if isinstance(app, InTest):
         raise HeadgateError("this app is in a test already: inline, manual and live do not go into one another")
-    if app._openings:
+    if app._opening.is_open:
         raise HeadgateError(
             f"this app is open on {app.address.shown}: a test has to have it before it is opened; where "
             "code that cannot await has opened it, app.sync.close() closes it"
@@ -188,11 +206,13 @@ def in_test(app: Headgate, kind: type[S], storage: Storage, clock: Clock) -> Ite
     stand_in = cast(S, app)
     try:
         stand_in._wire(storage, Address(f"{type(storage).__name__} of a test"), clock, bus, history=False)
+        stand_in._elsewhere = _LimitsWithJobs(stand_in._registry.limits, storage, clock, None)
         if isinstance(stand_in, StandIn):
             stand_in.connections = {}
             stand_in.performed = {}
             stand_in.at_work = []
-            stand_in._portal = CallingPortal(stand_in.open, stand_in._loop_here)
+            stand_in._opening = _OpenAnywhere()
+            stand_in._portal = CallingPortal(stand_in.open, stand_in._loop)
             find = stand_in._registry.queues.__getitem__
             stand_in._intake._backlogs = _ImpatientBacklogs(storage, clock, find)
             bus.subscribe(log_event, *logged_kinds())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 
 from headgate.cli.simulation.arrivals import Arrival
 from headgate.limits.concurrency import Concurrency
-from headgate.limits.limit import Limit
+from headgate.limits.limit import Limit, changed
 from headgate.tasks.task import Task
 
 
@@ -30,7 +29,7 @@ class Scenario:
 
 def keyed(limit: Limit, name: str, *, one_for_all: bool) -> Limit:
     """The limit under a name, counted by the key of an arrival unless it is one for all."""
-    return _changed(limit, name=name, key=None if one_for_all else "{key}")
+    return changed(limit, name=name, key=None if one_for_all else "{key}")
 
 
 def limits_of(task: Task[..., object]) -> list[Limit]:
@@ -43,18 +42,10 @@ def limits_of(task: Task[..., object]) -> list[Limit]:
 
 def with_rule(limits: Sequence[Limit], name: str, new: Limit) -> list[Limit]:
     """The same with another rule for the limit of that name."""
-    return [_changed(limit, rule=new.rule) if limit.name == name else limit for limit in limits]
+    return [changed(limit, rule=new.rule) if limit.name == name else limit for limit in limits]
 
 
 def _simulated(limit: Limit, name: str) -> Limit:
     cost = limit.cost if isinstance(limit.cost, int) else 1
-    found = _changed(limit, name=name, key=None if limit.key is None else "{key}", cost=cost, store=None)
-    return _changed(found, owner=None) if isinstance(found, Concurrency) else found
-
-
-def _changed(limit: Limit, **values: object) -> Limit:
-    # Limits are made from rates, not from their fields, so `replace` cannot make them.
-    copied = copy(limit)
-    for name, value in values.items():
-        object.__setattr__(copied, name, value)
-    return copied
+    found = changed(limit, name=name, key=None if limit.key is None else "{key}", cost=cost, store=None)
+    return changed(found, owner=None) if isinstance(found, Concurrency) else found

@@ -1,0 +1,56 @@
+"""Limits elsewhere: those of an app that are kept in another store than its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, cast
+
+from headgate.clock import Clock
+from headgate.limits.bucket_store import BucketStore
+from headgate.limits.concurrency import Concurrency
+from headgate.limits.limit import Limit
+from headgate.limits.standalone.limiter import open_store
+from headgate.storage.protocol import Storage
+
+
+class Elsewhere(NamedTuple):
+    """A limit that is kept in another store."""
+
+    limit: Limit
+    store: BucketStore
+
+
+class LimitsElsewhere:
+    """Finds the stores of limits: those that they name themselves, or the one at `url`; else they are with the jobs."""
+
+    def __init__(self, limits: Mapping[str, Limit], storage: Storage, clock: Clock, url: str | None) -> None:
+        self._limits = limits
+        self._storage = storage
+        self._clock = clock
+        self._url = url
+        self._stores: dict[str, BucketStore] = {}
+
+    def store_of(self, limit: Limit) -> BucketStore | None:
+        """Where the limit is kept; None: with the jobs. Raises DeclarationError for a URL that cannot be read."""
+        place = limit.store
+        if place is None and not isinstance(limit, Concurrency):
+            place = self._url
+        if place is None or not isinstance(place, str):
+            return cast(BucketStore | None, place)
+        if place not in self._stores:
+            self._stores[place] = open_store(place, self._clock)
+        store = self._stores[place]
+        # Where the jobs are is not elsewhere: there the bucket is charged in the commit that claims them.
+        where = getattr(store, "place", None)
+        return None if where is not None and where == getattr(self._storage, "place", None) else store
+
+    @property
+    def limits(self) -> dict[str, Elsewhere]:
+        """Those of the limits that are kept elsewhere."""
+        stores = {name: self.store_of(limit) for name, limit in self._limits.items()}
+        return {name: Elsewhere(self._limits[name], store) for name, store in stores.items() if store is not None}
+
+    async def close(self) -> None:
+        """Close the stores that were opened for URLs."""
+        for store in self._stores.values():
+            await store.close()

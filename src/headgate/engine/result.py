@@ -1,0 +1,27 @@
+"""Results: what a final job came to, for whoever has waited for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headgate.engine.cause import cause_of
+from headgate.errors import AttemptFailed, JobCancelled, JobFailed
+from headgate.jobs.job import JobRecord, JobState
+from headgate.tasks.task import Task
+
+
+def result_of(record: JobRecord, task: Task[Any, Any] | None) -> Any:
+    """What the handler returned, as its annotation has it if the task is known. Raises JobFailed, JobCancelled."""
+    match record.state:
+        case JobState.CANCELLED:
+            raise JobCancelled(record.id) from None if record.error is None else cause_of(record.error)
+        case JobState.FAILED:
+            error = record.error
+            assert error is not None
+            cause = cause_of(error) or AttemptFailed(error.traceback or f"{error.type}: {error.message}")
+            raise JobFailed(record.id, error.type, error.message, error.traceback) from cause
+        case _:
+            assert record.result is not None
+            return msgspec.json.decode(record.result) if task is None else task.payload.decode_result(record.result)

@@ -1,0 +1,66 @@
+"""The choice of a store: the one place that picks it by its URL, and tells where it is."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, urlsplit
+
+from headgate.clock import Clock
+from headgate.errors import DeclarationError
+from headgate.storage.address import Address, address_of_file, address_of_url
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.protocol import Storage
+from headgate.storage.sqlite.storage import SqliteStorage
+
+
+def choose_storage(
+    url: str | Storage, clock: Clock, *, synchronous: str, schema: str, listen_url: str | None, connections: int
+) -> Storage:
+    """The store that a URL names, which connects when it is opened; one that is given is taken as it is.
+
+    `synchronous` is of SQLite; `schema`, `listen_url` and `connections` are of PostgreSQL. Raises DeclarationError.
+    """
+    if not isinstance(url, str):
+        return url
+    scheme, separator, path = url.partition("://")
+    match scheme if separator else "":
+        case "memory":
+            return MemoryStorage(clock)
+        case "sqlite":
+            return SqliteStorage(_file_of(url, path), clock, synchronous=synchronous)
+        case "postgresql" | "postgres":
+            return _postgres(url, clock, schema=schema, listen_url=listen_url, connections=connections)
+        case _:
+            raise DeclarationError(
+                f"storage URL of the scheme {scheme!r} is not known; use sqlite:///path, postgresql://host/database, "
+                "or memory:// for tests and throw-away work"
+            )
+
+
+def _file_of(url: str, path: str) -> str:
+    if urlsplit(url).netloc or not path.strip("/"):
+        raise DeclarationError(
+            f"storage URL {url!r} names no file; write sqlite:///jobs.db, or sqlite:////var/lib/jobs.db for an "
+            "absolute path"
+        )
+    if "?" in path:
+        raise DeclarationError(f"storage URL {url!r} has options; pass them to Headgate(…), as synchronous=")
+    return unquote(path[1:])
+
+
+def _postgres(url: str, clock: Clock, *, schema: str, listen_url: str | None, connections: int) -> Storage:
+    try:
+        from headgate.storage.postgres.storage import PostgresStorage
+    except ModuleNotFoundError as error:
+        if error.name != "asyncpg":
+            raise
+        raise DeclarationError(
+            "a postgresql:// URL needs the asyncpg package, which is missing; pip install 'headgate[postgres]'"
+        ) from None
+    return PostgresStorage(url, clock, schema=schema, listen_url=listen_url, connections=connections)
+
+
+def address_of(url: str | Storage, storage: Storage) -> Address:
+    """Where the store is that was chosen for this URL."""
+    if isinstance(storage, SqliteStorage):
+        return address_of_file(storage.path)
+    return address_of_url(url) if isinstance(url, str) else Address(type(url).__name__)
