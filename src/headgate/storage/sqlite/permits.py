@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Set
+from typing import Protocol
 
 import msgspec
 
 from headgate.jobs.batch import BatchRecord
-from headgate.jobs.job import Draw
-from headgate.limits.concurrency import OF_BATCH, Semaphore, dump_permits, load_permits
+from headgate.jobs.job import Draw, JobState
+from headgate.jobs.terms import GateTerms
+from headgate.limits.concurrency import OF_BATCH, Semaphore, dump_permits, load_permits, without_unused
 from headgate.limits.rule import NEVER
 from headgate.storage import permits
 from headgate.storage.live_rules import LiveRules
@@ -20,6 +22,36 @@ from headgate.storage.sqlite.statements import as_json, execute, fetch
 
 _decode_batches = msgspec.json.Decoder(list[BatchRecord]).decode
 _decode_holders = msgspec.json.Decoder(list[Holder]).decode
+
+
+class Holding(Protocol):
+    """A row of a job that may hold permits: `held` of its draws."""
+
+    @property
+    def seq(self) -> int: ...
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def draws(self) -> tuple[Draw, ...]: ...
+
+    @property
+    def terms(self) -> GateTerms | None: ...
+
+    @property
+    def held(self) -> int: ...
+
+
+def give_all(connection: sqlite3.Connection, left: Iterable[tuple[Holding, JobState]], limit_now: int) -> None:
+    """Take back what these jobs hold and do not keep in their new states."""
+    given: list[Given] = []
+    for row, state in left:
+        if row.held and row.terms is not None:
+            kept = row.terms.kept(row.held, state)
+            given.append(Given(row.seq, row.id, row.draws, row.terms, row.held & ~kept, kept))
+    if given:
+        give_permits(connection, given, limit_now)
 
 
 def give_permits(connection: sqlite3.Connection, jobs: Iterable[Given], limit_now: int) -> Set[Draw]:
@@ -52,6 +84,17 @@ def give_up(connection: sqlite3.Connection, holdings: Iterable[tuple[str, Draw]]
             rows.append((row.limit, row.key, dump_permits(left), NEVER if left.holders else limit_now))
     if rows:
         execute(connection, "give_permits", buckets=as_json(rows), limit_now=limit_now)
+
+
+def give_up_unused(connection: sqlite3.Connection, draw: Draw, limit_now: int) -> int:
+    """Take permits from batches of which no job runs; how many are held by others."""
+    (row,) = decode_buckets(fetch(connection, "buckets_of", draws=as_json([draw])))
+    held = load_permits(row.state)
+    left = without_unused(held)
+    if left != held:
+        buckets = [(draw.limit, draw.key, dump_permits(left), NEVER if left.holders else limit_now)]
+        execute(connection, "give_permits", buckets=as_json(buckets), limit_now=limit_now)
+    return left.held
 
 
 def contradictions(connection: sqlite3.Connection) -> Iterator[str]:

@@ -299,21 +299,21 @@ class SqliteStorage:
 
     async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
         refunds = any(amendment.actual < amendment.cost for amendment in amendments)
-        await self._write(_Write(lambda transaction: transaction.amend(amendments, rules), wakes=refunds))
+        await self._write(_Write(lambda transaction: transaction.buckets.amend(amendments, rules), wakes=refunds))
 
     async def cancel(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.cancel(job_id, deed), wakes=True)
+            _Write(lambda transaction: transaction.waiting.cancel(job_id, deed), wakes=True)
         )
 
     async def retry(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.retry(job_id, deed), wakes=True)
+            _Write(lambda transaction: transaction.waiting.retry(job_id, deed), wakes=True)
         )
 
     async def run_now(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.run_now(job_id, deed), wakes=True)
+            _Write(lambda transaction: transaction.waiting.run_now(job_id, deed), wakes=True)
         )
 
     async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool]:
@@ -335,34 +335,38 @@ class SqliteStorage:
         )
 
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
-        await self._write(_Write(lambda transaction: transaction.deposit(deposits), wakes=True))
+        await self._write(_Write(lambda transaction: transaction.buckets.deposit(deposits), wakes=True))
 
     async def withdraw(self, deposits: Sequence[Deposit]) -> Sequence[int]:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.withdraw(deposits))
+            _Write(lambda transaction: transaction.buckets.withdraw(deposits))
         )
 
     async def visit(
         self, draw: Draw, rules: Mapping[str, AnyRule], look: Callable[[Any], R], *, id: str | None = None
     ) -> R:
-        answer, reopens = await self._write(_Write(lambda transaction: transaction.visit(draw, rules, look, id)))
+        answer, reopens = await self._write(
+            _Write(lambda transaction: transaction.buckets.visit(draw, rules, look, id))
+        )
         if reopens:
             self._wake()
         return answer  # type: ignore[no-any-return]
 
     async def change(self, setting: LimitSetting, *, remove: bool = False, deed: Deed | None = None) -> None:
-        await self._write(_Write(lambda transaction: transaction.change(setting, deed, remove=remove), wakes=True))
+        await self._write(
+            _Write(lambda transaction: transaction.buckets.change(setting, deed, remove=remove), wakes=True)
+        )
 
     async def penalize(self, draw: Draw, until: int, *, deed: Deed | None = None) -> None:
-        await self._write(_Write(lambda transaction: transaction.penalize(draw, until, deed)))
+        await self._write(_Write(lambda transaction: transaction.buckets.penalize(draw, until, deed)))
 
     async def reset(self, draw: Draw, *, deed: Deed | None = None) -> int:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.reset(draw, deed), wakes=True)
+            _Write(lambda transaction: transaction.buckets.reset(draw, deed), wakes=True)
         )
 
     async def forget(self, limit: str, *, deed: Deed | None = None) -> None:
-        await self._write(_Write(lambda transaction: transaction.forget(limit, deed)))
+        await self._write(_Write(lambda transaction: transaction.buckets.forget(limit, deed)))
 
     async def join(self, node: str, name: str, *, queues: Mapping[str, int] | None = None, version: str = "") -> None:
         port = self._neighbours.port if self._neighbours is not None else 0
@@ -391,7 +395,7 @@ class SqliteStorage:
 
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.expire(count), wakes=True)
+            _Write(lambda transaction: transaction.waiting.expire(count), wakes=True)
         )
 
     async def prune(
@@ -625,7 +629,7 @@ class SqliteStorage:
 
     async def regate(self, jobs: Sequence[Regated]) -> int:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.regate(jobs), wakes=True)
+            _Write(lambda transaction: transaction.waiting.regate(jobs), wakes=True)
         )
 
     async def settings(self) -> Sequence[LimitSetting]:

@@ -1,10 +1,9 @@
-"""The store's verbs on a SQLite connection, each inside a write transaction that the caller commits."""
+"""A write transaction on a SQLite file, which the caller commits: adding, claiming, ending, nodes and pruning."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +13,6 @@ from headgate.clock import Clock
 from headgate.errors import DuplicateJob
 from headgate.jobs.audit import Deed
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.gating import Regated
 from headgate.jobs.history import JobsStep, LimitStep
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import (
@@ -23,43 +21,31 @@ from headgate.jobs.lifecycle import (
     Finished,
     Returned,
     is_poisonous,
-    require_scheduled,
-    require_transition,
 )
 from headgate.jobs.report import Report, too_many
-from headgate.jobs.terms import GateTerms, bits, kept_permits, spread, without
-from headgate.jobs.uniqueness import key_taken
-from headgate.limits.concurrency import dump_permits, load_permits, without_unused
-from headgate.limits.limit import AnyRule
-from headgate.limits.rule import NEVER
-from headgate.storage.admission import BucketVisit
-from headgate.storage.endings import EndedHere, late_ending, limit_in_use, poison_error, prunable_at_once
-from headgate.storage.fetched import dump_balance, load_balance
-from headgate.storage.following import Ended
-from headgate.storage.live_rules import LimitSetting
-from headgate.storage.permits import Given
+from headgate.jobs.terms import GateTerms, spread, without
+from headgate.storage.endings import EndedHere, poison_error, prunable_at_once
 from headgate.storage.process import is_running, pid_space, process_started
 from headgate.storage.protocol import (
     GATE_LIVES,
-    Amendment,
     Beat,
     Claim,
     Claimed,
-    Deposit,
-    Dropped,
     NodeRecord,
     Recovered,
 )
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.storage.sqlite import schedules
-from headgate.storage.sqlite.bucket_views import BucketViews
+from headgate.storage.sqlite.buckets import Buckets
 from headgate.storage.sqlite.claim import ClaimTransaction
 from headgate.storage.sqlite.following import Following
-from headgate.storage.sqlite.permits import give_permits
-from headgate.storage.sqlite.rows import decode_buckets
+from headgate.storage.sqlite.lanes import Lanes
+from headgate.storage.sqlite.permits import give_all
 from headgate.storage.sqlite.settings import CachedRules
 from headgate.storage.sqlite.statements import as_json, execute, fetch
+from headgate.storage.sqlite.trail import keep_deed
 from headgate.storage.sqlite.unique import Unique, rivals, supersede
+from headgate.storage.sqlite.waiting import Waiting
 
 
 class Running(msgspec.Struct, array_like=True):
@@ -76,27 +62,6 @@ class Running(msgspec.Struct, array_like=True):
     passed: int
     lost: int
     uncharged: int
-
-
-class Found(msgspec.Struct, array_like=True):
-    """A job in whatever state."""
-
-    seq: int
-    id: str
-    state: JobState
-    lane: int
-    queue: str
-    draws: tuple[Draw, ...]
-    terms: GateTerms | None
-    held: int
-    passed: int
-    has_costs: int
-    is_blocked: int = 0
-    follows: str | None = None
-    batch: str | None = None
-    delayed: int = 0
-    run_at: int = 0
-    on: str = "success"
 
 
 class Prunable(msgspec.Struct, array_like=True):
@@ -125,31 +90,10 @@ class NodeRow(msgspec.Struct, array_like=True):
     version: str
 
 
-class Expiring(msgspec.Struct, array_like=True):
-    seq: int
-    lane: int
-    id: str
-    task: str
-    queue: str
-    expires_at: int | None
-    give_up_at: int | None
-    terms: GateTerms | None
-    draws: tuple[Draw, ...]
-    held: int
-    behind_limit: str | None
-    behind_key: str | None
-    has_costs: int
-    is_blocked: int
-
-
 _decode_running = msgspec.json.Decoder(list[Running]).decode
 _decode_ended = msgspec.json.Decoder(list[EndedHere]).decode
-_decode_found = msgspec.json.Decoder(Found).decode
-_decode_holders = msgspec.json.Decoder(list[Found]).decode
-_decode_states = msgspec.json.Decoder(list[str]).decode
 _decode_prunable = msgspec.json.Decoder(list[Prunable]).decode
 _decode_nodes = msgspec.json.Decoder(list[NodeRow]).decode
-_decode_expiring = msgspec.json.Decoder(list[Expiring]).decode
 _decode_ids = msgspec.json.Decoder(list[str]).decode
 _decode_queues = msgspec.json.Decoder(frozenset[str]).decode
 
@@ -164,7 +108,10 @@ class Transaction:
         self._live = live
         self._now = clock.now()
         self._limit_now = clock.monotonic() + ahead
-        self._following = Following(connection, self._now, self._limit_now, self._lane)
+        self._lanes = Lanes(connection, self._limit_now)
+        self._following = Following(connection, self._now, self._limit_now, self._lanes.of)
+        self.waiting = Waiting(connection, self._now, self._limit_now, self._lanes, self._following)
+        self.buckets = Buckets(connection, live, self._now, self._limit_now, self.waiting)
 
     # ---------------------------------------------------------------------------------------------- jobs
 
@@ -192,7 +139,7 @@ class Transaction:
     def add_all(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
         """Store jobs, with unique keys or without. Raises DuplicateJob before anything is written."""
         if any(job.unique_key is not None for job in jobs):
-            return Unique(self._connection, self, self._limit_now).add(jobs, batches)
+            return Unique(self._connection, self.add, self._lanes, self._limit_now).add(jobs, batches)
         self.add(jobs, batches)
         return {}
 
@@ -216,7 +163,7 @@ class Transaction:
         if paused:
             rooms = {queue: room for queue, room in claim.rooms.items() if queue not in paused}
             claim = replace(claim, rooms=rooms)
-        following = Following(self._connection, now, limit_now, self._lane)
+        following = Following(self._connection, now, limit_now, self._lanes.of)
         return ClaimTransaction(self._connection, claim, self._live, now, limit_now, following).run()
 
     def pause_queue(self, queue: str, deed: Deed | None) -> bool:
@@ -234,8 +181,7 @@ class Transaction:
 
     def note(self, deed: Deed | None) -> None:
         """Keep what somebody did, in the commit that does it."""
-        if deed is not None:
-            execute(self._connection, "keep_deed", now=self._now, **msgspec.structs.asdict(deed.cut()))
+        keep_deed(self._connection, deed, self._now)
 
     def report(self, node: str, reports: Sequence[Report], most_lines: int) -> list[bool]:
         """Keep what running attempts say of themselves, where they still are the node's."""
@@ -284,7 +230,7 @@ class Transaction:
         if finished:
             rows = [(running[e.id, e.fence].seq, e.state, e.result, e.error) for e in finished]
             execute(self._connection, "finish", now=self._now, endings=as_json(rows))
-            self._give_permits([(running[e.id, e.fence], e.state) for e in finished])
+            give_all(self._connection, [(running[e.id, e.fence], e.state) for e in finished], self._limit_now)
         superseded: list[int] = []
         for ending in returned:
             row = running[ending.id, ending.fence]
@@ -297,7 +243,7 @@ class Transaction:
                 )
             if ending.closed_for is not None:
                 self._close_buckets(row, self._limit_now + ending.closed_for)
-        self.arm([running[ending.id, ending.fence].seq for ending in returned])
+        self._lanes.arm([running[ending.id, ending.fence].seq for ending in returned])
         self._tell(
             [running[e.id, e.fence].seq for e in finished]
             + superseded
@@ -325,16 +271,6 @@ class Transaction:
                 for row, charge in charges
             ]
             execute(self._connection, "settle_charges", jobs=as_json(rows))
-
-    def _give_permits(self, left: Iterable[tuple[Running | Found | Expiring | Prunable, JobState]]) -> None:
-        """Take back what these jobs hold and do not keep in their new states."""
-        given: list[Given] = []
-        for row, state in left:
-            if row.held and row.terms is not None:
-                kept = row.terms.kept(row.held, state)
-                given.append(Given(row.seq, row.id, row.draws, row.terms, row.held & ~kept, kept))
-        if given:
-            give_permits(self._connection, given, self._limit_now)
 
     def _close_buckets(self, row: Running, until: int) -> None:
         """Nothing starts on the job's rates before then; permits are no business of the callee's."""
@@ -373,118 +309,11 @@ class Transaction:
         )
         if terms is None:
             return
-        self._give_permits([(row, state)])
+        give_all(self._connection, [(row, state)], self._limit_now)
         passed = terms.free_retries if is_retry else row.passed
         held = terms.kept(row.held, state)
-        lane = self._lane(row.queue, row.draws, terms, held | passed)
+        lane = self._lanes.of(row.queue, row.draws, terms, held | passed)
         execute(self._connection, "set_held", seq=row.seq, held=held, passed=passed, lane=lane)
-
-    def _lane(self, queue: str, draws: Sequence[Draw], terms: GateTerms | None, passes: int = 0) -> int:
-        """The lane of a job that passes some of its draws; made if it is not there."""
-        asked = without(draws, passes)
-        variant = terms.variant(passes) if terms is not None and asked else ""
-        return self.find_lane(queue, asked, variant)
-
-    def find_lane(self, queue: str, asked: Sequence[Draw], variant: str) -> int:
-        """The lane of a queue for what is asked; made if it is not there."""
-        return int(fetch(self._connection, "find_lane", queue=queue, draws=as_json(asked), variant=variant))
-
-    def arm(self, seqs: Sequence[int]) -> None:
-        """These jobs wait again."""
-        execute(self._connection, "arm", seqs=as_json(seqs), limit_now=self._limit_now)
-
-    def leave_lane(self, lane: int, jobs: int, *, have_costs: bool) -> None:
-        """So many jobs do not wait in a lane any more."""
-        behind = fetch(self._connection, "lanes_behind", lanes=as_json([lane]))
-        execute(self._connection, "leave_lane", lane=lane, jobs=jobs)
-        if behind != "[]":
-            execute(self._connection, "clear_timers", buckets=behind)
-            if have_costs:
-                # It may have been closed for their costs, and be open for what others ask.
-                execute(self._connection, "reopen_buckets", buckets=behind, limit_now=self._limit_now)
-
-    def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
-        """Let starts count as what they were and when; a refund may open its bucket earlier."""
-        self._live.refresh(self._connection, fetch(self._connection, "revision"))
-        known = [amendment for amendment in amendments if amendment.draw.limit in rules]
-        buckets = BucketViews(self._connection, rules, self._live.rules, self._limit_now)
-        buckets.read(amendment.draw for amendment in known)
-        for amendment in known:
-            buckets[amendment.draw].amend(amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual)
-        buckets.charge()
-        for draw in {amendment.draw for amendment in known if amendment.actual < amendment.cost}:
-            self._reopen(draw.limit, draw.key)
-
-    def _reopen(self, limit: str, key: str | None = None) -> None:
-        execute(self._connection, "reopen", limit=limit, key=key, limit_now=self._limit_now)
-
-    def cancel(self, job_id: str, deed: Deed | None) -> JobState | None:
-        found = self._find(job_id)
-        if found is None:
-            return None
-        if not found.state.is_final:
-            self.note(deed)
-        if found.is_blocked:
-            self._following.cancel([(found.seq, None)])
-            self._tell([found.seq])
-        elif found.state is JobState.WAITING:
-            execute(self._connection, "cancel_waiting", seq=found.seq, now=self._now)
-            self.leave_lane(found.lane, 1, have_costs=bool(found.has_costs))
-            self._give_permits([(found, JobState.CANCELLED)])
-            self._tell([found.seq])
-        elif found.state is JobState.RUNNING:
-            execute(self._connection, "request_cancel", seq=found.seq)
-        return found.state
-
-    def retry(self, job_id: str, deed: Deed | None) -> JobState | None:
-        found = self._find(job_id)
-        if found is None:
-            return None
-        require_transition(found.state, JobState.WAITING)
-        if found.state is JobState.RUNNING:
-            # Running jobs wait again by their outcome, never by an operator's word.
-            require_transition(JobState.WAITING, JobState.WAITING)
-        is_held_back = self._following.is_held_back(found.id, found.follows, found.on)
-        rival = rivals(self._connection, [found.seq]).get(found.seq)
-        if rival is not None:
-            raise key_taken(found.id, rival)
-        self.note(deed)
-        self._following.come_back(Ended(found.id, found.state, is_followed=True, batch=found.batch))
-        terms = found.terms
-        if is_held_back:
-            if found.held and terms is not None:
-                give_permits(
-                    self._connection, [Given(found.seq, found.id, found.draws, terms, found.held, 0)], self._limit_now
-                )
-            self._following.block([found.seq], is_retry=True)
-            return found.state
-        lane = self._lane(found.queue, found.draws, terms, found.held)
-        give_up_at = None if terms is None or not terms.patience else self._now + terms.patience
-        execute(self._connection, "retry_job", seq=found.seq, lane=lane, now=self._now, give_up_at=give_up_at)
-        self.arm([found.seq])
-        return found.state
-
-    def run_now(self, job_id: str, deed: Deed | None) -> JobState | None:
-        """Let a job that waits for its time be ready at once."""
-        found = self._find(job_id)
-        if found is None:
-            return None
-        require_scheduled(
-            job_id,
-            found.state,
-            is_ahead=bool(found.delayed) and found.run_at > self._now,
-            follows=found.follows if found.is_blocked else None,
-        )
-        terms = found.terms
-        give_up_at = None if terms is None or not terms.patience else self._now + terms.patience
-        execute(self._connection, "run_now", seq=found.seq, now=self._now, give_up_at=give_up_at)
-        execute(self._connection, "wake_lane", lane=found.lane, limit_now=self._limit_now)
-        self.note(deed)
-        return found.state
-
-    def _find(self, job_id: str) -> Found | None:
-        rows = fetch(self._connection, "find_job", id=job_id)
-        return None if rows is None else _decode_found(rows)
 
     def fire(self, fired: Sequence[Fired]) -> list[bool]:
         """Add the jobs of the schedules that have not changed."""
@@ -501,72 +330,7 @@ class Transaction:
     def remove_schedule(self, name: str) -> bool:
         return execute(self._connection, "remove_schedule", name=name) == 1
 
-    # -------------------------------------------------------------------------------------------- limits
-
-    def deposit(self, deposits: Sequence[Deposit]) -> None:
-        """Lay down what was fetched from elsewhere; who waits for it is looked at now, or when more can be fetched."""
-        rows = [(d.draw.limit, d.draw.key, dump_balance(d.balance), d.balance.idle_at) for d in deposits]
-        execute(self._connection, "charge", buckets=as_json(rows))
-        timers = [
-            (d.draw.limit, d.draw.key, self._limit_now if d.balance.left else d.balance.opens_at) for d in deposits
-        ]
-        execute(self._connection, "set_timers", buckets=as_json(timers))
-
-    def withdraw(self, deposits: Sequence[Deposit]) -> list[int]:
-        """Take what is left of deposits."""
-        draws = as_json([deposit.draw for deposit in deposits])
-        found = decode_buckets(fetch(self._connection, "buckets_of", draws=draws))
-        states = {Draw(row.limit, row.key): row.state for row in found}
-        left: list[int] = []
-        emptied: list[tuple[str, str, str, int]] = []
-        for deposit in deposits:
-            balance = load_balance(states.get(deposit.draw))
-            # Another deposit may lie there by now, and is another's to withdraw.
-            mine = balance.left if balance.charged_at == deposit.balance.charged_at else 0
-            left.append(mine)
-            if mine:
-                empty = replace(balance, left=0)
-                emptied.append((deposit.draw.limit, deposit.draw.key, dump_balance(empty), empty.idle_at))
-        if emptied:
-            execute(self._connection, "charge", buckets=as_json(emptied))
-        return left
-
-    def visit(
-        self, draw: Draw, rules: Mapping[str, AnyRule], look: Callable[[Any], Any], id: str | None
-    ) -> tuple[Any, bool]:
-        """Let plain code change a bucket; its answer, and whether it gave something back."""
-        self._live.refresh(self._connection, fetch(self._connection, "revision"))
-        buckets = BucketViews(self._connection, rules, self._live.rules, self._limit_now)
-        buckets.read([draw])
-        noted = {"limit": draw.limit, "key": draw.key, "id": id}
-        note = None if id is None else fetch(self._connection, "note", **noted, limit_now=self._limit_now)
-        visit = BucketVisit(buckets[draw], self._limit_now, note)
-        answer = look(visit)
-        if buckets.charge():
-            execute(self._connection, "use_limit_time", limit_now=self._limit_now)
-        if id is not None and visit.noted_until is not None:
-            execute(self._connection, "keep_note", **noted, note=visit.note, until=visit.noted_until)
-        if visit.reopens:
-            self._reopen(draw.limit, draw.key)
-        return answer, visit.reopens
-
-    def change(self, setting: LimitSetting, deed: Deed | None, *, remove: bool) -> None:
-        """Store or remove a setting; whoever waits for its limit is looked at under what holds now."""
-        where = {"limit": setting.limit, "scope": setting.scope, "target": setting.target}
-        if remove:
-            execute(self._connection, "unset_limit", **where)
-        else:
-            execute(
-                self._connection,
-                "set_limit",
-                **where,
-                rule=setting.rule,
-                is_paused=int(setting.is_paused),
-                tier=setting.tier,
-            )
-        execute(self._connection, "next_revision")
-        self.note(deed)
-        self._reopen(setting.limit, setting.target if setting.scope == "key" else None)
+    # --------------------------------------------------------------------------------------------- gates
 
     def note_gates(self, signatures: Mapping[str, str]) -> dict[str, bool]:
         """Note this release's gates; the tasks that have no newer one, and whether their backlog is to be moved."""
@@ -580,89 +344,6 @@ class Transaction:
 
     def gates_done(self, signatures: Mapping[str, str]) -> None:
         execute(self._connection, "gates_done", gates=as_json(list(signatures.items())))
-
-    def regate(self, jobs: Sequence[Regated]) -> int:
-        """Move waiting jobs to what they ask for now."""
-        return sum(self._regate(job) for job in jobs)
-
-    def _regate(self, job: Regated) -> bool:
-        found = self._find(job.id)
-        if found is None or found.state is not JobState.WAITING or found.draws != job.before:
-            return False
-        held = kept_permits(job.id, found.draws, found.terms, found.held, job.draws, job.terms)
-        gone = found.held & bits(draw not in held for draw in found.draws)
-        if gone and found.terms is not None:
-            given = Given(found.seq, job.id, found.draws, found.terms, gone, 0)
-            give_permits(self._connection, [given], self._limit_now)
-        kept = bits(draw in held for draw in job.draws)
-        passed = 0 if job.terms is None or not found.passed else job.terms.free_retries
-        if not found.is_blocked:
-            self.leave_lane(found.lane, 1, have_costs=bool(found.has_costs))
-        costs = None if job.costs is None else as_json(job.costs)
-        asked = {"seq": found.seq, "draws": as_json(job.draws), "costs": costs}
-        execute(self._connection, "forget_other_starts", **asked)
-        execute(
-            self._connection,
-            "regate",
-            **asked,
-            terms=None if job.terms is None else as_json(job.terms),
-            held=kept,
-            passed=passed,
-            lane=self._lane(found.queue, job.draws, job.terms, kept | passed),
-        )
-        self.arm([found.seq])
-        return True
-
-    def penalize(self, draw: Draw, until: int, deed: Deed | None) -> None:
-        """Nothing starts on the bucket before that limit time."""
-        self.note(deed)
-        execute(self._connection, "close_buckets", draws=as_json([draw]), until=until)
-
-    def reset(self, draw: Draw, deed: Deed | None) -> int:
-        """Forget a bucket; of permits those that no running job holds. How many are still held."""
-        self.note(deed)
-        held = self._release_idle(draw)
-        execute(self._connection, "reset_bucket", limit=draw.limit, key=draw.key, keep_state=int(held > 0))
-        self._reopen(draw.limit, draw.key or None)
-        return held
-
-    def _release_idle(self, draw: Draw) -> int:
-        """Take the permits of a bucket from jobs that do not run; how many are held by others."""
-        rows = decode_buckets(fetch(self._connection, "buckets_of", draws=as_json([draw])))
-        if not rows or not load_permits(rows[0].state).holders:
-            return 0
-        for job in _decode_holders(fetch(self._connection, "idle_holders", limit=draw.limit, key=draw.key)):
-            given = sum(1 << index for index, drawn in enumerate(job.draws) if drawn == draw) & job.held
-            if given and job.terms is not None:
-                kept = job.held & ~given
-                give_permits(
-                    self._connection, [Given(job.seq, job.id, job.draws, job.terms, given, kept)], self._limit_now
-                )
-                if job.state is JobState.WAITING:
-                    # It asks for that permit again, so it waits elsewhere.
-                    self.leave_lane(job.lane, 1, have_costs=bool(job.has_costs))
-                    lane = self._lane(job.queue, job.draws, job.terms, kept | job.passed)
-                    execute(self._connection, "set_held", seq=job.seq, held=kept, passed=job.passed, lane=lane)
-                    self.arm([job.seq])
-        (row,) = decode_buckets(fetch(self._connection, "buckets_of", draws=as_json([draw])))
-        held = load_permits(row.state)
-        left = without_unused(held)
-        if left != held:
-            buckets = [(draw.limit, draw.key, dump_permits(left), NEVER if left.holders else self._limit_now)]
-            execute(self._connection, "give_permits", buckets=as_json(buckets), limit_now=self._limit_now)
-        return left.held
-
-    def forget(self, limit: str, deed: Deed | None) -> None:
-        """Delete a limit's settings and buckets, unless jobs need it."""
-        waiting = fetch(self._connection, "waits_for_limit", limit=limit)
-        states = _decode_states(fetch(self._connection, "states_of_limit", limit=limit))
-        held = sum(load_permits(state).held for state in states)
-        if waiting or held:
-            raise limit_in_use(limit, waiting, held)
-        execute(self._connection, "forget_buckets", limit=limit)
-        execute(self._connection, "forget_settings", limit=limit)
-        execute(self._connection, "next_revision")
-        self.note(deed)
 
     # --------------------------------------------------------------------------------------------- nodes
 
@@ -710,7 +391,7 @@ class Transaction:
         for job in poisonous:
             error = as_json(poison_error(job.lost + 1))
             execute(self._connection, "fail_poisonous", seq=job.seq, now=self._now, error=error)
-        self._give_permits([(job, JobState.FAILED) for job in poisonous])
+        give_all(self._connection, [(job, JobState.FAILED) for job in poisonous], self._limit_now)
         left = [job for job in owned if job.seq not in doomed]
         returned, ended = self._all_wait_again(left, unspent=False, lost=True)
         self._tell([*doomed, *ended])
@@ -728,7 +409,7 @@ class Transaction:
             self._wait_again(job, unspent=unspent, lost=lost)
             if job.cancel_requested:
                 ended.append(job.seq)
-        self.arm([job.seq for job in jobs])
+        self._lanes.arm([job.seq for job in jobs])
         return [job.id for job in jobs if job.seq not in ended], ended
 
     def _is_superseded(self, row: Running) -> bool:
@@ -737,28 +418,10 @@ class Transaction:
         if rival is None:
             return False
         supersede(self._connection, {row.seq: rival}, self._now)
-        self._give_permits([(row, JobState.CANCELLED)])
+        give_all(self._connection, [(row, JobState.CANCELLED)], self._limit_now)
         return True
 
     # --------------------------------------------------------------------------------------- housekeeping
-
-    def expire(self, count: int) -> list[Dropped]:
-        late = [
-            self._late(row) for row in _decode_expiring(fetch(self._connection, "expired", now=self._now, count=count))
-        ]
-        if late:
-            rows = [(row.seq, state, error) for row, state, error in late]
-            execute(self._connection, "drop_waiting", jobs=as_json(rows), now=self._now)
-            self._give_permits([(row, state) for row, state, _ in late])
-            costly = {row.lane for row, _, _ in late if row.has_costs}
-            for lane, jobs in Counter(row.lane for row, _, _ in late if not row.is_blocked).items():
-                self.leave_lane(lane, jobs, have_costs=lane in costly)
-            self._tell([row.seq for row, _, _ in late])
-        return [Dropped(row.id, row.task, row.queue, state, error) for row, state, error in late]
-
-    def _late(self, row: Expiring) -> tuple[Expiring, JobState, JobError]:
-        behind = None if row.behind_limit is None else Draw(row.behind_limit, row.behind_key or "")
-        return row, *late_ending(self._now, row.expires_at, row.give_up_at, row.terms, behind)
 
     def prune(
         self, finished_before: int, count: int, states: Iterable[JobState], ids: Sequence[str] | None = None
@@ -776,7 +439,7 @@ class Transaction:
             execute(self._connection, "prune_batches", before=finished_before, count=count)
             return 0
         # A permit that was kept for a job until it succeeds is not kept longer than the job.
-        self._give_permits([(row, JobState.SUCCEEDED) for row in rows])
+        give_all(self._connection, [(row, JobState.SUCCEEDED) for row in rows], self._limit_now)
         seqs = as_json([row.seq for row in rows])
         execute(self._connection, "prune_attempts", seqs=seqs)
         if any(row.lines for row in rows):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -27,6 +26,7 @@ from headgate.jobs.uniqueness import (
     superseded_error,
 )
 from headgate.storage.permits import Given
+from headgate.storage.sqlite.lanes import Lanes
 from headgate.storage.sqlite.permits import give_permits
 from headgate.storage.sqlite.statements import as_json, execute, fetch
 
@@ -59,23 +59,18 @@ _decode_ids = msgspec.json.Decoder(set[str]).decode
 _decode_rivals = msgspec.json.Decoder(list[tuple[int, str]]).decode
 
 
-class Lanes(Protocol):
-    """What a transaction can do to lanes."""
-
-    def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> None: ...
-
-    def find_lane(self, queue: str, draws: Sequence[Draw], variant: str) -> int: ...
-
-    def leave_lane(self, lane: int, jobs: int, *, have_costs: bool) -> None: ...
-
-    def arm(self, seqs: Sequence[int]) -> None: ...
-
-
 class Unique:
     """Stores jobs some of which have unique keys."""
 
-    def __init__(self, connection: sqlite3.Connection, lanes: Lanes, limit_now: int) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        store: Callable[[Sequence[NewJob], Sequence[NewBatch]], None],
+        lanes: Lanes,
+        limit_now: int,
+    ) -> None:
         self._connection = connection
+        self._store = store
         self._lanes = lanes
         self._limit_now = limit_now
 
@@ -88,7 +83,7 @@ class Unique:
         keys = {key for job in new if (key := key_of(job)) is not None}
         require_no_duplicate(new, {key: _stands(rows) for key, rows in self._standing(keys).items()})
         others: dict[str, str] = {}
-        self._lanes.add((), batches)
+        self._store((), batches)
         for job in new:
             self._add(following(job, others), others)
         return others
@@ -98,14 +93,14 @@ class Unique:
         rows = [] if key is None else self._standing([key]).get(key, [])
         match Stored() if key is None else decide(job, _stands(rows)):
             case Stored():
-                self._lanes.add([job])
+                self._store([job], ())
             case Kept(id):
                 others[job.id] = id
             case Replaced(id):
                 self._replace(next(row for row in rows if row.id == id), job)
                 others[job.id] = id
             case Following(id):
-                self._lanes.add([successor(job, id)])
+                self._store([successor(job, id)], ())
 
     def _standing(self, keys: Iterable[Key]) -> dict[Key, list[Standing]]:
         found: dict[Key, list[Standing]] = {}
@@ -130,9 +125,9 @@ class Unique:
             given = Given(row.seq, row.id, row.draws, row.terms, after.gone, 0)
             give_permits(self._connection, [given], self._limit_now)
         in_lane = row.state == "waiting"
-        lane = row.lane if after.stays else self._lanes.find_lane(*after.lane)
+        lane = row.lane if after.stays else self._lanes.find(*after.lane)
         if in_lane and not after.stays:
-            self._lanes.leave_lane(row.lane, 1, have_costs=bool(row.has_costs))
+            self._lanes.leave(row.lane, 1, have_costs=bool(row.has_costs))
         job = as_json(after.new)
         execute(self._connection, "replace_job", seq=row.seq, new=job, lane=lane, held=after.held)
         if not after.draws_alike:
