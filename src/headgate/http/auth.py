@@ -156,6 +156,9 @@ class CallbackAuth:
     For sessions of the app that it is mounted in: `CallbackAuth(lambda request: user_of(request.session))`. A sync one
     runs on the event loop and must not block. One that compares passwords itself raises `Refused` for a wrong one, so
     that it is throttled by address; None is not.
+
+    It is asked for each request, those for files too: only it knows what of a request its answer comes from, and a
+    sign-out holds at once. One that is dear to ask keeps its own answers for a few seconds, and none but good ones.
     """
 
     challenge = ""

@@ -19,7 +19,10 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.limits.standalone.limiter import Limiter
 
 FAILURES = "10/m"
-"""Wrong passwords of one address: so many at once, and then one each 6 s."""
+"""Wrong passwords of one address, each counted once: so many at once, and then one each 6 s."""
+
+MOST_REFUSED = 1000
+"""Wrong passwords that are known again; an older one counts anew."""
 
 LOCAL = User("local", "admin")
 """Whoever asks from this machine, where nobody has to say who they are."""
@@ -52,6 +55,7 @@ class Guard:
         self._secret = secret
         self._random = os.urandom(32)
         self._failures = Limiter(RateLimit(FAILURES, burst=10))
+        self._refused: dict[bytes, None] = {}
 
     async def user(self, request: Request) -> User:
         """Who asks. Raises Refusal for who is not let in."""
@@ -61,16 +65,35 @@ class Guard:
                 raise _not_local()
             return LOCAL
         address = peer_of(peer, request.headers.get("x-forwarded-for"), self._trusted)
-        if "authorization" in request.headers:
-            await self._require_patience(address)
+        await self._require_patience(address)
         try:
             user = await self._auth.user(request)
         except Refused:
-            await self._failures.try_acquire(address)
+            if self._is_news(address, request.headers.get("authorization")):
+                await self._failures.try_acquire(address)
             raise self._unknown("this user name, password or token is not known here") from None
         if user is None:
             raise self._unknown("say who you are: this dashboard is for those who are known to it")
+        # A callback takes its time, and guesses that are made all at once tell no more than one after the other.
+        await self._require_patience(address)
         return user
+
+    def _is_news(self, address: str, shown: str | None) -> bool:
+        """Whether this credential was not refused to this address before.
+
+        A tab or a program that goes on with a password of yesterday guesses nothing, and must not lock out all who
+        come from its address. What it shows is looked at each time all the same.
+        """
+        if shown is None:
+            return True
+        # Not to be found again by who reads the memory of the process.
+        digest = hmac.digest(self._random, f"{address} {shown}".encode(errors="surrogatepass"), "sha256")
+        if digest in self._refused:
+            return False
+        if len(self._refused) >= MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self._refused[digest] = None
+        return True
 
     async def _require_patience(self, address: str) -> None:
         """Raise Refusal for an address from which too many have failed, whatever it shows now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -244,7 +245,7 @@ async def test_a_trusted_proxy_tells_for_whom_it_speaks() -> None:
     async with app.open(), client(site, peer="10.0.0.1") as proxy:
         for number in range(11):
             # What stands before the last address anybody can have written.
-            headers = basic("ada", "wrong password") | {"X-Forwarded-For": f"192.0.2.{number}, 203.0.113.7"}
+            headers = basic("ada", f"guess {number}") | {"X-Forwarded-For": f"192.0.2.{number}, 203.0.113.7"}
             answer = await proxy.get("/api/session", headers=headers)
         assert answer.status_code == 429
         good = await proxy.get("/api/session", headers=of("admin") | {"X-Forwarded-For": "203.0.113.8"})
@@ -314,9 +315,39 @@ async def test_a_callback_that_refuses_is_throttled_as_wrong_passwords_are() -> 
     app = make_app()
     async with app.open(), client(dashboard(app, auth=CallbackAuth(refuse)), peer="203.0.113.7") as asking:
         statuses = [
-            (await asking.get("/api/session", headers={"Authorization": "Bearer guess"})).status_code for _ in range(11)
+            (await asking.get("/api/session", headers={"X-Api-Key": f"guess {number}"})).status_code
+            for number in range(11)
         ]
         assert statuses == [401] * 10 + [429]
+
+
+async def test_a_password_of_yesterday_locks_nobody_out_however_often_it_is_shown() -> None:
+    app = make_app()
+    site = dashboard(app, auth=BasicAuth(PASSWORDS))
+    async with app.open(), client(site, peer="203.0.113.7") as asking:
+        for _ in range(30):
+            assert (await asking.get("/api/session", headers=basic("ada", "of yesterday"))).status_code == 401
+        assert (await asking.get("/api/session", headers=of("admin"))).status_code == 200
+
+
+async def test_guesses_that_are_made_all_at_once_tell_no_more_than_one_by_one() -> None:
+    """All have been let in to the callback before the first of them has failed."""
+    guesses = [f"guess {number}" for number in range(50)]
+    guesses[30] = "right"
+    all_have_come = asyncio.Barrier(len(guesses))
+
+    async def who(request: Request) -> User | None:
+        await all_have_come.wait()
+        if request.headers["authorization"] == "Bearer right":
+            return User("ada", "admin")
+        raise Refused
+
+    app = make_app()
+    async with app.open(), client(dashboard(app, auth=CallbackAuth(who)), peer="203.0.113.7") as asking:
+        answers = await asyncio.gather(
+            *(asking.get("/api/session", headers={"Authorization": f"Bearer {guess}"}) for guess in guesses)
+        )
+        assert [answer.status_code for answer in answers] == [401] * 30 + [429] + [401] * 19
 
 
 def test_weak_and_missing_credentials_are_refused_where_they_are_declared() -> None:
