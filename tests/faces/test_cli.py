@@ -203,10 +203,12 @@ def test_the_list_of_commands_shows_what_each_says_of_itself() -> None:
         assert command.get_short_help_str(200).rstrip(".") == lazy.summary.rstrip(".")
 
 
-def test_help_loads_no_command_and_no_tables() -> None:
+def test_help_loads_no_command_no_tables_and_no_app() -> None:
+    """With all of them it took 0.36 s instead of 0.05 s, at each Tab of a shell as well."""
     code = (
         "import sys; from headgate.cli.main import main; main(['--help'], standalone_mode=False);"
-        "sys.exit(any(name.startswith(('rich', 'headgate.cli.j', 'headgate.cli.w')) for name in sys.modules))"
+        "heavy = ('rich', 'asyncio', 'headgate.app', 'headgate.cli.j', 'headgate.cli.w');"
+        "sys.exit(any(name.startswith(heavy) for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
@@ -242,11 +244,12 @@ def test_an_app_that_cannot_be_found_is_told_in_one_line(project: Project, targe
         assert_one_line(call(*command, target.format(name=project.name)), 1, *parts, "write it as module:app")
 
 
-def test_what_the_module_itself_raises_is_not_hidden(tmp_path: Path, project: Project) -> None:
+def test_a_missing_dependency_of_the_module_is_not_taken_for_a_missing_module(tmp_path: Path, project: Project) -> None:
     broken = Project(tmp_path, "import no_such_dependency\n")
     result = call("status", broken.target)
-    assert isinstance(result.exception, ModuleNotFoundError)
-    assert result.exception.name == "no_such_dependency"
+    assert result.exit_code == 1
+    assert "its module raised ModuleNotFoundError: No module named 'no_such_dependency'" in result.output
+    assert "there is no module" not in result.output
 
 
 def test_the_app_is_named_by_the_argument_the_option_or_the_environment(project: Project) -> None:

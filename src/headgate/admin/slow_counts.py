@@ -52,13 +52,13 @@ class Beside(Generic[T]):
     """Counts for those who look again and again, in the background where it takes long.
 
     Where a store refuses to count so many, nothing else that is looked at fails with it: what was counted before is
-    shown, and it is asked no more often than if it had counted.
+    shown, and it is asked no more often than if it had counted. A look waits for it for `patience` seconds.
     """
 
-    def __init__(self, clock: Clock, what: str) -> None:
+    def __init__(self, clock: Clock, *, patience: float = PATIENCE) -> None:
         self._clock = clock
-        self._what = what
-        self._known: Counted[T] | None = None
+        self._patience = patience
+        self._known: CountedFinals | None = None
         self._counted_at: int | None = None
         self._is_refused = False
         self._took = 0
@@ -77,7 +77,7 @@ class Beside(Generic[T]):
         """What is known; None as long as nothing was counted."""
         counting = self._counting
         if counting is not None:
-            await asyncio.wait([counting], timeout=PATIENCE)
+            await asyncio.wait([counting], timeout=self._patience)
             if counting.done():
                 self._counting = None
                 if not counting.cancelled():

@@ -12,6 +12,7 @@ from headgate.admin import Admin, BulkResult
 from headgate.cli.locate import ask, takes_app_and_maybe_ids
 from headgate.cli.output import print_json, printable, progress_bar
 from headgate.cli.query import query_at, takes_query
+from headgate.cli.question import confirm, require_answer
 
 BulkWord = Literal["retry", "run", "cancel"]
 
@@ -72,7 +73,7 @@ def change_many(
         result = ask(target, partial(change, dry_run=True))
         if not dry_run and result.changed:
             more = ", the first of more" if result.is_cut else ""
-            click.confirm(f"{_WORDS[word].asked} {result.changed} jobs{more}?", abort=True)
+            confirm(f"{_WORDS[word].asked} {result.changed} jobs{more}?")
     if not dry_run and (yes or result.changed):
         result = ask(target, partial(change, dry_run=False, expected=result.changed or None))
     if as_json:
@@ -81,12 +82,6 @@ def change_many(
         _print_bulk(result, _WORDS[word])
     if not result.changed:
         raise SystemExit(1)
-
-
-def require_answer(*, as_json: bool, yes: bool, dry_run: bool) -> None:
-    """Refuse to ask a program that reads JSON."""
-    if as_json and not yes and not dry_run:
-        raise click.UsageError("with --json nobody can be asked; add --yes or --dry-run")
 
 
 def _print_bulk(result: BulkResult, words: _Words) -> None:

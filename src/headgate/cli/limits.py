@@ -12,11 +12,11 @@ import msgspec
 from headgate.admin import Admin, Audited, BucketStatus
 from headgate.admin.history import LimitHistory
 from headgate.admin.holders import worded
-from headgate.cli.bulk import require_answer
 from headgate.cli.gauge import bar, budget, spark
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_table, printable, say_change, say_done, until
 from headgate.cli.query import seconds
+from headgate.cli.question import confirm, require_answer
 from headgate.cli.rules import KINDS, limit_like
 from headgate.storage.live_rules import LimitSetting
 
@@ -215,7 +215,7 @@ def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
     (limit,) = words
     require_answer(as_json=as_json, yes=yes, dry_run=False)
     if not yes:
-        click.confirm(f"Forget limit {limit!r}, its settings and what its keys have used?", abort=True)
+        confirm(f"Forget limit {limit!r}, its settings and what its keys have used?")
     ask(target, lambda admin: admin.limits.remove(limit))
     say_done(f"{limit} is forgotten", as_json=as_json, limit=limit)
 

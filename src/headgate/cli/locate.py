@@ -6,16 +6,19 @@ import asyncio
 import functools
 import importlib
 import sys
+import traceback
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import IO, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from headgate.admin import Admin
 from headgate.app import Headgate
+from headgate.cli.output import printable
 from headgate.errors import HeadgateError
 
 R = TypeVar("R")
@@ -27,12 +30,26 @@ class AppNotFound(HeadgateError):
     """`module:app` names no Headgate app."""
 
 
+class AppBroken(click.ClickException):
+    """The module of an app raised something; its own traceback is shown, without ours."""
+
+    def __init__(self, target: str, error: Exception) -> None:
+        super().__init__(
+            f"{target} cannot be loaded: its module raised {type(error).__name__}: {printable(str(error))}"
+        )
+        self._told = "".join(traceback.format_exception(type(error), error, _of_user(error.__traceback__)))
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(self._told.rstrip(), file=file, err=True)
+        super().show(file)
+
+
 class StoreMissing(HeadgateError):
     """There is no file where the jobs of an app live."""
 
 
 def locate(target: str) -> Headgate:
-    """The app that `module:app` names. Raises AppNotFound; what the module itself raises is not hidden."""
+    """The app that `module:app` names. Raises AppNotFound; AppBroken for what the module itself raises."""
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
         raise AppNotFound(f"{target!r} does not name an app; {_HOW}")
@@ -45,8 +62,12 @@ def locate(target: str) -> Headgate:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(f"{missing}."):
             # The module is there; something that it imports is not.
-            raise
+            raise AppBroken(target, error) from error
         raise AppNotFound(f"there is no module {missing!r}, neither installed nor in {here}; {_HOW}") from None
+    except HeadgateError:
+        raise
+    except Exception as error:
+        raise AppBroken(target, error) from error
     for part in attribute.split("."):
         try:
             found = getattr(found, part)
@@ -55,6 +76,15 @@ def locate(target: str) -> Headgate:
     if not isinstance(found, Headgate):
         raise AppNotFound(f"{target} is {type(found).__name__!r}, not a Headgate app; {_HOW}")
     return found
+
+
+def _of_user(trace: TracebackType | None) -> TracebackType | None:
+    """The frames below the import, which is all that its author can do something about."""
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename == __file__ or "importlib" in trace.tb_frame.f_code.co_filename
+    ):
+        trace = trace.tb_next
+    return trace
 
 
 def ask(target: str, question: Callable[[Admin], Awaitable[R]]) -> R:

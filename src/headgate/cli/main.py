@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
+from headgate.cli.exit_codes import INTERRUPTED
 from headgate.errors import HeadgateError
 
 
@@ -41,6 +43,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "completion": Lazy("headgate.cli.completion", "Print what makes a shell complete `headgate`: bash, zsh or fish."),
     "simulate": Lazy("headgate.cli.simulate", "Tell what a limit would do to a load, before it does."),
     "demo": Lazy("headgate.cli.demo", "Watch Headgate keep its promises, in under a minute."),
+    "version": Lazy("headgate.cli.version", "Show the versions of Headgate and of what it runs on."),
 }
 
 
@@ -57,6 +60,15 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(lazy.module), cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, COMMANDS)
+            ctx.fail(f"No such command {name!r}.{f' Did you mean {near[0]!r}?' if near else ''}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items()])
@@ -71,6 +83,19 @@ class LazyGroup(click.Group):
             if expected is None or others is not None:
                 raise
             raise click.ClickException("; ".join(map(str, _leaves(expected)))) from group
+        except click.Abort as abort:
+            if isinstance(abort.__context__, KeyboardInterrupt):
+                _end_interrupted()
+            raise
+        except KeyboardInterrupt:
+            # The terminal has echoed ^C.
+            click.echo(err=True)
+            _end_interrupted()
+
+
+def _end_interrupted() -> NoReturn:
+    click.echo("Aborted!", err=True)
+    raise SystemExit(INTERRUPTED) from None
 
 
 def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
@@ -89,5 +114,5 @@ def main() -> None:
     -A module:app, or from HEADGATE_APP. With one of the latter two, no word of a command that takes a limit, a queue or
     a schedule is taken for an app.
 
-    Exit codes: 0 done, 1 an error that is told in one line, 2 the command was not written right.
+    Exit codes: 0 done, 1 an error that is told in one line, 2 the command was not written right, 130 ended by Ctrl-C.
     """

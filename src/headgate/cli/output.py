@@ -79,7 +79,8 @@ def _print_blocks(console: Console, title: str, columns: Sequence[str], rows: Se
         console.print()
         for column, cell in zip(columns, row, strict=True):
             if cell is not None:
-                console.print(Text(f"{column:<{width}}  ", style="dim") + as_text(cell))
+                console.print(Text.assemble((f"{column:<{width}}  ", "dim"), as_text(cell)))
+    console.print()
 
 
 def _print_plainly(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -148,9 +149,11 @@ def lasting(seconds: float | None) -> str | None:
         return None
     if seconds < 120:
         return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
 def until(instant: datetime | None, now: datetime) -> str | None:
     """How far an instant is ahead, in a few characters."""
-    return None if instant is None else f"in {max(0.0, (instant - now).total_seconds()):.1f} s"
+    return None if instant is None else f"in {lasting(max(0.0, (instant - now).total_seconds()))}"

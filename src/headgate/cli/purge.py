@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from headgate.admin import Admin, JobQuery, Purged
-from headgate.cli.bulk import require_answer
+from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import ask, takes_app
 from headgate.cli.output import json_option, print_json, progress_bar
 from headgate.cli.query import seconds
+from headgate.cli.question import confirm, require_answer
 from headgate.jobs.job import JobState
 from headgate.storage.protocol import FINAL_STATES
 
@@ -46,7 +47,7 @@ def purge(
     a commit, oldest first, so that nobody waits for it: Ctrl-C stops it, and what is left goes the next time. That it
     was done is kept, and shown by `headgate audit`. What waits or runs is never deleted.
 
-    Exit code 1 if nothing was to be deleted, or it was stopped.
+    Exit code 1 if nothing was to be deleted, 130 if it was stopped.
     """
     if not is_all and older_than is None and not any(wanted.values()):
         raise click.UsageError("say which final jobs, as --state succeeded or --older-than 7d; or --all")
@@ -67,13 +68,13 @@ def purge(
     found = Purged() if yes and as_json and not dry_run else ask(target, partial(delete, dry_run=True))
     if not dry_run and not yes and found.deleted:
         more = ", the first of more" if found.is_cut else ""
-        click.confirm(f"Delete {found.deleted} jobs{more} for good?", abort=True)
+        confirm(f"Delete {found.deleted} jobs{more} for good?")
     if not dry_run and (found.deleted or yes):
         try:
             found = ask(target, partial(delete, dry_run=False, expected=found.deleted or None))
         except KeyboardInterrupt:
             click.echo(f"stopped: {latest.deleted} jobs were deleted; do it again for the rest", err=True)
-            raise SystemExit(1) from None
+            raise SystemExit(INTERRUPTED) from None
     if as_json:
         print_json(found)
     else:

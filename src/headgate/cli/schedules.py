@@ -7,10 +7,10 @@ from datetime import datetime
 
 import click
 
-from headgate.cli.bulk import require_answer
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, print_json, print_table, printable, say_change, say_done, until
 from headgate.cli.pausing import add_pausing
+from headgate.cli.question import confirm, require_answer
 from headgate.tasks.schedule import ScheduleStatus
 
 _SKIPPED = {
@@ -104,7 +104,7 @@ def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
     (name,) = words
     require_answer(as_json=as_json, yes=yes, dry_run=False)
     if not yes:
-        click.confirm(printable(f"Forget schedule {name!r}?"), abort=True)
+        confirm(f"Forget schedule {name!r}?")
     if not ask(target, lambda admin: admin.schedules.remove(name)):
         raise click.ClickException(f"there is no schedule {name!r}")
     say_done(f"{name} is removed", as_json=as_json, schedule=name)

@@ -5,18 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import click
 
-from headgate.admin import Admin, BucketStatus, NodeStatus, ObstacleStatus, Overview, QueueOverview, UnknownTask
+from headgate.admin import (
+    Admin,
+    BucketStatus,
+    FinalCounts,
+    NodeStatus,
+    ObstacleStatus,
+    Overview,
+    QueueOverview,
+    UnknownTask,
+)
 from headgate.cli.locate import ask_with_time, takes_app
 from headgate.cli.nodes import print_nodes
 from headgate.cli.output import json_option, lasting, print_json, print_table, printable, until
 from headgate.cli.queues import print_queues
+from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.state import JobState
 from headgate.tasks.schedule import ScheduleStatus
+
+COUNTS_FOR = 0.25
+"""Seconds that final jobs are counted for; where there are millions, that takes longer than a look should."""
 
 STUCK_AFTER = 2.0
 """Seconds without an answer, after which it is looked for what keeps the database from answering."""
@@ -39,9 +52,13 @@ class WaitingStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The whole answer; `store` is the path of its file, or its URL without a password."""
+    """The whole answer; `store` is the path of its file, or its URL without a password.
+
+    Final jobs of queues are None, and so is `finals_at`, where there are too many to be counted in a moment.
+    """
 
     store: str
+    finals_at: datetime | None
     queues: Sequence[QueueOverview]
     nodes: Sequence[NodeStatus]
     throttled: Sequence[BucketStatus]
@@ -60,6 +77,8 @@ def status(target: str, as_json: bool) -> None:
     A node is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs).
     The lag of a queue is for how long a job has lacked nothing but a free slot. What stands in the way of the database,
     such as a transaction that is long open, is shown as well; pg_terminate_backend(pid) ends it.
+
+    Final jobs are told if they can be counted in a moment, which millions cannot; `headgate queues list` counts them.
     """
     answer, now = ask_with_time(target, _fetch)
     if as_json:
@@ -67,6 +86,8 @@ def status(target: str, as_json: bool) -> None:
         return
     click.echo(printable(f"Store: {answer.store}"))
     print_queues(answer.queues)
+    if answer.finals_at is None:
+        click.echo("There are too many final jobs to be counted in a moment; `headgate queues list` counts them.")
     print_table(
         "Waiting for",
         ("queue", "a slot", "a limit", "their time", "another job", "failed in the last hour"),
@@ -118,9 +139,14 @@ async def _fetch(admin: Admin) -> Status:
 
 
 async def _answer(admin: Admin) -> Status:
-    seen = await admin.overview()
+    counts = FinalCounts(SystemClock(), patience=COUNTS_FOR)
+    try:
+        seen = await admin.overview(counts)
+    finally:
+        await counts.close()
     return Status(
         store=seen.store,
+        finals_at=seen.finals_at,
         queues=[queue for queue in seen.queues if _has_jobs(queue) or queue.is_paused],
         nodes=await admin.nodes(),
         throttled=seen.throttled,
@@ -136,7 +162,7 @@ async def _waiting(admin: Admin, seen: Overview) -> list[WaitingStatus]:
     since = seen.now - timedelta(hours=1)
     for queue in seen.queues:
         failed = 0
-        if queue.failed:
+        if queue.failed != 0:
             failed = await admin.count(state=JobState.FAILED, queue=queue.queue, finished_after=since)
         if failed or any((queue.scheduled, queue.throttled, queue.ready, queue.blocked)):
             views = queue.scheduled, queue.throttled, queue.ready, queue.blocked
@@ -145,4 +171,6 @@ async def _waiting(admin: Admin, seen: Overview) -> list[WaitingStatus]:
 
 
 def _has_jobs(queue: QueueOverview) -> bool:
-    return any((queue.waiting, queue.running, queue.succeeded, queue.failed, queue.cancelled))
+    """Whether it has any, as far as is known."""
+    finals = (queue.succeeded, queue.failed, queue.cancelled)
+    return any((queue.waiting, queue.running)) or any(count != 0 for count in finals)

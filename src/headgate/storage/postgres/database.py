@@ -58,6 +58,8 @@ PATIENCE = 5 * SECOND
 
 OLDEST_SERVER = 130000
 
+HIGHEST_PORT = 65535
+
 # Deadlock, serialization failure: the same again is expected to go through.
 _AGAIN = frozenset({"40001", "40P01"})
 # Lock or statement timeout, a full queue of notifications, disk full, out of memory, I/O errors: the connection is
@@ -338,7 +340,9 @@ def translate(error: Exception, name: str, *, opening: bool = False) -> Exceptio
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         return StorageUnavailable(f"{name} does not answer")
     if isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError)):
-        return StorageUnavailable(f"the connection to {name} was lost: {error}")
+        return StorageUnavailable(
+            f"{name} cannot be reached: {error}" if opening else f"the connection to {name} was lost: {error}"
+        )
     return None
 
 
@@ -378,6 +382,10 @@ def checked_url(url: str) -> str:
             raise DeclarationError(
                 f"storage URL {shown(url)!r} has a port that is no number; a password with / # ? @ or : in it has to "
                 "be written with percent signs"
+            )
+        if port and int(port) > HIGHEST_PORT:
+            raise DeclarationError(
+                f"storage URL {shown(url)!r} has the port {port}; there is none above {HIGHEST_PORT}"
             )
     return url
 

@@ -1,0 +1,164 @@
+"""What all commands have in common: how they end, what they ask, what they say of a mistake."""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from headgate.cli.main import COMMANDS, main
+
+APP = """
+from headgate import Headgate
+
+app = Headgate("sqlite:///jobs.db", synchronous="OFF")
+
+
+@app.task
+async def sync(tenant: str) -> None: ...
+"""
+
+UNCOUNTABLE = """
+import asyncio
+
+from headgate import Headgate
+from headgate.clock import SystemClock
+from headgate.storage.memory import MemoryStorage
+
+
+class Full(MemoryStorage):
+    async def counts(self, *, finals=True):
+        if finals:
+            await asyncio.Event().wait()
+        return await super().counts(finals=finals)
+
+
+app = Headgate(Full(SystemClock()))
+"""
+
+Make = Callable[[str], str]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Writes a module into the current directory, and says how its app is named."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delenv("HEADGATE_APP", raising=False)
+
+    def written(source: str) -> str:
+        name = f"app_{uuid.uuid4().hex}"
+        (tmp_path / f"{name}.py").write_text(source)
+        return f"{name}:app"
+
+    return written
+
+
+def call(*words: str, input: str | None = None) -> Result:
+    return CliRunner().invoke(main, words, input=input)
+
+
+def test_every_command_but_those_that_serve_or_print_code_speaks_json() -> None:
+    silent = {"worker", "dashboard", "completion"}
+
+    def verbs(command: click.Command, name: str) -> dict[str, click.Command]:
+        if not isinstance(command, click.Group):
+            return {name: command}
+        found: dict[str, click.Command] = {}
+        for word, inner in command.commands.items():
+            found |= verbs(inner, f"{name} {word}")
+        return found
+
+    context = click.Context(main)
+    for name in COMMANDS.keys() - silent:
+        command = main.get_command(context, name)
+        assert command is not None
+        for words, verb in verbs(command, name).items():
+            assert any("--json" in parameter.opts for parameter in verb.params), words
+
+
+def test_what_a_module_raises_is_shown_from_its_own_line_on(make: Make) -> None:
+    target = make("def connect():\n    raise RuntimeError('no password is set')\n\n\nconnect()\n")
+    result = call("status", target)
+    assert result.exit_code == 1
+    lines = result.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "line 5, in <module>" in lines[1]
+    assert "importlib" not in result.stderr
+    assert "/cli/" not in result.stderr
+    assert lines[-1].endswith("its module raised RuntimeError: no password is set")
+
+
+def test_a_syntax_error_is_shown_where_it_is(make: Make) -> None:
+    result = call("status", make("def connect(:\n"))
+    assert result.exit_code == 1
+    assert "line 1\n    def connect(:" in result.stderr
+    assert "importlib" not in result.stderr
+
+
+def test_a_command_that_is_misspelt_is_guessed() -> None:
+    result = call("wroker")
+    assert result.exit_code == 2
+    assert "No such command 'wroker'. Did you mean 'worker'?" in result.output
+    assert "Did you mean" not in call("nothing-like-it").output
+
+
+def test_ctrl_c_ends_a_command_with_130_and_no_traceback(make: Make) -> None:
+    result = call("status", make("raise KeyboardInterrupt\n"))
+    assert result.exit_code == 130
+    assert result.stderr.split() == ["Aborted!"]
+
+
+def test_ctrl_c_at_a_question_ends_with_130_as_well(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_question: str) -> str:
+        raise KeyboardInterrupt
+
+    target = make(APP)
+    monkeypatch.setattr("click.termui.visible_prompt_func", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["schedules", "remove", target, "nightly"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "Aborted!"
+
+
+def test_a_question_that_nobody_can_answer_says_what_to_do(make: Make) -> None:
+    target = make(APP)
+    Path("jobs.db").touch()
+    result = call("schedules", "remove", target, "nightly", input="")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == ("Error: nobody is there to answer; add --yes, or --dry-run to see more")
+    assert result.stdout == ""
+
+
+def test_final_jobs_that_cannot_be_counted_in_a_moment_do_not_keep_the_status_waiting(make: Make) -> None:
+    target = make(UNCOUNTABLE)
+    told = call("status", target)
+    assert told.exit_code == 0
+    assert "too many final jobs to be counted in a moment" in told.stdout
+    answer = json.loads(call("status", target, "--json").stdout)
+    assert answer["finals_at"] is None
+    assert [(queue["waiting"], queue["succeeded"]) for queue in answer["queues"]] == [(0, None)]
+
+
+def test_the_version_is_told_with_what_it_runs_on() -> None:
+    told = json.loads(call("version", "--json").stdout)
+    assert told["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert call("version").stdout.startswith(f"headgate {told['headgate']}, Python {told['python']}")
+    assert set(told["libraries"]) >= {"asyncpg", "watchfiles"}
+
+
+def test_a_port_that_cannot_be_is_told_in_one_line(make: Make) -> None:
+    result = call("status", make(APP.replace("sqlite:///jobs.db", "postgresql://postgres@127.0.0.1:99999/jobs")))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        "Error: storage URL 'postgresql://postgres@127.0.0.1:99999/jobs' has the port 99999"
+    )
+    assert len(result.stderr.splitlines()) == 1
