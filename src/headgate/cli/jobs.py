@@ -14,6 +14,7 @@ import msgspec
 
 from headgate.admin import Admin, Explanation, JobDetails
 from headgate.cli.bulk import change_many, takes_many
+from headgate.cli.enqueue import enqueue
 from headgate.cli.locate import (
     ask,
     ask_with_time,
@@ -42,7 +43,10 @@ class Report:
 
 @click.group()
 def jobs() -> None:
-    """List, show, retry, run and cancel jobs; read what they logged."""
+    """List, show, enqueue, retry, run and cancel jobs; read what they logged."""
+
+
+jobs.add_command(enqueue)
 
 
 @jobs.command(name="list")

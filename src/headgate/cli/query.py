@@ -26,12 +26,20 @@ def when(value: str) -> datetime | timedelta:
     if found is not None:
         return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
     try:
-        instant = datetime.fromisoformat(value)
-    except ValueError:
+        return instant(value)
+    except click.BadParameter:
         raise click.BadParameter(
             f"{value!r} is neither an instant, as 2026-05-01T08:00, nor how long ago, as 2h"
         ) from None
-    return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
+
+
+def instant(value: str) -> datetime:
+    """An instant in ISO 8601: UTC, unless it says otherwise."""
+    try:
+        read = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no instant; write 2026-05-01T08:00 or 2026-05-01T08:00+02:00") from None
+    return read if read.tzinfo is not None else read.replace(tzinfo=UTC)
 
 
 def seconds(value: str) -> float:

@@ -127,6 +127,29 @@ class PayloadType:
             decoded = self._decode(payload)
         except Exception as error:  # with whatever the code of a model or a class raises
             decoded = self._upgraded(payload, error)
+        return self._as_call(decoded)
+
+    def parse(self, text: str | bytes) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments that somebody wrote as a JSON object, as a call. Raises PayloadError, which names the argument."""
+        try:
+            given = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise PayloadError(f"the arguments of {self._where} are no JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise PayloadError(f"the arguments of {self._where} have to be a JSON object, and this is {shown(given)}")
+        known = ", ".join(self.parameters) or "none"
+        for name in given:
+            if name not in self._names:
+                raise PayloadError(f"{self._where} has no argument {name!r}; it has: {known}")
+        missing = ", ".join(repr(name) for name in self.parameters if name in self._required - given.keys())
+        if missing:
+            raise PayloadError(f"{self._where} misses argument {missing}")
+        try:
+            return self._as_call(self._decode(text))
+        except Exception as error:  # with whatever the code of a model or a class raises
+            raise PayloadError(self._misfit(error)) from None
+
+    def _as_call(self, decoded: Any) -> tuple[list[Any], dict[str, Any]]:
         values = _by_name(decoded)
         for name in self._defaults:
             if values[name] is _ABSENT:

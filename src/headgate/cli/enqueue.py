@@ -1,0 +1,190 @@
+"""`headgate jobs enqueue`: jobs from the command line, checked as those that a program enqueues."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from headgate.app import Headgate
+from headgate.cli.exit_codes import INTERRUPTED
+from headgate.cli.locate import located, takes_app_and
+from headgate.cli.output import json_option, print_json, progress_bar
+from headgate.cli.query import instant, seconds
+from headgate.errors import DeclarationError, HeadgateError, PayloadError
+from headgate.jobs.job import MAX_PRIORITY
+from headgate.tasks.task import Call, OnConflict, Task
+
+CHUNK = 500
+"""Jobs in a commit, where there are many."""
+
+STDIN = Path("-")
+
+
+def _headers(_context: click.Context, _parameter: click.Parameter, given: Sequence[str]) -> dict[str, str] | None:
+    for text in given:
+        if "=" not in text:
+            raise click.BadParameter(f"{text!r} is not NAME=TEXT, as source=import")
+    return dict(text.split("=", 1) for text in given) or None
+
+
+@click.command()
+@takes_app_and("TASK")
+@click.option("--payload", metavar="JSON", help="The arguments as a JSON object; - reads it from stdin.")
+@click.option(
+    "--payloads",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    metavar="FILE",
+    help="One job for each line of this file, or of stdin (-): a JSON object.",
+)
+@click.option("--queue", metavar="NAME", help="Another queue than the task's.")
+@click.option("--delay", type=seconds, metavar="TIME", help="Not before that long from now: 90s, 15m, 2h.")
+@click.option("--at", type=instant, metavar="INSTANT", help="Not before then: 2026-05-01T08:00, in UTC.")
+@click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="Higher goes first inside its lane.")
+@click.option("--expires-at", type=instant, metavar="INSTANT", help="Not started by then, it fails.")
+@click.option("--timeout", type=seconds, metavar="TIME", help="How long an attempt may take.")
+@click.option("--unique-key", metavar="KEY", help="At most one job of the task waits under it.")
+@click.option("--on-conflict", type=click.Choice(get_args(OnConflict)), help="What becomes of a second one.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", callback=_headers, help="Repeat for more.")
+@click.option("--dry-run", is_flag=True, help="Enqueue nothing; check the arguments.")
+@json_option
+def enqueue(
+    target: str,
+    words: tuple[str],
+    payload: str | None,
+    payloads: Path | None,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Enqueue a job of TASK, or many, and print the id of each.
+
+    The arguments are checked against the signature of the task, as `enqueue` does: dates, models and so on are written
+    as `headgate jobs show` shows them. With --json: the job as `jobs list` has it, or of many how many and their ids.
+
+    Many are stored 500 in a commit. A line that is no payload ends it: what was enqueued before is said, and is there.
+    --dry-run finds such a line without enqueueing.
+
+    \b
+      headgate jobs enqueue shop:app sync --payload '{"tenant": "acme"}' --delay 5m
+      psql -c "COPY (SELECT json_build_object('tenant', id) FROM tenants) TO STDOUT" db |
+          headgate jobs enqueue shop:app sync --payloads -
+    """
+    if payload is not None and payloads is not None:
+        raise click.UsageError("say --payload of one job or --payloads of many, not both")
+    app = located(target)
+    if app.address.shown.startswith("memory:"):
+        raise DeclarationError("jobs on memory:// end with the process that enqueues them, and this one ends now")
+    task = _task(app, target, words[0]).using(**{name: value for name, value in options.items() if value is not None})
+    if payloads is not None:
+        _enqueue_many(app, task, payloads, dry_run=dry_run, as_json=as_json)
+    else:
+        text = sys.stdin.buffer.read() if payload == "-" else payload or "{}"
+        _enqueue_one(app, task, _call(task, text), dry_run=dry_run, as_json=as_json)
+
+
+def _task(app: Headgate, target: str, name: str) -> Task[Any, Any]:
+    task = app.tasks.get(name)
+    if task is None:
+        known = ", ".join(sorted(app.tasks)) or "none"
+        raise DeclarationError(f"{target} declares no task {name!r}; it declares: {known}")
+    return task
+
+
+def _call(task: Task[Any, Any], text: str | bytes) -> Call[Any]:
+    """The call that a payload stands for, all but stored. Raises PayloadError."""
+    positional, named = task.payload.parse(text)
+    task.payload.encode(tuple(positional), named)
+    return task.call(*positional, **named)
+
+
+# ------------------------------------------------------------------------------------------------- one
+
+
+def _enqueue_one(app: Headgate, task: Task[Any, Any], call: Call[Any], *, dry_run: bool, as_json: bool) -> None:
+    async def stored() -> Any:
+        async with app.open():
+            (job,) = await task.enqueue_many([call])
+            return await job.status() if as_json else job.id
+
+    if dry_run:
+        _tell_dry_run(1, as_json=as_json)
+        return
+    told = asyncio.run(stored())
+    if as_json:
+        print_json(told)
+    else:
+        click.echo(told)
+
+
+def _tell_dry_run(count: int, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"would_enqueue": count})
+    else:
+        click.echo(f"{count} jobs would be enqueued")
+
+
+# ------------------------------------------------------------------------------------------------ many
+
+
+def _enqueue_many(app: Headgate, task: Task[Any, Any], source: Path, *, dry_run: bool, as_json: bool) -> None:
+    total = None
+    if source != STDIN:
+        with source.open("rb") as lines:
+            total = sum(1 for line in lines if line.strip())
+    ids: list[str] = []
+    read = 0
+    try:
+        with (
+            click.open_file(str(source), "rb") as lines,
+            progress_bar("Enqueue", total, shown=not as_json) as advance,
+        ):
+            calls = _calls(task, lines)
+            if dry_run:
+                for _ in calls:
+                    advance(read := read + 1)
+            else:
+                asyncio.run(_store(app, task, calls, ids, advance, print_ids=not as_json))
+    except (HeadgateError, KeyboardInterrupt) as stopped:
+        if not dry_run:
+            click.echo(f"stopped: {len(ids)} jobs, of the first lines, were enqueued", err=True)
+        if isinstance(stopped, HeadgateError):
+            raise
+        raise SystemExit(INTERRUPTED) from None
+    if dry_run:
+        _tell_dry_run(read, as_json=as_json)
+    elif as_json:
+        print_json({"enqueued": len(ids), "ids": ids})
+
+
+async def _store(
+    app: Headgate,
+    task: Task[Any, Any],
+    calls: Iterator[Call[Any]],
+    ids: list[str],
+    advance: Callable[[int], None],
+    *,
+    print_ids: bool,
+) -> None:
+    async with app.open():
+        while chunk := list(islice(calls, CHUNK)):
+            stored = [job.id for job in await task.enqueue_many(chunk)]
+            ids += stored
+            advance(len(ids))
+            if print_ids:
+                click.echo("\n".join(stored))
+
+
+def _calls(task: Task[Any, Any], lines: Iterable[bytes]) -> Iterator[Call[Any]]:
+    """A call for each line that is not empty. Raises PayloadError, which says in which it is wrong."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield _call(task, line)
+            except PayloadError as error:
+                raise PayloadError(f"line {number}: {error}") from None

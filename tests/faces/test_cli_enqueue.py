@@ -1,0 +1,194 @@
+"""`headgate jobs enqueue`: what is enqueued from the command line, and what is refused as a program would be."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+import uuid
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headgate import Headgate, PayloadError
+from headgate.admin import JobDetails
+from headgate.cli.main import main
+
+APP = """
+from dataclasses import dataclass
+from datetime import date
+
+from headgate import Handler, Headgate
+
+app = Headgate("sqlite:///jobs.db", synchronous="OFF", history=False)
+app.queue("mail")
+
+
+@app.task
+async def sync(tenant: str, page: int = 1, since: date | None = None) -> None: ...
+
+
+@app.task
+async def only(tenant: str, /, page: int) -> None: ...
+
+
+@dataclass
+class Order:
+    number: int
+
+
+@app.handler
+class Ship(Handler[Order]):
+    async def run(self, payload: Order) -> None: ...
+"""
+
+
+class Project:
+    def __init__(self, path: Path, source: str = APP) -> None:
+        self.path = path
+        self.name = f"enqueued_{uuid.uuid4().hex}"
+        (path / f"{self.name}.py").write_text(source)
+        self.target = f"{self.name}:app"
+
+    @property
+    def app(self) -> Headgate:
+        app: Headgate = importlib.import_module(self.name).app
+        return app
+
+    def enqueue(self, *words: str, input: str | None = None) -> Result:
+        return CliRunner().invoke(main, ["jobs", "enqueue", self.target, *words], input=input)
+
+    def stored(self) -> list[JobDetails]:
+        async def look() -> list[JobDetails]:
+            async with self.app.open():
+                admin = self.app.admin
+                return [await admin.job(job.id) for job in await admin.jobs(count=500, oldest_first=True)]
+
+        return asyncio.run(look())
+
+    def payloads(self) -> list[Any]:
+        return [json.loads(job.record.payload) for job in self.stored()]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delenv("HEADGATE_APP", raising=False)
+    (tmp_path / "jobs.db").touch()
+    return Project(tmp_path)
+
+
+def test_a_job_is_enqueued_and_its_id_is_all_that_is_printed(project: Project) -> None:
+    result = project.enqueue("sync", "--payload", '{"tenant": "acme", "since": "2026-05-01"}')
+    assert result.exit_code == 0, result.output
+    [job] = project.stored()
+    assert result.stdout == f"{job.record.id}\n"
+    assert project.app.tasks["sync"].payload.arguments(job.record.payload) == {
+        "tenant": "acme", "page": 1, "since": date(2026, 5, 1)
+    }  # fmt: skip
+
+
+def test_options_are_those_of_using(project: Project) -> None:
+    result = project.enqueue(
+        "sync", "--payload", '{"tenant": "acme"}', "--queue", "mail", "--at", "2126-05-01T08:00", "--priority", "7",
+        "--unique-key", "acme", "--header", "source=import", "--header", "by=ada=1", "--timeout", "2m",
+        "--expires-at", "2126-06-01T08:00+02:00", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    [job] = project.stored()
+    assert (told["id"], told["task"], told["is_scheduled"]) == (job.record.id, "sync", True)
+    assert (job.status.queue, job.status.priority, job.record.unique_key) == ("mail", 7, "acme")
+    assert job.status.run_at == datetime(2126, 5, 1, 8, tzinfo=UTC)
+    assert job.record.headers == {"source": "import", "by": "ada=1"}
+    assert job.record.options is not None
+    assert job.record.options.timeout == 120
+    assert project.enqueue("sync", "--payload", '{"tenant": "x"}', "--unique-key", "acme").stdout.split() == [
+        told["id"]
+    ]
+    refused = project.enqueue("sync", "--payload", '{"tenant": "x"}', "--unique-key", "acme", "--on-conflict", "raise")
+    assert refused.exit_code == 1
+    assert "already stands under unique_key='acme'" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("task", "payload", "said"),
+    [
+        ("sync", "{}", "task 'sync' misses argument 'tenant'"),
+        ("sync", '{"tenant": 7}', "argument 'tenant' of task 'sync' does not fit its annotation"),
+        ("sync", '{"tenant": "a", "since": "May"}', "argument 'since' of task 'sync' does not fit its annotation"),
+        ("sync", '{"tenant": "a", "pge": 2}', "has no argument 'pge'; it has: tenant, page, since"),
+        ("sync", '["a"]', "have to be a JSON object"),
+        ("sync", '{"tenant"', "are no JSON"),
+        ("snyc", "{}", "declares no task 'snyc'; it declares: Ship, only, sync"),
+    ],
+)
+def test_what_enqueue_would_refuse_is_told_in_one_line(project: Project, task: str, payload: str, said: str) -> None:
+    result = project.enqueue(task, "--payload", payload)
+    assert result.exit_code == 1
+    [line] = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert said in line
+    assert project.stored() == []
+
+
+def test_a_payload_may_come_from_stdin_over_several_lines(project: Project) -> None:
+    assert project.enqueue("sync", "--payload", "-", input='{"tenant":\n  "acme"}\n').exit_code == 0
+    assert project.payloads() == [{"tenant": "acme"}]
+
+
+def test_handlers_and_positional_arguments_are_enqueued_as_they_are_shown(project: Project) -> None:
+    assert project.enqueue("only", "--payload", '{"tenant": "acme", "page": 2}').exit_code == 0
+    assert project.enqueue("Ship", "--payload", '{"payload": {"number": 5}}').exit_code == 0
+    assert project.payloads() == [{"tenant": "acme", "page": 2}, {"payload": {"number": 5}}]
+
+
+def test_many_are_enqueued_from_lines(project: Project) -> None:
+    lines = "\n\n".join(f'{{"tenant": "{n}"}}' for n in range(3))
+    result = project.enqueue("sync", "--payloads", "-", input=lines)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.split() == [job.record.id for job in project.stored()]
+    assert [each["tenant"] for each in project.payloads()] == ["0", "1", "2"]
+    Path("more.ndjson").write_text('{"tenant": "3"}\n')
+    told = json.loads(project.enqueue("sync", "--payloads", "more.ndjson", "--json").stdout)
+    assert told["enqueued"] == 1
+    assert told["ids"] == [project.stored()[-1].record.id]
+
+
+def test_a_bad_line_ends_it_and_what_was_stored_before_is_said(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.cli.enqueue.CHUNK", 2)
+    lines = '{"tenant": "0"}\n{"tenant": "1"}\n{"tenant": "2"}\n{"tenant": 3}\n'
+    tried = project.enqueue("sync", "--payloads", "-", "--dry-run", input=lines)
+    assert tried.exit_code == 1
+    assert tried.stderr.startswith("Error: line 4: argument 'tenant'")
+    assert project.stored() == []
+    result = project.enqueue("sync", "--payloads", "-", input=lines)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("stopped: 2 jobs, of the first lines, were enqueued\nError: line 4: ")
+    assert [each["tenant"] for each in project.payloads()] == ["0", "1"]
+    assert json.loads(project.enqueue("sync", "--payloads", "-", "--dry-run", "--json", input=lines[:16]).stdout) == {
+        "would_enqueue": 1
+    }
+
+
+def test_jobs_are_not_enqueued_where_nobody_will_find_them(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = Project(tmp_path, APP.replace("sqlite:///jobs.db", "memory://"))
+    assert "jobs on memory:// end with the process" in lost.enqueue("sync", "--payload", '{"tenant": "a"}').stderr
+    Path("jobs.db").unlink()
+    assert "there is no file" in project.enqueue("sync", "--payload", '{"tenant": "a"}').stderr
+
+
+def test_a_payload_that_is_parsed_is_what_a_call_would_be(project: Project) -> None:
+    payload = project.app.tasks["sync"].payload
+    assert payload.parse(b'{"tenant": "a", "since": "2026-05-01"}') == ([], {"tenant": "a", "since": date(2026, 5, 1)})
+    with pytest.raises(PayloadError, match="misses argument 'tenant'"):
+        payload.parse("{}")
