@@ -19,7 +19,10 @@ from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds
 from headgate.engine.batch_watch import wait_for_batch
 from headgate.engine.beside import NodeBeside
 from headgate.engine.bus import Callback, EventBus
-from headgate.engine.elsewhere import LimitsElsewhere
+from headgate.engine.cause import cause_of
+from headgate.engine.declaration import declare, warn_if_too_fast
+from headgate.engine.drain import Drain
+from headgate.engine.fetcher import Elsewhere
 from headgate.engine.historian import Historian
 from headgate.engine.intake import Intake, standing_ids
 from headgate.engine.node import Node, NodeSettings
@@ -512,19 +515,22 @@ class Headgate:
         *,
         queues: Mapping[str, int | None] | None = None,
         grace: Duration | None = None,
+        drain: Drain | None = None,
         handle_signals: bool = True,
     ) -> None:
         """Be a worker process until SIGTERM or SIGINT; a second signal ends it at once.
 
         `queues` chooses what to serve, with slots (None: as declared); default: all declared queues. `grace` is how
-        long running jobs may go on after the first signal (default: the app's own).
+        long running jobs may go on after the first signal (default: the app's own). With `drain` it also ends when
+        nothing of its queues runs, on whichever node, and nothing could start now ("ready"), or nothing is left that
+        waits for a limit, for its time or for another job either ("all"); paused queues do not count.
         """
         if isinstance(self._storage, MemoryStorage):
             raise DeclarationError(
                 "a worker process on memory:// would never see a job: what another process enqueues stays there; "
                 "use sqlite:///path, or `async with app:` inside the process that enqueues"
             )
-        node = self._make_node(queues, grace)
+        node = self._make_node(queues, grace, drain)
         # Around opening and closing too: a signal then must not cut either short.
         with stopped_by_signals(node) if handle_signals else contextlib.nullcontext():
             async with self.open():
@@ -534,7 +540,12 @@ class Headgate:
                 finally:
                     self._node = None
 
-    def _make_node(self, queues: Mapping[str, int | None] | None = None, grace: Duration | None = None) -> Node:
+    def _make_node(
+        self,
+        queues: Mapping[str, int | None] | None = None,
+        grace: Duration | None = None,
+        drain: Drain | None = None,
+    ) -> Node:
         if IN_CHILD.get():
             raise DeclarationError(
                 "this process runs process tasks for a node, and would now run jobs itself; what starts a program has "
@@ -543,7 +554,7 @@ class Headgate:
         return self._node_kind(
             self._storage,
             self._registry,
-            self._node_settings(queues, grace),
+            self._node_settings(queues, grace, drain),
             clock=self._clock,
             bus=self._bus,
             random=self._random,
@@ -555,7 +566,10 @@ class Headgate:
         )
 
     def _node_settings(
-        self, queues: Mapping[str, int | None] | None = None, grace: Duration | None = None
+        self,
+        queues: Mapping[str, int | None] | None = None,
+        grace: Duration | None = None,
+        drain: Drain | None = None,
     ) -> NodeSettings:
         settings = self._settings
         chosen = dict.fromkeys(self._registry.queues) if queues is None else queues
@@ -571,7 +585,8 @@ class Headgate:
             retention=settings.retention,
             log_lines=settings.log_lines,
             log_level=logging.getLevelNamesMapping()[settings.log_level],
-            version=installed_version(),
+            version=_version(),
+            drain=drain,
         )
 
     # ------------------------------------------------------------------------------------------- enqueueing

@@ -32,12 +32,16 @@ logger = logging.getLogger("headgate.supervisor")
 
 
 class Supervisor:
-    """Runs `command` in so many processes; a dead one is started again after a pause that grows."""
+    """Runs `command` in so many processes; a dead one is started again after a pause that grows.
 
-    def __init__(self, command: Sequence[str], processes: int, clock: Clock) -> None:
+    With `until_done` one that ends with 0 has done its work, and is not started again.
+    """
+
+    def __init__(self, command: Sequence[str], processes: int, clock: Clock, *, until_done: bool = False) -> None:
         self._command = command
         self._wanted = processes
         self._clock = clock
+        self._until_done = until_done
         self._processes: dict[int, Process] = {}
         self._stopping = asyncio.Event()
         self._signals = 0
@@ -77,6 +81,8 @@ class Supervisor:
             if self._stopping.is_set():
                 self._judge_last(number, code)
                 return
+            if self._until_done and code == 0:
+                return
             was_short = self._clock.monotonic() - began < SHORT_LIFE
             if is_first and was_short and code in CANNOT_START:
                 self._give_up(code)
@@ -88,7 +94,7 @@ class Supervisor:
                 self._give_up(KEPT_DYING)
                 return
             pause = min(FIRST_PAUSE * 2.0**short_lives, LONGEST_PAUSE)
-            logger.error("worker %d ended with %s; it is started again in %g s", number, _worded(code), pause)
+            logger.error("worker %d ended with %s; it is started again in %g s", number, exit_worded(code), pause)
             await wait_for_event(self._clock, self._stopping, pause)
 
     async def _live(self, number: int) -> int:
@@ -111,7 +117,7 @@ class Supervisor:
         # 1. Drained. 2. Told to end before it could listen. 3. Told more than once.
         if code == 0 or code == -signal.SIGTERM or self._signals > 1:
             return
-        logger.error("worker %d ended with %s instead of draining", number, _worded(code))
+        logger.error("worker %d ended with %s instead of draining", number, exit_worded(code))
         self._exit_code = self._exit_code or KEPT_DYING
 
     def _give_up(self, code: int) -> None:
@@ -122,5 +128,6 @@ class Supervisor:
             self._pass_on(process)
 
 
-def _worded(code: int) -> str:
+def exit_worded(code: int) -> str:
+    """How a process ended: an exit code, or minus the signal that ended it."""
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

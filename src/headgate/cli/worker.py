@@ -12,17 +12,23 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
 
 import click
 
 from headgate.app import Headgate
 from headgate.cli.locate import locate, takes_app
 from headgate.cli.output import printable
+from headgate.cli.reloader import Reloader
 from headgate.cli.stacks import tell_on_signal
 from headgate.cli.supervisor import Supervisor
 from headgate.clock import SystemClock
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
+
+RELOAD_GRACE = 1.0
+"""Seconds that running jobs get before a reload, where nothing else is said: a developer waits for it."""
 
 LEFT_BEHIND = 2.0
 """Seconds that threads which cannot be stopped get to end on their own, after the node has left."""
@@ -75,6 +81,9 @@ def _queues(
     help="The address to serve them on; 0.0.0.0 for scrapes from other machines.",
 )
 @click.option("--metrics-store", is_flag=True, help="Also tell what is in the store; for one worker of all.")
+@click.option("--drain", is_flag=True, help="End when nothing runs and nothing could start now.")
+@click.option("--drain-all", is_flag=True, help="End when nothing waits for a limit, its time or another job either.")
+@click.option("--reload", is_flag=True, help="Start anew when the code in the current directory changes.")
 @click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
 @click.option("--end-with-stdin", is_flag=True, hidden=True)
 def worker(
@@ -85,6 +94,9 @@ def worker(
     metrics_port: int | None,
     metrics_host: str,
     metrics_store: bool,
+    drain: bool,
+    drain_all: bool,
+    reload: bool,
     log_level: str,
     end_with_stdin: bool,
 ) -> None:
@@ -98,22 +110,39 @@ def worker(
     With --processes a parent starts that many workers, passes signals on (the third kills), and starts a worker again,
     after a pause that grows, when it dies.
 
+    With --drain it ends by itself, with 0, when no job of its queues runs, on whichever node, and none could start now:
+    what waits for a limit, for its time or for its next try does not count; with --drain-all it does. Paused queues and
+    tasks that the app does not declare never count. Jobs that failed are no error.
+
+    With --reload, for development, a parent starts the worker anew when a .py file below the current directory changes.
+    Running jobs get a second (or --grace) to finish, are handed back otherwise, and run again with the new code.
+
     \b
     Exit codes:
-      0  stopped by a signal, every job finished or handed back
+      0  stopped by a signal or drained, every job finished or handed back
       1  could not start, or ended by an error, told in one line
       2  the command was not written right
       3  with --processes: the workers kept dying
     """
     if metrics_store and metrics_port is None:
         raise click.UsageError("--metrics-store tells nobody without --metrics-port")
+    if drain and drain_all:
+        raise click.UsageError("--drain ends before --drain-all does; say one of them")
+    if reload and (drain or drain_all or processes > 1):
+        raise click.UsageError("--reload is for one worker that goes on: not with --processes, --drain or --drain-all")
+    until: Literal["ready", "all"] | None = "all" if drain_all else "ready" if drain else None
     _log_to_stderr(log_level)
-    if processes > 1:
-        command = _worker_command(target, queues, grace, log_level)
+    if processes > 1 or reload:
+        command = _worker_command(target, queues, RELOAD_GRACE if reload and grace is None else grace, log_level)
         if metrics_port is not None:
             command += ["--metrics-port", str(metrics_port), "--metrics-host", metrics_host]
             command += ["--metrics-store"] if metrics_store else []
-        raise SystemExit(asyncio.run(Supervisor(command, processes, SystemClock()).run()))
+        if until is not None:
+            command += ["--drain" if until == "ready" else "--drain-all"]
+        if reload:
+            raise SystemExit(asyncio.run(Reloader(command, Path.cwd()).run()))
+        supervisor = Supervisor(command, processes, SystemClock(), until_done=until is not None)
+        raise SystemExit(asyncio.run(supervisor.run()))
     app = locate(target)
     if metrics_port is not None:
         from headgate.cli.worker_metrics import serve_metrics
@@ -129,12 +158,14 @@ def worker(
     if end_with_stdin:
         threading.Thread(target=_end_with_stdin, name="headgate-stdin", daemon=True).start()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(app, queues, grace))
+        runner.run(_serve(app, queues, grace, until))
 
 
-async def _serve(app: Headgate, queues: Mapping[str, int | None] | None, grace: float | None) -> None:
+async def _serve(
+    app: Headgate, queues: Mapping[str, int | None] | None, grace: float | None, drain: Literal["ready", "all"] | None
+) -> None:
     tell_on_signal(signal.SIGUSR1, asyncio.get_running_loop())
-    await app.run(queues=queues, grace=grace)
+    await app.run(queues=queues, grace=grace, drain=drain)
     # All is recorded now, so a late signal has nothing to interrupt; and Python waits at its end for threads that may
     # never end, but a stopped worker has to.
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -20,7 +20,7 @@ from headgate.engine.bus import EventBus, publish_use
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.children import Children
 from headgate.engine.described import described
-from headgate.engine.elsewhere import Elsewhere
+from headgate.engine.drain import LOOK_EVERY, Drain, is_drained
 from headgate.engine.executor import LINGERS_AFTER, Attempt, Cause, Workshop
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.historian import Historian
@@ -79,7 +79,7 @@ class NodeSettings:
     `heartbeat` (5) renews the lease, which other nodes take for lost after `lease` (30). `grace` (30) is how long
     running jobs may go on after the node was asked to stop. Final jobs are kept for `retention` (7 days).
     `queues` maps the queues to serve to their slots. Of what a job logs the first `log_lines` (1,000; 0: none) of
-    `log_level` (INFO) and above are kept. `version` is that of Headgate.
+    `log_level` (INFO) and above are kept. `version` is that of Headgate. With `drain` it stops by itself.
     """
 
     queues: Mapping[str, int]
@@ -90,6 +90,7 @@ class NodeSettings:
     log_lines: int = 1000
     log_level: int = logging.INFO
     version: str = ""
+    drain: Drain | None = None
 
 
 class Node:
@@ -181,6 +182,7 @@ class Node:
         self._beaten_at = 0
         self._claiming_since: int | None = None
         self._unknown_tasks: set[str] = set()
+        self._started = 0
         self._handed_back = 0
 
     def _new_id(self) -> str:
@@ -217,6 +219,9 @@ class Node:
                     services.create_task(self._regater.run(), name="headgate-regater"),
                     services.create_task(self._recurring.run(), name="headgate-recurring"),
                 ]
+                if self._settings.drain is not None:
+                    drain = self._stop_when_drained(self._settings.drain)
+                    background.append(services.create_task(drain, name="headgate-drain"))
                 fetcher = services.create_task(self._fetcher.run(), name="headgate-fetcher")
                 recorder = services.create_task(self._recorder.run(), name="headgate-recorder")
                 reporter = services.create_task(self._reporter.run(), name="headgate-reporter")
@@ -330,6 +335,21 @@ class Node:
                     self._unknown_tasks.add(task)
                     self._bus.publish(TaskUnknown(at=self._clock.now(), task=task))
 
+    async def _stop_when_drained(self, until: Drain) -> None:
+        while not self._stopping.is_set():
+            started = self._started
+            try:
+                drained = not self._running and await is_drained(
+                    self._storage, self._settings.queues.keys(), self._registry.names, until
+                )
+            except StorageUnavailable as error:
+                self._trouble("looking whether work is left", error)
+            else:
+                # What was enqueued by a job that ran between two of its questions may have been missed.
+                if drained and started == self._started and self._claiming_since is None:
+                    self.stop()
+            await sleep(self._clock, LOOK_EVERY)
+
     def _wake(self) -> None:
         """Something may have become claimable."""
         self._is_sweep = False
@@ -368,6 +388,7 @@ class Node:
         attempt = Attempt(job, task, charge, self._shop)
         self._running[job.id] = attempt
         self._busy[job.queue] += 1
+        self._started += 1
         if self._bus.wants(JobStarted):
             self._bus.publish(
                 JobStarted(

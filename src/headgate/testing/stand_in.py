@@ -16,8 +16,7 @@ from headgate.app import Headgate
 from headgate.clock import Clock, Duration
 from headgate.engine.backlog import Backlogs
 from headgate.engine.bus import EventBus
-from headgate.engine.elsewhere import LimitsElsewhere
-from headgate.engine.opening import Opening
+from headgate.engine.drain import Drain
 from headgate.engine.parts import parts_of
 from headgate.engine.result import result_of
 from headgate.engine.teller import Teller
@@ -66,6 +65,7 @@ class StandIn(InTest):
         *,
         queues: Mapping[str, int | None] | None = None,
         grace: Duration | None = None,
+        drain: Drain | None = None,
         handle_signals: bool = True,
     ) -> None:
         raise HeadgateError(

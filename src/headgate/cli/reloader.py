@@ -1,0 +1,110 @@
+"""The reloader: a worker that is started anew when the code changes, for development."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headgate.cli.supervisor import exit_worded
+from headgate.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from watchfiles import Change
+
+logger = logging.getLogger("headgate.reload")
+
+
+class Reloader:
+    """Runs `command`, and starts it anew when a Python file below `folder` changes.
+
+    A worker that ends by itself, as it does over a mistake in the code, is started with the next change.
+    """
+
+    def __init__(self, command: Sequence[str], folder: Path) -> None:
+        self._command = command
+        self._folder = folder
+        self._stopping = asyncio.Event()
+        self._signals = 0
+        self._worker: Process | None = None
+        self._is_told = False
+        self._ending: asyncio.Task[int] | None = None
+
+    async def run(self) -> int:
+        """Return the exit code, once the worker has ended after a signal; DeclarationError without watchfiles."""
+        changes = self._watch()
+        loop = asyncio.get_running_loop()
+        caught = (signal.SIGTERM, signal.SIGINT)
+        for number in caught:
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            logger.info("%s is watched for changes of the code", self._folder)
+            # It watches before the worker is there, so that no change is missed.
+            coming = asyncio.ensure_future(anext(changes, None))
+            await self._start()
+            while (changed := await coming) is not None:
+                coming = asyncio.ensure_future(anext(changes, None))
+                names = sorted({self._shown(path) for _, path in changed})
+                logger.info("%s changed; the worker starts anew", ", ".join(names))
+                self._tell(signal.SIGTERM)
+                await self._ended()
+                if not self._stopping.is_set():
+                    await self._start()
+            return await self._ended()
+        finally:
+            for number in caught:
+                loop.remove_signal_handler(number)
+
+    def _watch(self) -> AsyncGenerator[set[tuple[Change, str]], None]:
+        try:
+            from watchfiles import PythonFilter, awatch
+        except ModuleNotFoundError:
+            raise DeclarationError(
+                "--reload takes the watchfiles package, which is missing; pip install 'headgate[reload]'"
+            ) from None
+        # It would say of each change how many files they are.
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)
+        return awatch(self._folder, watch_filter=PythonFilter(), stop_event=self._stopping)
+
+    def _shown(self, path: str) -> str:
+        return os.path.relpath(path, self._folder)
+
+    async def _start(self) -> None:
+        self._worker = await asyncio.create_subprocess_exec(
+            *self._command,
+            # The end of this pipe tells the worker when its parent was killed.
+            stdin=PIPE,
+            # Ctrl-C goes to a whole group; here it must not count twice.
+            start_new_session=True,
+        )
+        self._is_told = False
+        self._ending = asyncio.create_task(self._end(self._worker), name="headgate-reload")
+        if self._stopping.is_set():
+            self._tell(signal.SIGTERM)
+
+    async def _end(self, worker: Process) -> int:
+        code = await worker.wait()
+        if not self._is_told:
+            logger.error("the worker ended with %s; it starts with the next change", exit_worded(code))
+        return code
+
+    async def _ended(self) -> int:
+        assert self._ending is not None
+        return await self._ending
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        self._stopping.set()
+        self._tell(signal.SIGTERM if self._signals < 3 else signal.SIGKILL)
+
+    def _tell(self, number: signal.Signals) -> None:
+        self._is_told = True
+        if self._worker is not None and self._worker.returncode is None:
+            self._worker.send_signal(number)

@@ -1,0 +1,168 @@
+"""Nodes that end when nothing is left to do, in virtual time: what counts as left, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from headgate import Headgate, JobState, RetryPolicy, StrictRate, current_job
+from headgate.clock import SECOND
+from headgate.engine.drain import Drain
+from headgate.storage.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+class World:
+    """One store, and apps on it that count what ran."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.store = MemoryStorage(clock)
+        self.ran: Counter[str] = Counter()
+
+    def app(self) -> Headgate:
+        app = Headgate(self.store, clock=self.clock, retry=RetryPolicy(retries=2, base=20, jitter=False))
+        app.queue("mail")
+
+        @app.task
+        async def work(length: float = 0, follow_ups: int = 0) -> None:
+            await asyncio.sleep(length)
+            if follow_ups:
+                await work.enqueue(length, follow_ups - 1)
+            self.ran["work"] += 1
+
+        @app.task(queue="mail")
+        async def send() -> None:
+            self.ran["send"] += 1
+
+        @app.task(limits=[StrictRate("2/m")])
+        async def sync() -> None:
+            self.ran["sync"] += 1
+
+        @app.task
+        async def shaky() -> None:
+            if current_job().attempt == 1:
+                raise ValueError("once")
+            self.ran["shaky"] += 1
+
+        return app
+
+    async def drain(self, app: Headgate, until: Drain, queues: tuple[str, ...] | None = None) -> float:
+        """Run a node until it ends by itself; how many seconds it took."""
+        begin = self.clock.monotonic()
+        async with app.open(), asyncio.timeout(10_000):
+            await app._make_node(None if queues is None else dict.fromkeys(queues), None, until).run()
+        return (self.clock.monotonic() - begin) / SECOND
+
+    async def left(self) -> int:
+        return sum(each.waiting + each.running for each in await self.store.counts())
+
+
+@pytest.mark.parametrize("until", ["ready", "all"])
+def test_an_empty_store_is_drained_at_once(until: Drain) -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock)
+        assert await world.drain(world.app(), until) < 1
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_ready_is_done_with_all_that_it_enqueues(seed: int) -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock)
+        app = world.app()
+        async with app.open():
+            await app.tasks["work"].enqueue_many([(0.03, 20)] * 3)
+            await app.tasks["work"].enqueue(30)
+        assert 30 <= await world.drain(app, "ready") < 31
+        assert world.ran == {"work": 3 * 21 + 1}
+
+    run_virtual(main, seed=seed)
+
+
+def test_what_waits_for_its_time_a_limit_or_its_next_try_is_left_to_others() -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock)
+        app = world.app()
+        async with app.open():
+            await app.tasks["sync"].enqueue_many([()] * 5)
+            await app.tasks["work"].using(delay=600).enqueue()
+            await app.tasks["shaky"].enqueue()
+        assert await world.drain(app, "ready") < 1
+        assert world.ran == {"sync": 2}
+        assert await world.left() == 5
+
+    run_virtual(main)
+
+
+def test_with_all_it_waits_for_that_too() -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock)
+        app = world.app()
+        async with app.open():
+            await app.tasks["sync"].enqueue_many([()] * 5)
+            await app.tasks["work"].using(delay=600).enqueue()
+            await app.tasks["shaky"].enqueue()
+        assert 600 <= await world.drain(app, "all") < 601
+        assert world.ran == {"sync": 5, "work": 1, "shaky": 1}
+        assert await world.left() == 0
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("until", ["ready", "all"])
+def test_what_this_node_will_never_run_does_not_keep_it(until: Drain) -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock)
+        app, older = world.app(), Headgate(world.store, clock=clock)
+
+        @older.task
+        async def forgotten() -> None: ...
+
+        async with older.open():
+            await forgotten.enqueue()
+        async with app.open():
+            await app.tasks["send"].enqueue()
+            await app.tasks["work"].enqueue()
+            # Of a queue that is not served.
+            assert await world.drain(app, until, ("default",)) < 1
+            assert world.ran == {"work": 1}
+            await app.admin.queues.pause("mail")
+            assert await world.drain(app, until) < 1
+            assert await world.left() == 2
+            await app.admin.queues.resume("mail")
+            assert await world.drain(app, until) < 1
+        assert world.ran == {"work": 1, "send": 1}
+
+    run_virtual(main)
+
+
+def test_a_paused_limit_is_a_limit_that_is_waited_for() -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock)
+        app = world.app()
+        async with app.open():
+            await app.admin.limits.pause("sync:strict")
+            await app.tasks["sync"].enqueue()
+            assert await world.drain(app, "ready") < 2
+            assert await world.left() == 1
+
+    run_virtual(main)
+
+
+def test_what_another_node_runs_is_waited_for_as_it_may_enqueue_more() -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock)
+        app, other = world.app(), world.app()
+        async with app.open():
+            job = await app.tasks["work"].enqueue(50, 1)
+            async with other:
+                await asyncio.sleep(1)
+                assert (await job.status()).state is JobState.RUNNING
+                assert 99 <= await world.drain(app, "ready") < 101
+        assert world.ran == {"work": 2}
+
+    run_virtual(main)

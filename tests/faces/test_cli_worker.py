@@ -1,0 +1,140 @@
+"""Workers that end by themselves, and those that start anew when the code changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from headgate.cli.main import main
+from headgate.cli.reloader import Reloader
+from headgate.cli.supervisor import Supervisor
+from headgate.clock import SystemClock
+from headgate.errors import DeclarationError
+
+APP = """
+from headgate import Headgate, StrictRate
+
+app = Headgate("sqlite:///jobs.db", synchronous="OFF", history=False)
+
+
+@app.task(limits=[StrictRate("2/h")])
+async def sync() -> None: ...
+
+
+@app.task
+async def bad() -> None:
+    raise ValueError("no")
+"""
+
+LIVES = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+with open("lives", "a") as lives:
+    lives.write(open("code.py").read() + "\\n")
+if open("code.py").read() == "broken":
+    sys.exit(1)
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delenv("HEADGATE_APP", raising=False)
+    return tmp_path
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+@pytest.mark.slow
+def test_a_draining_worker_ends_when_what_is_left_waits_for_a_limit(folder: Path) -> None:
+    target = f"drained_{uuid.uuid4().hex}:app"
+    (folder / f"{target.removesuffix(':app')}.py").write_text(APP)
+    (folder / "jobs.db").touch()
+    (folder / "payloads").write_text("{}\n" * 5)
+    assert call("jobs", "enqueue", target, "sync", "--payloads", "payloads").exit_code == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "worker", target, "--drain"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=15,
+    )
+    assert done.returncode == 0, done.stderr
+    assert call("jobs", "count", target, "--state", "succeeded").stdout == "2\n"
+    assert call("jobs", "count", target, "--view", "throttled").stdout == "3\n"
+
+
+@pytest.mark.slow
+async def test_workers_that_have_drained_are_not_started_again(tmp_path: Path) -> None:
+    born = tmp_path / "born"
+    command = [sys.executable, "-S", "-c", f"open({str(born)!r}, 'a').write('.')"]
+    assert await Supervisor(command, 2, SystemClock(), until_done=True).run() == 0
+    assert born.read_text() == ".."
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--drain", "--drain-all"),
+        ("--reload", "--drain"),
+        ("--reload", "--drain-all"),
+        ("--reload", "--processes", "2"),
+    ],
+)
+def test_what_contradicts_each_other_is_refused(words: tuple[str, ...]) -> None:
+    result = call("worker", "some:app", *words)
+    assert result.exit_code == 2
+    assert words[0] in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+async def test_a_worker_starts_anew_with_each_change_and_after_it_died_of_a_mistake(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code, lives = folder / "code.py", folder / "lives"
+    code.write_text("first")
+    caplog.set_level(logging.INFO, logger="headgate.reload")
+    running = asyncio.create_task(Reloader([sys.executable, "-S", "-c", LIVES], folder).run())
+
+    async def until(text: str) -> None:
+        async with asyncio.timeout(15):
+            while not (lives.exists() and lives.read_text().split() == text.split()):
+                assert not running.done(), running.result()
+                await asyncio.sleep(0.01)
+
+    try:
+        await until("first")
+        (folder / "notes.txt").write_text("no code")
+        code.write_text("broken")
+        await until("first broken")
+        async with asyncio.timeout(15):
+            while "ended with exit code 1" not in caplog.text:  # noqa: ASYNC110  # a log has no event
+                await asyncio.sleep(0.01)
+        code.write_text("third")
+        await until("first broken third")
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+        async with asyncio.timeout(15):
+            assert await running == 0
+    assert caplog.text.count("code.py changed; the worker starts anew") == 2
+    assert "notes.txt" not in caplog.text
+
+
+async def test_without_watchfiles_it_is_said_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "watchfiles", None)
+    with pytest.raises(DeclarationError, match=r"pip install 'headgate\[reload\]'"):
+        await Reloader([sys.executable, "-c", "pass"], folder).run()
