@@ -149,6 +149,12 @@ def microseconds(duration: Duration) -> int:
     return round(duration * SECOND)
 
 
+def microseconds_until(until: datetime | Duration, clock: Clock) -> int:
+    """How long from now: until an aware datetime, or so many seconds; at least 0, at most a hundred years."""
+    length = from_datetime(until) - clock.now() if isinstance(until, datetime) else microseconds(until)
+    return min(max(0, length), FARTHEST)
+
+
 def from_datetime(instant: datetime) -> int:
     """An aware datetime as microseconds since the epoch. Raises ValueError for a naive one."""
     if instant.tzinfo is None:

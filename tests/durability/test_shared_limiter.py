@@ -50,6 +50,10 @@ class OnOneLoop:
         await self._there()
         await self.buckets.amend(bucket, charged_at, cost, started_at, actual)
 
+    async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+        await self._there()
+        await self.buckets.penalize(bucket, closed_for)
+
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         await self._there()
         return await self.buckets.snapshot(bucket)

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
-from headgate import FixedWindow, Headgate, JobState, RateLimit, RetryPolicy, StrictRate, current_job
+from headgate import FixedWindow, Headgate, JobState, RateLimit, RateLimited, RetryPolicy, StrictRate, current_job
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, LimitStoreAdvised, LimitStoreAnswers, LimitStoreTroubled
@@ -277,6 +277,46 @@ def test_operators_see_and_reset_what_is_kept_elsewhere() -> None:
             await asyncio.sleep(1)
             (bucket,) = await app.admin.limits.list()
             assert (bucket.used, bucket.waiting) == (2, 1)
+
+    run_virtual(main)
+
+
+def test_a_refusal_that_one_program_meets_holds_all_of_them_back() -> None:
+    async def main(clock: VirtualClock) -> None:
+        shared = Shared(clock, delay=0.001)
+        limit = RateLimit("10/s", key="{tenant}", name="api", store=shared)
+        starts: list[tuple[str, float]] = []
+
+        def program(name: str) -> Headgate:
+            app = Headgate("memory://", clock=clock)
+
+            @app.task(name="call", limits=[limit])
+            async def call(tenant: str) -> None:
+                starts.append((name, clock.monotonic() / SECOND))
+                if len(starts) == 1:
+                    raise RateLimited(retry_after=30)
+
+            return app
+
+        first, second = program("first"), program("second")
+        async with first, second:
+            job = await first.tasks["call"].enqueue("acme")
+            await asyncio.sleep(1)
+            other = await second.tasks["call"].enqueue("acme")
+            unhindered = await second.tasks["call"].enqueue("globex")
+            await unhindered.result(timeout=1)
+            await asyncio.sleep(20)
+            assert len(starts) == 2
+            await other.result(timeout=60)
+            await job.result(timeout=60)
+            assert all(at >= 30 for _, at in starts[2:])
+            await first.admin.limits.penalize("api", "acme", 100)
+            began = clock.monotonic() / SECOND
+            await (await second.tasks["call"].enqueue("acme")).result(timeout=200)
+            assert clock.monotonic() / SECOND - began >= 99
+            await first.admin.limits.penalize("api", "acme", 100)
+            await first.admin.limits.reset("api", "acme")
+            await (await second.tasks["call"].enqueue("acme")).result(timeout=5)
 
     run_virtual(main)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from headgate.limits.bucket_store import Taken
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.fixed_window import WindowCounter
@@ -31,6 +33,7 @@ class BucketModel:
         self.key = ""
         self.clock = 0
         self.answers: dict[tuple[str, str], Answer] = {}
+        self.closed: dict[str, int] = {}
         self._forget()
 
     def take(self, rule: AnyRule, clock: int, cost: int, count: int, id: str | None) -> Taken:
@@ -40,7 +43,7 @@ class BucketModel:
                 self._save(rule, state, now)
             return known.taken
         asked, granted = self._asked(rule), 0
-        opens_at, after = asked.take(state, now, cost)
+        opens_at, after = asked.take(state, self._earliest(now), cost)
         while opens_at <= now and granted < count:
             state, granted = after, granted + 1
             opens_at, after = asked.take(state, now, cost)
@@ -57,7 +60,7 @@ class BucketModel:
             if is_unsaved:
                 self._save(rule, before, now)
             return known.taken
-        opens_at, after = self._asked(rule).take(before, now, cost)
+        opens_at, after = self._asked(rule).take(before, self._earliest(now), cost)
         opens_at = max(opens_at, now)
         taken = self._taken(rule, int(opens_at <= now), opens_at, now, after)
         self._save(rule, after, now)
@@ -88,10 +91,19 @@ class BucketModel:
     def snapshot(self, rule: AnyRule, clock: int) -> Snapshot:
         state, now, _ = self._look(rule, clock)
         snapshot: Snapshot = self._asked(rule).snapshot(state, now)
+        if (earliest := self._earliest(now)) > now:
+            return replace(snapshot, available=0, opens_at=self._asked(rule).snapshot(state, earliest).opens_at)
         return snapshot
+
+    def penalize(self, rule: AnyRule, clock: int, closed_for: int) -> None:
+        state, now, is_unsaved = self._look(rule, clock)
+        self.closed[self.key] = max(now + closed_for, self.closed.get(self.key, 0))
+        if is_unsaved:
+            self._save(rule, state, now)
 
     def reset(self) -> None:
         self._forget()
+        self.closed.pop(self.key, None)
         self.answers = {place: answer for place, answer in self.answers.items() if place[0] != self.key}
 
     def _forget(self) -> None:
@@ -113,6 +125,9 @@ class BucketModel:
         self.state, self.written_under, self.latest = state, rule, now
         self.offset = now - self.clock
 
+    def _earliest(self, now: int) -> int:
+        return max(now, self.closed.get(self.key, 0))
+
     def _answer(self, id: str, now: int) -> Answer | None:
         known = self.answers.get((self.key, id))
         return known if known is not None and known.over_at > now else None
@@ -124,7 +139,9 @@ class BucketModel:
         full_at = rule.idle_at(state) if state else 0
         if isinstance(rule, Gcra) and rule.start_empty:
             full_at -= START_EMPTY_KEPT
-        return Taken(granted, opens_at, now, self._asked(rule).snapshot(state, now).available, max(now, full_at))
+        earliest = self._earliest(now)
+        available = 0 if earliest > now else self._asked(rule).snapshot(state, now).available
+        return Taken(granted, opens_at, now, available, max(earliest, full_at))
 
 
 class _OfKey:

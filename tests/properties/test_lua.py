@@ -78,6 +78,8 @@ STEPS = st.one_of(
     st.tuples(st.just("reserve"), costs, ids),
     st.tuples(st.just("cancel"), ids),
     st.tuples(st.just("amend"), place, costs, st.integers(-5, 200), st.integers(0, 6)),
+    # For how long, in shares of the rule's period.
+    st.tuples(st.just("penalize"), st.integers(0, 150)),
     st.tuples(st.just("reset")),
     st.tuples(st.just("rule_"), st.integers(0, 1)),
     st.tuples(st.just("key_"), keys),
@@ -143,6 +145,11 @@ class History:
         started_at = charged_at + later * self.rule.period // 100
         await self.store.amend(self.bucket, charged_at, charged, started_at, actual)
         self.model.amend(self.rule, self.clock, charged_at, charged, started_at, actual)
+
+    async def penalize(self, share: int) -> None:
+        closed_for = share * self.rule.period // 100
+        await self.store.penalize(self.bucket, closed_for)
+        self.model.penalize(self.rule, self.clock, closed_for)
 
     async def reset(self) -> None:
         await self.store.reset(self.bucket)

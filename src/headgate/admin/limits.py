@@ -9,7 +9,7 @@ from datetime import datetime
 from headgate.admin.audit import Audited, LimitAudit, StartAudit
 from headgate.admin.holders import PermitHolder, holders_of
 from headgate.admin.spelled import RateKind, spelled_limit
-from headgate.clock import Duration, from_datetime, microseconds, to_datetime
+from headgate.clock import FARTHEST, Duration, from_datetime, microseconds, to_datetime
 from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
 from headgate.jobs.audit import Deed
 from headgate.jobs.job import Draw
@@ -241,13 +241,24 @@ class LimitsAdmin:
         if limit in self._elsewhere:
             await self._elsewhere[limit].open()
             await self._elsewhere[limit].reset(Bucket(limit, key, rule))
-        draw = Draw(limit, FOR_ALL_KEYS if isinstance(rule, SharedCounter) else key)
-        return await self._storage.reset(draw, deed=self._deed("reset", limit, f"key {key!r}"))
+        deed = self._deed("reset", limit, f"key {key!r}")
+        if isinstance(rule, SharedCounter) and key != FOR_ALL_KEYS:
+            # The key's own bucket holds nothing but until when it is closed.
+            await self._storage.reset(Draw(limit, key))
+            key = FOR_ALL_KEYS
+        return await self._storage.reset(Draw(limit, key), deed=deed)
 
     async def penalize(self, limit: str, key: str, until: datetime | Duration) -> None:
-        """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` lifts it."""
-        self.declared(limit)
+        """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` lifts it.
+
+        Of a limit that is kept in another store, programs that share it hold back, too.
+        """
+        rule = self.declared(limit)
         wall = from_datetime(until) if isinstance(until, datetime) else self._storage.now() + microseconds(until)
+        if limit in self._elsewhere:
+            await self._elsewhere[limit].open()
+            closed_for = min(max(0, wall - self._storage.now()), FARTHEST)
+            await self._elsewhere[limit].penalize(Bucket(limit, key, rule), closed_for)
         deed = self._deed("penalize", limit, f"key {key!r} until {to_datetime(wall):%Y-%m-%d %H:%M:%S} UTC")
         await self._storage.penalize(Draw(limit, key), self._in_limit_time(wall), deed=deed)
 

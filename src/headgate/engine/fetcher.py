@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -42,6 +43,7 @@ class Fetcher:
         self._advised: set[BucketStore] = set()
         self._taken: Counter[Draw] = Counter()
         self._amendments: list[Amendment] = []
+        self._penalties: dict[Draw, int] = {}
         self._has_news = asyncio.Event()
         self._is_empty = asyncio.Event()
 
@@ -65,6 +67,12 @@ class Fetcher:
         self._amendments.append(amendment)
         self._has_news.set()
 
+    def penalize(self, draw: Draw, closed_for: int) -> None:
+        """Whoever draws on the bucket, in whatever program, is to hold back for so long (µs)."""
+        until = self._clock.monotonic() + closed_for
+        self._penalties[draw] = max(until, self._penalties.get(draw, 0))
+        self._has_news.set()
+
     async def flush(self, seconds: float) -> None:
         """Wait until all amendments are made, at most so long; nothing more is fetched for those who asked before."""
         self._starved.clear()
@@ -78,7 +86,11 @@ class Fetcher:
                 await self._has_news.wait()
                 self._has_news.clear()
                 starved, self._starved = self._starved, {}
+                penalties, self._penalties = self._penalties, {}
                 amendments, self._amendments = self._amendments, []
+                for draw, until in penalties.items():
+                    # Before the refund of who was refused, which would let another one go.
+                    await self._penalize(draw, until)
                 for amendment in amendments:
                     # One after another: a start may be moved first and settled then.
                     await self._amend(amendment)
@@ -175,25 +187,41 @@ class Fetcher:
 
     async def _amend(self, amendment: Amendment, rule: AnyRule | None = None) -> None:
         elsewhere = self._limits[amendment.draw.limit]
-        breaker = self._breakers[elsewhere.store]
         bucket = _bucket(amendment.draw, rule or elsewhere.limit.rule)
+
+        async def amend() -> None:
+            await elsewhere.store.amend(
+                bucket, amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual
+            )
+
+        # What could not be given back is lost budget; what could not be moved is told to the operator.
+        is_told = await self._tell(elsewhere.store, amend, "amending a start elsewhere")
+        if is_told and amendment.actual < amendment.cost:
+            await self._ask_sooner(amendment.draw)
+
+    async def _penalize(self, draw: Draw, until: int) -> None:
+        elsewhere = self._limits[draw.limit]
+        closed_for = until - self._clock.monotonic()
+        if closed_for > 0:
+            bucket = _bucket(draw, elsewhere.limit.rule)
+            penalize = partial(elsewhere.store.penalize, bucket, closed_for)
+            await self._tell(elsewhere.store, penalize, "closing a bucket elsewhere")
+
+    async def _tell(self, store: BucketStore, tell: Callable[[], Awaitable[None]], doing: str) -> bool:
+        """Let another store know something; whether that worked."""
+        breaker = self._breakers[store]
         try:
             # Each would wait for its own timeout, and the jobs of all other keys with it.
             if breaker.is_open(self._clock.monotonic()):
                 raise StorageUnavailable("it did not answer a moment ago")
-            await elsewhere.store.amend(
-                bucket, amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual
-            )
+            await store.open()
+            await tell()
         except HeadgateError as error:
             if isinstance(error, StorageUnavailable) and not breaker.is_open(self._clock.monotonic()):
                 breaker.fail(self._clock.monotonic())
-            # What could not be given back is lost budget; what could not be moved is told to the operator.
-            self._bus.publish(
-                StorageTroubled(at=self._clock.now(), doing="amending a start elsewhere", error=str(error))
-            )
-            return
-        if amendment.actual < amendment.cost:
-            await self._ask_sooner(amendment.draw)
+            self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=str(error)))
+            return False
+        return True
 
     async def _ask_sooner(self, draw: Draw) -> None:
         """Something was given back, so what the other store said before holds no more."""

@@ -469,6 +469,10 @@ class Node:
             if isinstance(outcome, Refused) and isinstance(ending, Returned) and not self._draws_on_rates(job):
                 # No bucket can be closed that would hold it back, so it is delayed itself.
                 ending = replace(ending, run_at=self._storage.now() + outcome.retry_after)
+            if isinstance(outcome, Refused):
+                for draw in job.draws:
+                    if draw.limit in self._elsewhere:
+                        self._fetcher.penalize(draw, outcome.retry_after)
             if charge is not None and charge.final is not None:
                 ending = replace(ending, charge=charge.final)
             then = self._to_tell(attempt, ending) if attempt.task.callbacks.exist else None

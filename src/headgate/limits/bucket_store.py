@@ -7,6 +7,7 @@ back, and two programs that share the store share it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -72,10 +73,25 @@ class BucketStore(Protocol):
         """Let a start that was charged as `cost` at one instant count as `actual` at another, as `Rule.amend` says."""
         ...
 
+    async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+        """Let nothing go for so long (µs from now), whatever is left; a bucket that is closed for longer stays so.
+
+        What is taken counts as if it was asked for when the bucket opens. Slots that were booked before stay.
+        """
+        ...
+
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         """The bucket as people look at it; consumes nothing."""
         ...
 
     async def reset(self, bucket: Bucket) -> None:
-        """Forget the bucket: it is as good as new."""
+        """Forget the bucket: it is as good as new, and open."""
         ...
+
+
+def snapshot_of(look: Callable[[int], Snapshot], now: int, closed_until: int) -> Snapshot:
+    """What `look` tells of a bucket that grants nothing before then."""
+    seen = look(now)
+    if closed_until <= now:
+        return seen
+    return Snapshot(used=seen.used, available=0, opens_at=look(closed_until).opens_at)

@@ -9,7 +9,7 @@ import msgspec
 
 from headgate.errors import DeclarationError
 from headgate.jobs.job import Draw
-from headgate.limits.bucket_store import Bucket, Taken
+from headgate.limits.bucket_store import Bucket, Taken, snapshot_of
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import bucket_key
@@ -52,12 +52,17 @@ class StoredBuckets:
 
         await self._visit(bucket, change)
 
+    async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+        draw = Draw(bucket.limit, bucket_key(bucket.key))
+        await self._storage.penalize(draw, self._storage.limit_now() + closed_for)
+
     async def snapshot(self, bucket: Bucket) -> Snapshot:
-        return await self._visit(bucket, lambda visit: visit.view.snapshot(visit.now))
+        return await self._visit(bucket, _snapshot)
 
     async def reset(self, bucket: Bucket) -> None:
-        shares = isinstance(bucket.rule, SharedCounter)
-        await self._storage.reset(Draw(bucket.limit, FOR_ALL_KEYS if shares else bucket_key(bucket.key)))
+        await self._storage.reset(Draw(bucket.limit, bucket_key(bucket.key)))
+        if isinstance(bucket.rule, SharedCounter):
+            await self._storage.reset(Draw(bucket.limit, FOR_ALL_KEYS))
 
     async def _visit(self, bucket: Bucket, look: Callable[[BucketVisit], R], id: str | None = None) -> R:
         if isinstance(bucket.rule, Semaphore):
@@ -123,16 +128,24 @@ def _cancel(visit: BucketVisit) -> bool:
     return True
 
 
+def _snapshot(visit: BucketVisit) -> Snapshot:
+    view = visit.view
+    if view.closed_until >= NEVER:
+        return Snapshot(used=view.snapshot(visit.now).used, available=0, opens_at=NEVER)
+    return snapshot_of(view.snapshot, visit.now, view.closed_until)
+
+
 def _ask(view: BucketView, now: int, cost: int) -> tuple[int, Any]:
-    if view.closed_until > now:
-        return view.closed_until, None
-    return view.ask(now, cost)
+    if view.closed_until >= NEVER:
+        return NEVER, None
+    return view.ask(max(now, view.closed_until), cost)
 
 
 def _taken(visit: BucketVisit, granted: int, opens_at: int) -> Taken:
     view, now = visit.view, visit.now
     available = 0 if view.closed_until > now else view.snapshot(now).available
-    return Taken(granted, min(opens_at, NEVER), now, available, max(now, full_again_at(view.rule, view.home.state)))
+    full_at = max(now, view.closed_until, full_again_at(view.rule, view.home.state))
+    return Taken(granted, min(opens_at, NEVER), now, available, full_at)
 
 
 def _state(view: BucketView) -> str | None:

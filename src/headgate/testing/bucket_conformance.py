@@ -27,6 +27,7 @@ from headgate.clock import SECOND, SystemClock, sleep
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.bucket_store import Bucket, BucketStore, Taken
 from headgate.limits.concurrency import Concurrency
+from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
@@ -40,6 +41,15 @@ def strict(count: int, per: float = 3600, margin: float = 0) -> AnyRule:
 
 def rate(count: int, per: float = 3600, burst: int | None = None, start_empty: bool = False) -> AnyRule:
     return RateLimit(count, per=per, burst=burst, start_empty=start_empty).rule
+
+
+def shared(count: int, per: float = 3600) -> AnyRule:
+    return cast(AnyRule, DynamicWindow(count=count, per=per).rule)
+
+
+def about(instant: int, expected: int) -> bool:
+    """Within a second: what lies between two answers is the store's own."""
+    return abs(instant - expected) < SECOND
 
 
 def bucket(rule: AnyRule, key: str = "acme", limit: str | None = None) -> Bucket:
@@ -324,6 +334,94 @@ class BucketStoreConformance:
         taken = await store.take(drawn)
         await store.amend(drawn, taken.now, 1, taken.now + SECOND, 1)
         assert (await store.take(drawn)).opens_at == taken.now + SECOND + HOUR
+
+    # ------------------------------------------------------------------------------------------------- penalties
+
+    @pytest.mark.parametrize("rule", [strict(3), rate(3), shared(3)])
+    async def test_a_penalised_bucket_grants_nothing_and_says_until_when(
+        self, store: BucketStore, rule: AnyRule
+    ) -> None:
+        drawn = bucket(rule)
+        first = await store.take(drawn)
+        await store.penalize(drawn, HOUR)
+        refused = await store.take(drawn, count=5)
+        assert (refused.granted, refused.available) == (0, 0)
+        assert refused.full_at >= refused.opens_at
+        assert about(refused.opens_at, first.now + HOUR)
+        look = await store.snapshot(drawn)
+        assert (look.available, look.used) == (0, 1)
+        assert about(look.opens_at, first.now + HOUR)
+        assert (await store.take(with_key(drawn, "globex"))).granted == 1
+
+    async def test_a_bucket_never_seen_can_be_penalised(self, store: BucketStore) -> None:
+        drawn = bucket(rate(7))
+        await store.penalize(drawn, HOUR)
+        assert (await store.take(drawn)).granted == 0
+        look = await store.snapshot(drawn)
+        assert (look.used, look.available) == (0, 0)
+
+    async def test_a_penalty_ends_by_itself_and_the_budget_is_as_it_was(self, store: BucketStore) -> None:
+        drawn = bucket(strict(3))
+        await store.take(drawn)
+        await store.penalize(drawn, SECOND // 10)
+        refused = await store.take(drawn)
+        assert refused.granted == 0
+        await self.elapse_to(store, refused)
+        assert (await store.take(drawn, count=5)).granted == 2
+
+    async def test_the_longest_penalty_counts(self, store: BucketStore) -> None:
+        drawn = bucket(rate(7))
+        first = await store.take(drawn)
+        for hours in (2, 3, 1, 0):
+            await store.penalize(drawn, hours * HOUR)
+        assert about((await store.take(drawn)).opens_at, first.now + 3 * HOUR)
+
+    @pytest.mark.parametrize("rule", [strict(1), rate(1)])
+    async def test_a_bucket_that_its_rule_closes_for_longer_opens_when_that_says(
+        self, store: BucketStore, rule: AnyRule
+    ) -> None:
+        drawn = bucket(rule)
+        first = await store.take(drawn)
+        await store.penalize(drawn, HOUR // 2)
+        assert (await store.take(drawn)).opens_at == first.now + HOUR
+
+    async def test_what_is_booked_of_a_penalised_bucket_begins_when_it_opens(self, store: BucketStore) -> None:
+        drawn = bucket(strict(1))
+        before = await store.reserve(drawn, id="before")
+        await store.penalize(drawn, 2 * HOUR)
+        slots = [(await store.reserve(drawn, id=id)).opens_at for id in ("a", "b", "before")]
+        assert about(slots[0], before.now + 2 * HOUR)
+        assert slots[1] == slots[0] + HOUR
+        assert slots[2] == before.opens_at
+
+    async def test_a_start_that_was_granted_before_a_penalty_is_granted_to_a_repeat(self, store: BucketStore) -> None:
+        drawn = bucket(rate(10))
+        await store.take(drawn, id="a")
+        await store.penalize(drawn, HOUR)
+        assert (await store.take(drawn, id="a")).granted == 1
+        assert (await store.take(drawn, id="b")).granted == 0
+
+    async def test_what_is_given_back_does_not_open_a_penalised_bucket(self, store: BucketStore) -> None:
+        drawn = bucket(rate(1))
+        taken = await store.take(drawn)
+        await store.penalize(drawn, HOUR)
+        await store.amend(drawn, taken.now, 1, taken.now, 0)
+        assert (await store.take(drawn)).granted == 0
+
+    @pytest.mark.parametrize("rule", [strict(3), shared(3)])
+    async def test_a_reset_lifts_a_penalty(self, store: BucketStore, rule: AnyRule) -> None:
+        drawn = bucket(rule)
+        await store.penalize(drawn, HOUR)
+        assert (await store.take(drawn)).granted == 0
+        await store.reset(drawn)
+        assert (await store.take(drawn)).granted == 1
+
+    async def test_a_penalty_stays_whatever_rule_is_declared(self, store: BucketStore) -> None:
+        drawn = bucket(rate(10))
+        await store.take(drawn)
+        await store.penalize(drawn, HOUR)
+        assert (await store.take(with_rule(drawn, rate(20)))).granted == 0
+        assert (await store.take(with_rule(drawn, strict(20)))).granted == 0
 
     # --------------------------------------------------------------------------------------- looking, forgetting
 

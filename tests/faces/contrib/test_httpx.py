@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate import Concurrency, Headgate, Limiter, RateLimit, RateLimited
+from headgate import Concurrency, Headgate, Limiter, RateLimit, RateLimited, StorageUnavailable
 from headgate.contrib.httpx import (
     HORIZON,
     UNSAID,
@@ -27,6 +27,9 @@ from headgate.contrib.httpx import (
     raise_rate_limited_sync,
     refused_for,
 )
+from headgate.limits.bucket_store import Bucket
+from headgate.limits.standalone.current_buckets import CurrentBuckets
+from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
@@ -241,6 +244,40 @@ def test_a_refusal_closes_its_key_for_as_long_as_the_server_says() -> None:
         assert times[-1] == pytest.approx(31, abs=0.01)
 
     run_virtual(main)
+
+
+def test_a_refusal_that_one_client_meets_holds_all_of_them_back() -> None:
+    async def main(clock: VirtualClock) -> None:
+        server, seen = answering(clock, httpx.Response(429, headers={"Retry-After": "30"}))
+        limit, store = RateLimit("10/s", name="partner"), MemoryBuckets(clock)
+        transports = [
+            LimitedTransport(Limiter(limit, store, clock=clock), key="partner", transport=server, clock=clock)
+            for _ in range(2)
+        ]
+        start = clock.monotonic() / 1e6
+        async with httpx.AsyncClient(transport=transports[0]) as refused:
+            assert (await refused.get("http://a/")).status_code == 429
+        async with httpx.AsyncClient(transport=transports[1]) as other:
+            assert (await other.get("http://b/")).status_code == 200
+        assert seen[1][0] - start >= 30
+
+    run_virtual(main)
+
+
+def test_an_answer_is_handed_on_though_nobody_can_be_told_that_it_refuses(caplog: pytest.LogCaptureFixture) -> None:
+    class Leaving(MemoryBuckets):
+        async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+            raise StorageUnavailable("it has just gone")
+
+    async def main(clock: VirtualClock) -> None:
+        server, _ = answering(clock, httpx.Response(429, headers={"Retry-After": "30"}))
+        store = Leaving(clock)
+        limiter = Limiter(RateLimit("10/s"), CurrentBuckets(lambda: store), clock=clock)
+        async with httpx.AsyncClient(transport=LimitedTransport(limiter, transport=server, clock=clock)) as client:
+            assert (await client.get("http://a/")).status_code == 429
+
+    run_virtual(main)
+    assert "refuses 'a' for 30 s, and the limiter could not be told: it has just gone" in caplog.text
 
 
 def test_whoever_waits_for_the_limiter_also_hears_of_a_refusal() -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import threading
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
 
 import httpx
 
-from headgate import Limiter
-from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds, sleep_until, to_datetime
+from headgate import Limiter, StorageUnavailable
+from headgate.clock import Clock, Duration, SystemClock, to_datetime
 from headgate.contrib.httpx.advice import closed_for
-from headgate.contrib.httpx.closed_keys import ClosedKeys
+
+logger = logging.getLogger("headgate.httpx")
 
 Key = str | Callable[[httpx.Request], str]
 """Whose budget a request draws on: one for all, or what a function says of it."""
-
-LONGEST_REST = 60.0
-"""Seconds after which a thread that waits looks at the clock again: the machine may have slept."""
 
 
 def host_of(request: httpx.Request) -> str:
@@ -30,11 +28,12 @@ class LimitedTransport(httpx.AsyncBaseTransport):
 
     `key` says whose budget a request draws on (default: that of its host): a text, or a function of the request.
     `transport` is what sends it (default: httpx's own). The permit of a `Concurrency` is held until the answer has been
-    read or closed. With a `timeout` (seconds) a request whose turn comes later
-    raises `httpx.PoolTimeout`; nothing is sent then.
+    read or closed. With a `timeout` (seconds) a request whose turn comes later raises `httpx.PoolTimeout`; nothing is
+    sent then.
 
-    An answer that refuses, or was the last one of its window, closes its key in this client for as long as `closed_for`
-    says. It is handed on as it is: nothing is sent again by itself. Redirects and repeats draw on the budget, too.
+    An answer that refuses, or was the last one of its window, penalises its key for as long as `closed_for` says: until
+    then nobody goes who draws on the same bucket, in other clients and, with a shared store, in other programs. It is
+    handed on as it is: nothing is sent again by itself. Redirects and repeats draw on the budget, too.
     """
 
     def __init__(
@@ -47,27 +46,27 @@ class LimitedTransport(httpx.AsyncBaseTransport):
         clock: Clock | None = None,
     ) -> None:
         self._limiter = limiter
-        self._turns = _Turns(key, timeout, clock)
+        self._key = key
+        self._timeout = timeout
+        self._clock = clock or SystemClock()
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        turns, key = self._turns, self._turns.key(request)
-        give_up_at = turns.give_up_at()
-        while True:
-            while (opens_at := turns.opens_at(key, give_up_at, request)) is not None:
-                await sleep_until(turns.clock, opens_at)
-            async with AsyncExitStack() as held:
+        key = _key_of(request, self._key)
+        async with AsyncExitStack() as held:
+            try:
+                await held.enter_async_context(self._limiter.hold(key, timeout=self._timeout))
+            except TimeoutError:
+                raise _too_late(key, self._timeout, request) from None
+            response = await self._transport.handle_async_request(request)
+            if (seconds := _refused_for(response, self._clock)) > 0:
                 try:
-                    await held.enter_async_context(self._limiter.hold(key, timeout=turns.left(give_up_at)))
-                except TimeoutError:
-                    raise turns.too_late(key, request) from None
-                # Where one who went before was refused meanwhile, the start is lost and the server spared.
-                if turns.is_open(key):
-                    response = await self._transport.handle_async_request(request)
-                    turns.heed(key, response)
-                    assert isinstance(response.stream, httpx.AsyncByteStream)
-                    response.stream = _HeldStream(response.stream, held.pop_all())
-                    return response
+                    await self._limiter.penalize(key, seconds)
+                except StorageUnavailable as error:
+                    _note(key, seconds, error)
+            assert isinstance(response.stream, httpx.AsyncByteStream)
+            response.stream = _HeldStream(response.stream, held.pop_all())
+            return response
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -86,26 +85,27 @@ class SyncLimitedTransport(httpx.BaseTransport):
         clock: Clock | None = None,
     ) -> None:
         self._limiter = limiter.sync
-        self._turns = _Turns(key, timeout, clock)
+        self._key = key
+        self._timeout = timeout
+        self._clock = clock or SystemClock()
         self._transport = httpx.HTTPTransport() if transport is None else transport
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        turns, key = self._turns, self._turns.key(request)
-        give_up_at = turns.give_up_at()
-        while True:
-            while (opens_at := turns.opens_at(key, give_up_at, request)) is not None:
-                threading.Event().wait(min((opens_at - turns.clock.monotonic()) / SECOND, LONGEST_REST))
-            with ExitStack() as held:
+        key = _key_of(request, self._key)
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._limiter.hold(key, timeout=self._timeout))
+            except TimeoutError:
+                raise _too_late(key, self._timeout, request) from None
+            response = self._transport.handle_request(request)
+            if (seconds := _refused_for(response, self._clock)) > 0:
                 try:
-                    held.enter_context(self._limiter.hold(key, timeout=turns.left(give_up_at)))
-                except TimeoutError:
-                    raise turns.too_late(key, request) from None
-                if turns.is_open(key):
-                    response = self._transport.handle_request(request)
-                    turns.heed(key, response)
-                    assert isinstance(response.stream, httpx.SyncByteStream)
-                    response.stream = _SyncHeldStream(response.stream, held.pop_all())
-                    return response
+                    self._limiter.penalize(key, seconds)
+                except StorageUnavailable as error:
+                    _note(key, seconds, error)
+            assert isinstance(response.stream, httpx.SyncByteStream)
+            response.stream = _SyncHeldStream(response.stream, held.pop_all())
+            return response
 
     def close(self) -> None:
         self._transport.close()
@@ -142,42 +142,18 @@ class _SyncHeldStream(httpx.SyncByteStream):
             self._stream.close()
 
 
-class _Turns:
-    """What both have to decide."""
+def _key_of(request: httpx.Request, key: Key) -> str:
+    return key if isinstance(key, str) else key(request)
 
-    def __init__(self, key: Key, timeout: Duration | None, clock: Clock | None) -> None:
-        self.clock = clock or SystemClock()
-        self._key = key
-        self._timeout = None if timeout is None else max(0, microseconds(timeout))
-        self._closed = ClosedKeys()
 
-    def key(self, request: httpx.Request) -> str:
-        return self._key if isinstance(self._key, str) else self._key(request)
+def _refused_for(response: httpx.Response, clock: Clock) -> float:
+    return closed_for(response.status_code, response.headers, to_datetime(clock.now()))
 
-    def give_up_at(self) -> int | None:
-        return None if self._timeout is None else self.clock.monotonic() + self._timeout
 
-    def left(self, give_up_at: int | None) -> float | None:
-        return None if give_up_at is None else max(0, give_up_at - self.clock.monotonic()) / SECOND
+def _too_late(key: str, timeout: Duration | None, request: httpx.Request) -> httpx.PoolTimeout:
+    return httpx.PoolTimeout(f"no start was free for {key!r} within {timeout} s; nothing was sent", request=request)
 
-    def is_open(self, key: str) -> bool:
-        return self._closed.until(key, self.clock.monotonic()) is None
 
-    def opens_at(self, key: str, give_up_at: int | None, request: httpx.Request) -> int | None:
-        """When a closed key opens, None if it is open. Raises PoolTimeout if that is too late, at once."""
-        until = self._closed.until(key, self.clock.monotonic())
-        if until is not None and give_up_at is not None and until > give_up_at:
-            raise self.too_late(key, request)
-        return until
-
-    def heed(self, key: str, response: httpx.Response) -> None:
-        seconds = closed_for(response.status_code, response.headers, to_datetime(self.clock.now()))
-        if seconds > 0:
-            now = self.clock.monotonic()
-            self._closed.close(key, now + microseconds(seconds), now)
-
-    def too_late(self, key: str, request: httpx.Request) -> httpx.PoolTimeout:
-        seconds = (self._timeout or 0) / SECOND
-        return httpx.PoolTimeout(
-            f"no start was free for {key!r} within {seconds:g} s; nothing was sent", request=request
-        )
+def _note(key: str, seconds: float, error: StorageUnavailable) -> None:
+    # The answer is worth more than telling the others of it.
+    logger.warning("a server refuses %r for %g s, and the limiter could not be told: %s", key, seconds, error)

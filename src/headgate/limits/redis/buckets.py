@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from headgate.clock import Clock, SystemClock
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
-from headgate.limits.bucket_store import Bucket, Taken
+from headgate.limits.bucket_store import Bucket, Taken, snapshot_of
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import bucket_key
 from headgate.limits.redis.desk import AT_ONCE, Desk
@@ -137,13 +137,20 @@ class RedisBuckets:
         check_change(bucket.rule, cost, actual)
         await desk.ask(b"amend", charged_at, cost, started_at, actual, may_repeat=False)
 
+    async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+        await self._desk(bucket).ask(b"penalize", closed_for)
+
     async def snapshot(self, bucket: Bucket) -> Snapshot:
-        now, text = await self._desk(bucket).ask(b"snapshot")
+        now, text, closed_until = await self._desk(bucket).ask(b"snapshot")
         rule = bucket.rule
         state = None if text is None else rule.load(from_script(text), now)
-        if isinstance(rule, SharedCounter):
-            return rule.snapshot(state, now, key=bucket_key(bucket.key))
-        return rule.snapshot(state, now)
+
+        def look(at: int) -> Snapshot:
+            if isinstance(rule, SharedCounter):
+                return rule.snapshot(state, at, key=bucket_key(bucket.key))
+            return rule.snapshot(state, at)
+
+        return snapshot_of(look, now, closed_until)
 
     async def reset(self, bucket: Bucket) -> None:
         """As `BucketStore.reset`; the keys of a DynamicWindow share one bucket, and are forgotten together."""

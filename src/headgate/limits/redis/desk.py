@@ -21,13 +21,27 @@ AT_ONCE = 10_000
 MOST_TRIES = 20
 """How often a bucket's text is carried over to another rule in one call before somebody has to be told."""
 
+CLOSED = b":closed"
+"""What the key's name ends in that says until when a bucket is closed."""
+
 _PADDING = (b"",) * 4
 
 
 class Desk:
     """A bucket, ready to be asked about. Takers who come before the next request leaves share one question."""
 
-    __slots__ = ("_gathering", "_pipe", "answers", "bucket", "clock", "key", "limit_time", "numbers", "script")
+    __slots__ = (
+        "_gathering",
+        "_pipe",
+        "answers",
+        "bucket",
+        "clock",
+        "closed",
+        "key",
+        "limit_time",
+        "numbers",
+        "script",
+    )
 
     def __init__(
         self, bucket: Bucket, key: str, pipe: Pipe, clock: Clock, limit_time: Callable[[], int] | None
@@ -39,13 +53,20 @@ class Desk:
         self.numbers = numbers(bucket.rule)
         self.script: Script = script(bucket.rule.kind)
         self.key = key.encode()
+        self.closed = self.key + CLOSED
         self.answers = self.key + b":answers"
         if isinstance(bucket.rule, SharedCounter):
-            # One state for all keys: the script is told which one, and ids are each key's own.
+            # One state for all keys: the script is told which one; each is closed for itself and has ids of its own.
             own = bucket_key(bucket.key).encode()
             self.numbers += (own,)
+            self.closed += b":" + own
             self.answers += b":" + own
         self._gathering: _Takes | None = None
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """What every question is about."""
+        return self.key, self.closed
 
     async def take(self, cost: int, count: int) -> Taken:
         """Take without an id."""
@@ -123,7 +144,7 @@ class _Question(_Asked):
 
     def __init__(self, desk: Desk, verb: bytes, told: tuple[int, ...], id: str | None, may_repeat: bool) -> None:
         with_answers = id is not None or verb == b"reset"
-        super().__init__(desk, (desk.key, desk.answers) if with_answers else (desk.key,), may_repeat)
+        super().__init__(desk, (*desk.keys, desk.answers) if with_answers else desk.keys, may_repeat)
         self.verb = verb
         self.id = b"" if id is None else b"=" + bucket_key(id).encode()
         self.told = told
@@ -147,7 +168,7 @@ class _Takes(_Asked):
     __slots__ = ("cost", "total", "waiting")
 
     def __init__(self, desk: Desk, cost: int) -> None:
-        super().__init__(desk, (desk.key,), may_repeat=False)
+        super().__init__(desk, desk.keys, may_repeat=False)
         self.cost = cost
         self.total = 0
         self.waiting: list[tuple[int, asyncio.Future[Taken]]] = []

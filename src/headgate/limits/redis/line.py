@@ -21,6 +21,7 @@ from headgate.errors import StorageUnavailable
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.key import bucket_key
 from headgate.limits.redis.buckets import key_name
+from headgate.limits.redis.desk import CLOSED
 from headgate.limits.redis.script import Script, for_script, from_script, numbers
 
 T = TypeVar("T")
@@ -125,7 +126,7 @@ class Lines:
         rule = place.bucket.rule
         key = key_name(self._prefix, place.bucket).encode()
         own = key + self._own
-        keys = (key, own + b"line", own + b"messages", own + b"sending", own + b"sent", self._all)
+        keys = (key, key + CLOSED, own + b"line", own + b"messages", own + b"sending", own + b"sent", self._all)
         fixed = (b"%d" % place.cost, b"%d" % lease, b"%d" % AT_ONCE, b"%d" % (_capacity(rule) // place.cost))
         now = b"" if self._limit_time is None else b"%d" % self._limit_time()
         was = becomes = b""

@@ -8,10 +8,11 @@ from typing import Any, cast
 import msgspec
 
 from headgate.clock import SECOND, Clock
-from headgate.limits.bucket_store import Taken
+from headgate.limits.bucket_store import Taken, snapshot_of
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
-from headgate.limits.standalone.decision import Decision, full_again_at
+from headgate.limits.standalone.closed_keys import ClosedKeys
+from headgate.limits.standalone.decision import FROM_STORE, Decision, full_again_at
 from headgate.limits.standalone.fading_map import FadingMap
 from headgate.limits.standalone.lines import Lines
 
@@ -26,7 +27,8 @@ class BucketTable:
     """The buckets of one limit under one rule, and the lines of those who wait for them.
 
     Every method is one step under `lock`, so that any number of threads may call. A limit that is declared anew has
-    another table; the two share their lock, and a key's state lies in the one that touched it last.
+    another table; the two share their lock and which keys are closed, and a key's state lies in the one that touched
+    it last.
     """
 
     def __init__(self, rule: AnyRule, clock: Clock, ahead: int, relatives: list[BucketTable]) -> None:
@@ -35,6 +37,7 @@ class BucketTable:
         self.clock = clock
         self.ahead = ahead
         """How far (µs) limit time is ahead of `clock.monotonic()`."""
+        self.closed: ClosedKeys = relatives[0].closed if relatives else ClosedKeys()
         self.lines = Lines(self.lock, clock)
         self._states: FadingMap[Any] = FadingMap(rule.idle_at)
         self._answers: FadingMap[dict[str, _Answer]] = FadingMap(_forgettable_at)
@@ -50,6 +53,7 @@ class BucketTable:
         self._release = self.lock.release
         self._monotonic = clock.monotonic
         self._waited_for = self.lines.by_key
+        self._closed = self.closed.until_by_key
         self._refused: dict[str, _Refusal] = {}
 
     def __len__(self) -> int:
@@ -71,6 +75,9 @@ class BucketTable:
             state = states.recent.get(key)
             if state is None or now >= states.look_at:
                 state = self._find(key, now)
+            if self._closed and self._closed.get(key, 0) > now:
+                check_cost(cost)
+                return self._refusal(key, rule, state, cost, now)
             if self._refused:
                 known = self._refused.get(key)
                 if known is not None and known.state is state and known.cost == cost and now < known.opens_at:
@@ -92,12 +99,10 @@ class BucketTable:
         """The same for who is first in line and was refused at an instant before; the caller has the lock."""
         rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
         state = self._find(key, now)
-        if self._keeps_slots:
-            opens_at, after = rule.take(state, max(refused_at, now - LATE), cost)
-        else:
-            opens_at, after = rule.take(state, now, cost)
+        earliest = max(refused_at, now - LATE) if self._keeps_slots else now
+        opens_at, after = rule.take(state, max(earliest, self.closed.until(key)), cost)
         if opens_at > now:
-            return Decision(False, now, opens_at, rule, state)
+            return self._refusal(key, rule, state, cost, now)
         self._keep(key, after)
         return Decision(True, opens_at, opens_at, rule, after)
 
@@ -109,12 +114,13 @@ class BucketTable:
                 return known.taken
             state = self._find(key, now)
             granted = 0
-            opens_at, after = rule.take(state, now, cost)
+            earliest = max(now, self.closed.until(key))
+            opens_at, after = rule.take(state, earliest, cost)
             while opens_at <= now and granted < count:
                 granted += 1
                 state = after
                 opens_at, after = rule.take(state, now, cost)
-            taken = _taken(granted, opens_at, now, rule, state)
+            taken = _taken(granted, opens_at, now, rule, state, earliest)
             if granted:
                 self._keep(key, state)
                 if id is not None:
@@ -129,10 +135,11 @@ class BucketTable:
             before = self._find(key, now)
             if known := self._answered(key, now).get(id):
                 slot = known.taken.opens_at
-                return _taken(int(slot <= now), slot, now, rule, before)
-            slot, after = rule.take(before, now, cost)
+                return _taken(int(slot <= now), slot, now, rule, before, max(now, self.closed.until(key)))
+            earliest = max(now, self.closed.until(key))
+            slot, after = rule.take(before, earliest, cost)
             self._keep(key, after)
-            taken = _taken(int(slot <= now), slot, now, rule, after)
+            taken = _taken(int(slot <= now), slot, now, rule, after, earliest)
             self._remember(key, id, _Answer(taken, slot + rule.period, before, after))
             return taken
 
@@ -166,11 +173,18 @@ class BucketTable:
             self._keep(key, state - cost)
             self._tell(key)
 
+    def penalize(self, key: str, closed_for: int) -> None:
+        """As `BucketStore.penalize`."""
+        with self.lock:
+            now = self.clock.monotonic() + self.ahead
+            self.closed.close(key, now + closed_for, now)
+
     def snapshot(self, key: str) -> Snapshot:
         """As `BucketStore.snapshot`."""
         with self.lock:
-            now = self.clock.monotonic() + self.ahead
-            return self._rule_of(key).snapshot(self._find(key, now), now)
+            rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
+            state = self._find(key, now)
+            return snapshot_of(lambda at: rule.snapshot(state, at), now, max(now, self.closed.until(key)))
 
     def reset(self, key: str) -> None:
         """As `BucketStore.reset`."""
@@ -178,6 +192,13 @@ class BucketTable:
             for table in self._relatives:
                 table._keep(key, None)
                 table._answers.pop(key)
+            self.closed.open(key)
+            self._tell(key)
+
+    def lift(self, key: str) -> None:
+        """End a penalty, and change nothing else."""
+        with self.lock:
+            self.closed.open(key)
             self._tell(key)
 
     def clear(self) -> None:
@@ -185,6 +206,7 @@ class BucketTable:
         with self.lock:
             self._states.clear()
             self._answers.clear()
+            self.closed.clear()
 
     # -------------------------------------------------------------------------------------------------- waiting
 
@@ -204,8 +226,7 @@ class BucketTable:
         """What a newcomer would be told who is refused."""
         with self.lock:
             rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
-            state = self._find(key, now)
-            return Decision(False, now, max(rule.take(state, now, cost)[0], now + 1), rule, state)
+            return self._refusal(key, rule, self._find(key, now), cost, now)
 
     def opens_only_by_time(self, key: str) -> bool:
         """Whether nobody holds or has booked anything that may be given back."""
@@ -213,6 +234,11 @@ class BucketTable:
             now = self.clock.monotonic() + self.ahead
             booked = self._answered(key, now)
             return key not in self._expected and all(answer.taken.opens_at <= now for answer in booked.values())
+
+    def is_closed_until(self, key: str, instant: int) -> bool:
+        """Whether nothing goes before that limit time, whatever is given back."""
+        with self.lock:
+            return self.closed.until(key) > instant
 
     # --------------------------------------------------------------------------------------------------- within
 
@@ -234,6 +260,13 @@ class BucketTable:
             self._states.pop(key)
         else:
             self._states.recent[key] = state
+
+    def _refusal(self, key: str, rule: AnyRule, state: Any, cost: int, now: int) -> Decision:
+        until = max(now, self.closed.until(key))
+        opens_at = max(rule.take(state, until, cost)[0], now + 1)
+        if until <= now:
+            return Decision(False, now, opens_at, rule, state)
+        return Decision(False, now, opens_at, FROM_STORE, _taken(0, opens_at, now, rule, state, until))
 
     def _remember_refusal(self, key: str, state: Any, cost: int, opens_at: int) -> None:
         """Until then the same state gives the same answer, which spares a flooded bucket its rule."""
@@ -346,9 +379,10 @@ class _Answer(msgspec.Struct, frozen=True, gc=False):
     after: Any = None
 
 
-def _taken(granted: int, opens_at: int, now: int, rule: AnyRule, state: Any) -> Taken:
-    full_at = max(now, full_again_at(rule, state))
-    return Taken(granted, opens_at, now, rule.snapshot(state, now).available, full_at)
+def _taken(granted: int, opens_at: int, now: int, rule: AnyRule, state: Any, closed_until: int) -> Taken:
+    full_at = max(now, closed_until, full_again_at(rule, state))
+    available = 0 if closed_until > now else rule.snapshot(state, now).available
+    return Taken(granted, opens_at, now, available, full_at)
 
 
 def _forgettable_at(answers: dict[str, _Answer]) -> int:

@@ -32,6 +32,9 @@ class CurrentBuckets:
     async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
         await self._find().amend(bucket, charged_at, cost, started_at, actual)
 
+    async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+        await self._find().penalize(bucket, closed_for)
+
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         return await self._find().snapshot(bucket)
 

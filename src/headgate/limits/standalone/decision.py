@@ -79,5 +79,8 @@ class FromStore:
         return state.full_at
 
 
+FROM_STORE = FromStore()
+
+
 def _seconds(duration: int, instant: int) -> float:
     return math.inf if instant >= NEVER else duration / SECOND

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
 from importlib import import_module
 from typing import NamedTuple
 
@@ -80,6 +81,14 @@ class Limiter:
         finally:
             held._end()
 
+    async def penalize(self, key: str, until: datetime | Duration) -> None:
+        """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` lifts it.
+
+        For what a server says that refuses. Whoever draws on the same bucket holds back, in other programs and in jobs,
+        too; one that is closed for longer stays so, and slots that were booked before are kept.
+        """
+        await self._budget.penalize_async(key, until)
+
     async def snapshot(self, key: str = "") -> Snapshot:
         """The key's bucket as people look at it."""
         return await self._budget.snapshot_async(key)
@@ -134,6 +143,10 @@ class SyncLimiter:
             yield held
         finally:
             held._end()
+
+    def penalize(self, key: str, until: datetime | Duration) -> None:
+        """As `Limiter.penalize`."""
+        self._budget.penalize(key, until)
 
     def snapshot(self, key: str = "") -> Snapshot:
         """As `Limiter.snapshot`."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 
-from headgate.clock import Duration, microseconds
+from headgate.clock import Duration, microseconds, microseconds_until
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import Taken
 from headgate.limits.rule import NEVER, Snapshot
@@ -52,6 +53,11 @@ class LocalBudget:
         # Also when closed: whoever draws on the same buckets still wants to know.
         self.table.amend(key, charged_at, cost, charged_at, actual)
 
+    def penalize(self, key: str, until: datetime | Duration) -> None:
+        if self.is_closed:
+            raise GateClosed
+        self.table.penalize(key, microseconds_until(until, self.table.clock))
+
     def snapshot(self, key: str) -> Snapshot:
         if self.is_closed:
             raise GateClosed
@@ -60,7 +66,10 @@ class LocalBudget:
     def reset(self, key: str) -> None:
         if self.is_closed:
             raise GateClosed
-        if not self.hands_out_permits:
+        if self.hands_out_permits:
+            # Who holds one goes on holding it.
+            self.table.lift(key)
+        else:
             self.table.reset(key)
 
     def close(self) -> None:
@@ -86,6 +95,9 @@ class LocalBudget:
 
     async def settle_async(self, key: str, charged_at: int, cost: int, actual: int) -> None:
         self.settle(key, charged_at, cost, actual)
+
+    async def penalize_async(self, key: str, until: datetime | Duration) -> None:
+        self.penalize(key, until)
 
     async def snapshot_async(self, key: str) -> Snapshot:
         return self.snapshot(key)
@@ -116,9 +128,12 @@ class _Attempt:
         """Not once it was allowed, nor if its slot comes too late and nobody could give anything back before."""
         if self.decision.allowed or self.until is None:
             return not self.decision.allowed
-        opens_at = self.decision.opens_at - self._table.ahead
-        gives_back = self._budget.hands_out_permits or not self._table.opens_only_by_time(self._key)
-        return opens_at <= self.until or gives_back
+        table = self._table
+        if self.decision.opens_at - table.ahead <= self.until:
+            return True
+        if table.is_closed_until(self._key, self.until + table.ahead):
+            return False
+        return self._budget.hands_out_permits or not table.opens_only_by_time(self._key)
 
     def is_closed(self) -> bool:
         return self._budget.is_closed

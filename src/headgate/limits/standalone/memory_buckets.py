@@ -55,6 +55,9 @@ class MemoryBuckets:
     async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
         self._table_of(bucket).amend(bucket.key, charged_at, cost, started_at, actual)
 
+    async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+        self._table_of(bucket).penalize(bucket.key, closed_for)
+
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         return self._table_of(bucket).snapshot(bucket.key)
 

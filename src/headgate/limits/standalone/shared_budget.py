@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine
+from datetime import datetime
 from typing import Any, TypeVar
 
-from headgate.clock import Clock, Duration, microseconds
+from headgate.clock import Clock, Duration, microseconds, microseconds_until
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import Bucket, BucketStore, Taken
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.bucket_table import check_cost
-from headgate.limits.standalone.decision import Decision, FromStore
+from headgate.limits.standalone.decision import FROM_STORE, Decision
 from headgate.limits.standalone.home_loop import HomeLoop
 from headgate.limits.standalone.shared_line import SharedLine
 
 T = TypeVar("T")
-
-_FROM_STORE = FromStore()
 
 
 class SharedBudget:
@@ -74,6 +73,12 @@ class SharedBudget:
 
     async def settle_async(self, key: str, charged_at: int, cost: int, actual: int) -> None:
         await self._run_async(self._settle(key, charged_at, cost, actual))
+
+    def penalize(self, key: str, until: datetime | Duration) -> None:
+        self._run(self._penalize(key, until))
+
+    async def penalize_async(self, key: str, until: datetime | Duration) -> None:
+        await self._run_async(self._penalize(key, until))
 
     def snapshot(self, key: str) -> Snapshot:
         return self._run(self._snapshot(key))
@@ -152,6 +157,12 @@ class SharedBudget:
         await self._store.amend(self._bucket(key), charged_at, cost, charged_at, actual)
         self._tell(key)
 
+    async def _penalize(self, key: str, until: datetime | Duration) -> None:
+        # Worked out first: what is no instant is refused before anything is asked, and the time to connect counts.
+        opens_at = self._clock.monotonic() + microseconds_until(until, self._clock)
+        await self._ready()
+        await self._store.penalize(self._bucket(key), max(0, opens_at - self._clock.monotonic()))
+
     async def _snapshot(self, key: str) -> Snapshot:
         await self._ready()
         return await self._store.snapshot(self._bucket(key))
@@ -205,4 +216,4 @@ class SharedBudget:
 
 
 def _decision(taken: Taken, *, allowed: bool) -> Decision:
-    return Decision(allowed, taken.now, taken.now if allowed else taken.opens_at, _FROM_STORE, taken)
+    return Decision(allowed, taken.now, taken.now if allowed else taken.opens_at, FROM_STORE, taken)

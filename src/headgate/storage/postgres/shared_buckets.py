@@ -107,6 +107,10 @@ class PostgresBuckets(StoredBuckets):
         ask = super().amend
         await self._in_time(lambda: ask(bucket, charged_at, cost, started_at, actual))
 
+    async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+        ask = super().penalize
+        await self._in_time(lambda: self._until_told(lambda: ask(bucket, closed_for)))
+
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         ask = super().snapshot
         return await self._in_time(lambda: self._until_told(lambda: ask(bucket)))

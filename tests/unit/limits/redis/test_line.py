@@ -267,6 +267,28 @@ async def test_limiters_and_lines_share_their_budget(redis_url: str, prefix: str
         await buckets.close()
 
 
+async def test_a_line_waits_until_a_penalty_of_its_bucket_is_over(
+    redis_url: str,  # noqa: F811
+    prefix: str,
+    shop: Shop,
+    time: Time,
+) -> None:
+    buckets = RedisBuckets.from_url(redis_url, prefix=prefix, limit_time=time)
+    await buckets.open()
+    try:
+        assert shop.arrive(place(), "a") == [True]
+        await buckets.penalize(place().bucket, 90 * SECOND)
+        assert shop.start(place(), "a") == [False]
+        assert shop.arrive(place(), "a", "b") == [False, False]
+        time.now += 60 * SECOND
+        assert shop.release(place()) == []
+        time.now += 30 * SECOND
+        assert shop.release(place()) == ["a", "b"]
+        assert shop.start(place(), "a", "b") == [True, True]
+    finally:
+        await buckets.close()
+
+
 def test_a_redis_that_is_away_is_said_to_be() -> None:
     away = BlockingLines("redis://127.0.0.1:1/0", "shop", publish=lambda _: None, find=lambda *_: None)
     with pytest.raises(StorageUnavailable, match="Redis: Error 111"):

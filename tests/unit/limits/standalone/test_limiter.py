@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headgate.clock import SECOND, Timer
+from headgate.clock import SECOND, Timer, to_datetime
 from headgate.errors import CostExceedsLimit, DeclarationError, GateClosed, HeadgateError, StorageUnavailable
 from headgate.limits.bucket_store import Bucket, BucketStore, Taken
 from headgate.limits.concurrency import Concurrency, Mutex
@@ -55,6 +55,9 @@ class Distant:
 
     async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
         await self._far(self.buckets.amend(bucket, charged_at, cost, started_at, actual))
+
+    async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+        await self._far(self.buckets.penalize(bucket, closed_for))
 
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         return await self._far(self.buckets.snapshot(bucket))
@@ -649,6 +652,107 @@ def test_holding_with_a_timeout_that_cannot_be_met_raises(play: Callable[[Scene]
                 raise AssertionError("nobody may get here")
 
     play(scene)
+
+
+# ------------------------------------------------------------------------------------------------------ penalties
+
+
+def test_a_penalised_key_lets_nobody_go_until_then_and_no_other_key_waits(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("10/s"))
+        await limiter.penalize("a", 30)
+        refused = await limiter.try_acquire("a")
+        assert (refused.allowed, refused.remaining) == (False, 0)
+        assert refused.retry_after == near(30)
+        assert refused.reset_after == near(30)
+        assert await limiter.try_acquire("b")
+        began = clock.monotonic()
+        assert await limiter.acquire("a")
+        assert (clock.monotonic() - began) / SECOND == near(30)
+
+    play(scene)
+
+
+def test_who_waits_already_hears_of_a_penalty(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("1/s", burst=1))
+        assert await limiter.acquire("a")
+        waiting = [asyncio.ensure_future(limiter.acquire("a")) for _ in range(2)]
+        await asyncio.sleep(0.5)
+        await limiter.penalize("a", 10)
+        assert await waiting[0]
+        assert clock.monotonic() / SECOND == near(10.5)
+        assert await waiting[1]
+        assert clock.monotonic() / SECOND == near(11.5)
+
+    play(scene)
+
+
+def test_a_key_is_penalised_until_an_instant_and_a_reset_lifts_it(play: Callable[[Scene], None]) -> None:
+    async def scene(new: Callable[[Limit], Limiter], clock: VirtualClock) -> None:
+        limiter = new(RateLimit("10/s"))
+        await limiter.penalize("a", to_datetime(clock.now() + 60 * SECOND))
+        await limiter.penalize("a", 5)
+        await limiter.penalize("a", -5)
+        assert (await limiter.try_acquire("a")).retry_after == near(60)
+        waiting = asyncio.ensure_future(limiter.acquire("a"))
+        await asyncio.sleep(1)
+        await limiter.reset("a")
+        assert await waiting
+        assert clock.monotonic() / SECOND == near(1)
+        with pytest.raises(ValueError, match="no time zone"):
+            await limiter.penalize("a", to_datetime(clock.now()).replace(tzinfo=None))
+
+    play(scene)
+
+
+def test_one_with_a_timeout_is_told_at_once_that_a_penalty_is_longer() -> None:
+    async def main(clock: VirtualClock) -> None:
+        for limit in (RateLimit("10/s"), Concurrency(3)):
+            limiter = Limiter(limit, clock=clock)
+            async with limiter.hold("a"):
+                await limiter.penalize("a", 60)
+                assert not await limiter.acquire("a", timeout=59)
+                assert clock.monotonic() == 0
+
+    run_virtual(main)
+
+
+def test_permits_are_not_handed_out_under_a_penalised_key_and_stay_with_their_holders() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(Concurrency(1), clock=clock)
+        async with limiter.hold("a"):
+            waiting = asyncio.ensure_future(limiter.acquire("a"))
+            await asyncio.sleep(1)
+            await limiter.penalize("a", 60)
+        assert await waiting
+        assert clock.monotonic() == 61 * SECOND
+        await limiter.penalize("a", 60)
+        await limiter.reset("a")
+        assert not await limiter.try_acquire("a"), "somebody holds it"
+        limiter.release("a")
+        assert await limiter.try_acquire("a")
+
+    run_virtual(main)
+
+
+def test_threads_penalise_as_well_and_keys_that_have_opened_are_forgotten() -> None:
+    clock = ManualClock()
+    store = MemoryBuckets(clock)
+    limiter = Limiter(RateLimit("10/s", name="api"), store, clock=clock).sync
+    for number in range(1000):
+        limiter.penalize(f"tenant-{number}", 0.5)
+        clock.advance(0.01)
+    table = store.table("api", RateLimit("10/s").rule)
+    assert len(table.closed.until_by_key) < 200
+    assert not limiter.try_acquire("tenant-999")
+    # Declared anew, its keys are as closed as they were.
+    assert not Limiter(RateLimit("5/s", name="api"), store, clock=clock).sync.try_acquire("tenant-999")
+    clock.advance(0.5)
+    assert limiter.try_acquire("tenant-999")
+    limiter.close()
+    with pytest.raises(GateClosed):
+        limiter.penalize("tenant-1", 1)
 
 
 # -------------------------------------------------------------------------------------------------------- permits

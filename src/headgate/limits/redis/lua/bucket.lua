@@ -2,13 +2,15 @@
 -- verbs.lua for a bucket alone, or line.lua for the line before it.
 --
 -- KEYS[1]  the bucket: "1:<kind>:<latest instant>:<offset>:<state>", gone by itself once it is idle
--- KEYS[2]  what was answered under an id (with an id and for reset): a hash of id to answer
+-- KEYS[2]  until when it is closed, whatever is left of it; gone by itself once it is open
+-- KEYS[3]  what was answered under an id (with an id and for reset): a hash of id to answer
 -- ARGV     1 the verb, 2 the id or "", 3 the instant (for tests; "" is the server's time),
 --          4 and 5 a text of the bucket and what to put in its place if it still reads so (5 is "" for nothing),
---          6-9 of take: cost, count; of reserve: cost; of amend: charged_at, cost, started_at, actual
+--          6-9 of take: cost, count; of reserve: cost; of amend: charged_at, cost, started_at, actual;
+--          of penalize: for how long
 --          10.. the rule's numbers
 -- returns  take, reserve: {granted, opens_at, now, available, full_at}
---          cancel: {1 or 0}; amend: {1}; reset: {1}; snapshot: {now, the bucket's text or false}
+--          cancel: {1 or 0}; amend, penalize, reset: {1}; snapshot: {now, the bucket's text or false, closed until}
 --          all but the last two: {-1, now, offset, text} if the text is not of this rule; nothing has been done then
 --
 -- All numbers are whole and below 2^53, where doubles count exactly. `%` rounds its quotient, so it is math.fmod here.
@@ -20,12 +22,13 @@ local function digits(number)
 end
 
 if verb == 'reset' then
-  redis.call('DEL', KEYS[1], KEYS[2])
+  redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
   return {1}
 end
 
 -- 1. The bucket, and its time. It never goes back: where the server's clock does, it goes on from the latest instant.
-local stored = redis.call('GET', KEYS[1])
+-- Not MGET, which takes what is of another type for nothing.
+local stored, closed_until = redis.call('GET', KEYS[1]), tonumber(redis.call('GET', KEYS[2]) or 0)
 local latest, offset, state = 0, 0, nil
 local unsaved = false
 if stored and ARGV[5] ~= '' and stored == ARGV[4] then
@@ -53,11 +56,14 @@ if now < latest then
   unsaved = true
 end
 if verb == 'snapshot' then
-  return {now, stored}
+  return {now, stored, closed_until}
 end
 if stored and not state then
   return {-1, now, offset, stored}
 end
+
+-- The rule is asked as if it was then. Nothing goes before.
+local earliest = math.max(now, closed_until)
 
 local function save()
   unsaved = false
@@ -82,7 +88,7 @@ end
 
 -- 2. Answers under an id.
 local function remembered()
-  local packed = redis.call('HGET', KEYS[2], id)
+  local packed = redis.call('HGET', KEYS[3], id)
   if packed then
     local answer = {cmsgpack.unpack(packed)}
     if answer[1] > now then
@@ -94,25 +100,29 @@ end
 
 local function remember(over_at, taken, before, after)
   local answer = cmsgpack.pack(over_at, taken[1], taken[2], taken[3], taken[4], taken[5], before, after)
-  redis.call('HSET', KEYS[2], id, answer)
+  redis.call('HSET', KEYS[3], id, answer)
   -- Each new one looks at two others, and forgets them if they are over: so the hash stays about as large as it must.
-  for _, other in ipairs(redis.call('HRANDFIELD', KEYS[2], 2)) do
-    if cmsgpack.unpack(redis.call('HGET', KEYS[2], other)) <= now then
-      redis.call('HDEL', KEYS[2], other)
+  for _, other in ipairs(redis.call('HRANDFIELD', KEYS[3], 2)) do
+    if cmsgpack.unpack(redis.call('HGET', KEYS[3], other)) <= now then
+      redis.call('HDEL', KEYS[3], other)
     end
   end
   local over_in = math.ceil((over_at - now) / 1000) + 1
   if told ~= '' then
     over_in = over_in + 3600000
   end
-  if redis.call('PTTL', KEYS[2]) < over_in then
-    redis.call('PEXPIRE', KEYS[2], digits(over_in))
+  if redis.call('PTTL', KEYS[3]) < over_in then
+    redis.call('PEXPIRE', KEYS[3], digits(over_in))
   end
 end
 
+local function available()
+  return earliest > now and 0 or (look(state, now))
+end
+
 local function answer(granted, opens_at)
-  local available, full_at = look(state, now)
-  return {granted, opens_at, now, available, math.max(now, full_at)}
+  local _, full_at = look(state, now)
+  return {granted, opens_at, now, available(), math.max(earliest, full_at)}
 end
 
 local function beyond()

@@ -1,21 +1,22 @@
 -- The line before a bucket, of messages that another program's broker is to be given: this stands below a rule's script
 -- and bucket.lua. A message stands in the line, or is being sent, or is none of the line's business.
 --
--- KEYS[1]     the bucket, as bucket.lua says
--- KEYS[2]     the line: ids by the instant they came
--- KEYS[3]     messages by id, each "<instant it came>:<message>"
--- KEYS[4]     being sent: ids by the instant at which whoever sends them has not answered for too long
--- KEYS[5]     under way: ids that the broker has, by the instant from which on their budget is no longer set aside
--- KEYS[6]     of all lines: when each has to be looked at again, by the server's clock
+-- KEYS[1]     the bucket, and
+-- KEYS[2]     until when it is closed, as bucket.lua says
+-- KEYS[3]     the line: ids by the instant they came
+-- KEYS[4]     messages by id, each "<instant it came>:<message>"
+-- KEYS[5]     being sent: ids by the instant at which whoever sends them has not answered for too long
+-- KEYS[6]     under way: ids that the broker has, by the instant from which on their budget is no longer set aside
+-- KEYS[7]     of all lines: when each has to be looked at again, by the server's clock
 -- ARGV        1-5 as bucket.lua says; 6 cost, 7 how long (microseconds) a new id is being sent or under way,
 --             8 of release: the most, 9 how many starts of that cost ever fit; 10.. the rule's numbers;
---             last but one: the line's name in KEYS[6]; last: of arrive: the message; of sent: ids, packed
+--             last but one: the line's name in KEYS[7]; last: of arrive: the message; of sent: ids, packed
 -- returns     arrive: {1} if it may be published, {0} if it stands in the line now
 --             start: {1, now} if it may start and is charged, {0, now} if it may not
 --             release: {0, id, message, id, message ...}; sent, forget: {0}
 --             all: {-1, now, offset, text} if the text is not of this rule; nothing has been done then
 
-local LINE, MESSAGES, SENDING, SENT, LINES = KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local LINE, MESSAGES, SENDING, SENT, LINES = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local COST, LEASE, MOST, FITTING = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local NAME, TOLD = ARGV[#ARGV - 1], ARGV[#ARGV]
 local KNOWN_FOR = 86400 * 1000000
@@ -37,8 +38,7 @@ end
 
 -- How many more may be let go: what is under way will be charged when it starts, and has its budget set aside.
 local function room()
-  local available = look(state, now)
-  return math.floor(available / COST) - expected()
+  return math.floor(available() / COST) - expected()
 end
 
 local function under_way(each)
@@ -60,7 +60,7 @@ local function arm()
   end
   local ahead = expected() + 1
   if waiting and ahead <= FITTING then
-    local opens_at = take(state, now, COST * ahead)
+    local opens_at = take(state, earliest, COST * ahead)
     at = math.min(at, math.max(now, opens_at))
   end
   redis.call('ZADD', LINES, digits(at - offset), NAME)
@@ -95,7 +95,7 @@ end
 
 if verb == 'start' then
   local was_expected = forget()
-  local opens_at, after = take(state, now, COST)
+  local opens_at, after = take(state, earliest, COST)
   if opens_at <= now and (was_expected or room() >= 1) then
     state = after
     save()

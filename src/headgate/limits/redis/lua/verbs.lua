@@ -9,13 +9,13 @@ if verb == 'take' then
   local granted = 0
   if count > 1 then
     -- As many as surely fit go as one: a script that takes them one by one would hold up the server.
-    granted = math.min(count, math.floor(look(state, now) / cost))
+    granted = math.min(count, math.floor(available() / cost))
     if granted > 0 then
       local _, after = take(state, now, cost * granted)
       state = after
     end
   end
-  local opens_at, after = take(state, now, cost)
+  local opens_at, after = take(state, earliest, cost)
   while opens_at <= now and granted < count do
     granted = granted + 1
     state = after
@@ -40,7 +40,7 @@ if verb == 'reserve' then
     return {known[2], known[3], known[4], known[5], known[6]}
   end
   local before = state and dump(state) or ''
-  local opens_at, after = take(state, now, cost)
+  local opens_at, after = take(state, earliest, cost)
   opens_at = math.max(opens_at, now)
   state = after
   if beyond() then
@@ -65,7 +65,7 @@ if verb == 'cancel' then
   else
     redis.call('DEL', KEYS[1])
   end
-  redis.call('HDEL', KEYS[2], id)
+  redis.call('HDEL', KEYS[3], id)
   return {1}
 end
 
@@ -82,6 +82,19 @@ if verb == 'amend' then
     return too_far()
   end
   save()
+  return {1}
+end
+
+if verb == 'penalize' then
+  local closed_for = tonumber(ARGV[6])
+  if now + closed_for > earliest then
+    local over_in = math.ceil(closed_for / 1000) + 1
+    if told ~= '' then
+      over_in = over_in + 3600000
+    end
+    redis.call('SET', KEYS[2], digits(now + closed_for), 'PX', digits(over_in))
+  end
+  keep()
   return {1}
 end
 
