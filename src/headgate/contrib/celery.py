@@ -21,7 +21,7 @@ from typing import Any
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.limits.limit import Limit
 from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.gated import Gated
+from headgate.limits.redis.gated import Gated, declare, the_limit
 from headgate.limits.redis.line import Place
 
 try:
@@ -49,6 +49,8 @@ class CeleryGate:
     """
 
     def __init__(self, app: Celery, *, store: str, name: str = "celery") -> None:
+        if isinstance(getattr(app.amqp.send_task_message, "__self__", None), CeleryGate):
+            raise DeclarationError(f"{app} has a gate already; give that one all its limits")
         self._app = app
         self._declared: dict[str, Limit] = {}
         self._gated: dict[str, Gated] = {}
@@ -61,7 +63,7 @@ class CeleryGate:
 
     def limit(self, task: str | Task, limit: Limit) -> None:
         """Limit a task, by its name or itself, that was not declared with `limit=`."""
-        self._declared[task if isinstance(task, str) else task.name] = limit
+        declare(self._declared, task if isinstance(task, str) else task.name, limit)
 
     # ------------------------------------------------------------------------------------------- where it is published
 
@@ -113,6 +115,8 @@ class CeleryGate:
                 for task in gate._app.tasks.values():
                     if gate._of(task.name) is not None:
                         gate._guard(task)
+                for name in gate._declared.keys() - gate._app.tasks.keys():
+                    logger.warning("a limit is declared for task %r, which this worker does not have", name)
 
             def start(self, worker: Any) -> None:
                 gate._lines.start()
@@ -202,11 +206,9 @@ class CeleryGate:
         if (gated := self._gated.get(name)) is not None:
             return gated
         task = self._app.tasks.get(name)
-        limit = self._declared.get(name) or getattr(task, "limit", None)
+        limit = the_limit(f"task {name!r}", self._declared.get(name), getattr(task, "limit", None))
         if task is None or limit is None:
             return None
-        if not isinstance(limit, Limit):
-            raise DeclarationError(f"limit={limit!r} of task {name!r} is not a limit; write StrictRate('15/m', …)")
         gated = self._gated[name] = Gated(name, limit, task.run)
         return gated
 

@@ -20,7 +20,7 @@ from typing import Any
 from headgate.errors import DeclarationError, PayloadError, StorageUnavailable
 from headgate.limits.limit import Limit
 from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.gated import Gated
+from headgate.limits.redis.gated import Gated, declare, the_limit
 from headgate.limits.redis.line import Place
 
 try:
@@ -48,6 +48,8 @@ class DramatiqGate(Middleware):
     """
 
     def __init__(self, broker: Broker, *, store: str, name: str = "dramatiq") -> None:
+        if any(isinstance(each, DramatiqGate) for each in broker.middleware):
+            raise DeclarationError(f"{broker} has a gate already; give that one all its limits")
         self._broker = broker
         self._declared: dict[str, Limit] = {}
         self._gated: dict[str, Gated] = {}
@@ -63,7 +65,7 @@ class DramatiqGate(Middleware):
 
     def limit(self, actor: str | Actor[Any, Any], limit: Limit) -> None:
         """Limit an actor, by its name or itself, that was not declared with `limit=`."""
-        self._declared[actor if isinstance(actor, str) else actor.actor_name] = limit
+        declare(self._declared, actor if isinstance(actor, str) else actor.actor_name, limit)
 
     # --------------------------------------------------------------------------------------------- where it is enqueued
 
@@ -89,6 +91,8 @@ class DramatiqGate(Middleware):
     # ---------------------------------------------------------------------------------------------------- in a worker
 
     def after_worker_boot(self, broker: Broker, worker: Worker) -> None:
+        for name in self._declared.keys() - broker.actors.keys():
+            logger.warning("a limit is declared for actor %r, which this worker does not have", name)
         self._lines.start()
 
     def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
@@ -150,11 +154,9 @@ class DramatiqGate(Middleware):
             actor = self._broker.get_actor(name)
         except ActorNotFound:
             return None
-        limit = self._declared.get(name) or actor.options.get("limit")
+        limit = the_limit(f"actor {name!r}", self._declared.get(name), actor.options.get("limit"))
         if limit is None:
             return None
-        if not isinstance(limit, Limit):
-            raise DeclarationError(f"limit={limit!r} of actor {name!r} is not a limit; write StrictRate('15/m', …)")
         gated = self._gated[name] = Gated(name, limit, actor.fn)
         return gated
 

@@ -25,11 +25,18 @@ from headgate.clock import Clock, SystemClock, sleep
 from headgate.errors import DeclarationError, PayloadError, StorageUnavailable
 from headgate.limits.limit import Limit
 from headgate.limits.redis.async_lines import AsyncLines
-from headgate.limits.redis.gated import Gated
+from headgate.limits.redis.gated import Gated, the_limit
 from headgate.limits.redis.line import Place
 
 try:
-    from taskiq import AckableMessage, AsyncBroker, BrokerMessage, TaskiqMessage, TaskiqMiddleware
+    from taskiq import (
+        AckableMessage,
+        AsyncBroker,
+        AsyncTaskiqDecoratedTask,
+        BrokerMessage,
+        TaskiqMessage,
+        TaskiqMiddleware,
+    )
     from taskiq.exceptions import NoResultError
     from taskiq.utils import maybe_awaitable
 except ImportError as error:  # pragma: no cover
@@ -54,6 +61,8 @@ class TaskiqGate(TaskiqMiddleware):
 
     def __init__(self, broker: AsyncBroker, *, store: str, name: str = "taskiq", clock: Clock | None = None) -> None:
         super().__init__()
+        if any(isinstance(each, TaskiqGate) for each in broker.middlewares):
+            raise DeclarationError(f"{broker} has a gate already; give that one all its limits")
         self._store = store
         self._name = name
         self._clock = clock or SystemClock()
@@ -66,10 +75,14 @@ class TaskiqGate(TaskiqMiddleware):
 
     def limit(self, limit: Limit) -> Callable[[Call], Call]:
         """Limit the task that is made of this function; stands below `@broker.task`."""
-        if not isinstance(limit, Limit):
-            raise DeclarationError(f"{limit!r} is not a limit; write @gate.limit(StrictRate('15/m', …))")
+        the_limit("a task", limit)
 
         def limited(call: Call) -> Call:
+            if isinstance(call, AsyncTaskiqDecoratedTask):
+                raise DeclarationError(
+                    f"@gate.limit of task {call.task_name!r} has to stand below the broker's decorator"
+                )
+            the_limit(f"task {call.__qualname__!r}", getattr(call, "__headgate_limit__", None), limit)
             guarded: Any = _guarded(call)
             guarded.__headgate_limit__ = limit
             return cast(Call, guarded)

@@ -206,37 +206,61 @@ def test_a_sender_that_cannot_reach_the_store_leaves_the_judgement_to_the_worker
     assert m.doubled.delay(key, 4).get(timeout=10) == 8
 
 
-@pytest.mark.parametrize("wish", ["run", "wait"])
-def test_while_the_store_is_away_calls_run_or_come_again_later(wish: Any) -> None:
-    app = Celery("away", broker="memory://")
-    # The broker in memory is one for the whole process, so what comes again later must find no other test's worker.
-    app.conf.update(task_default_queue=f"away-{wish}", broker_transport_options={"polling_interval": 0.01})
+def test_while_the_store_is_away_calls_run_or_come_again_later() -> None:
+    # Others that this process makes stay the current app. The broker in memory is one for the whole process, so what
+    # comes again later must find no other test's worker.
+    app = Celery("away", broker="memory://", set_as_current=False)
+    app.conf.update(task_default_queue="away", broker_transport_options={"polling_interval": 0.01})
     app.conf.task_ignore_result = True
-    gate = CeleryGate(app, store="redis://127.0.0.1:1/0")
-    ran: list[int] = []
-    later: list[int] = []
+    CeleryGate(app, store="redis://127.0.0.1:1/0")
+    ran: list[str] = []
+    later: list[str] = []
     last = threading.Event()
 
-    @app.task(name="work", shared=False, limit=StrictRate("1/h", on_store_error=wish))
-    def work(number: int) -> None:
-        ran.append(number)
+    @app.task(name="runs", shared=False, limit=StrictRate("1/h", on_store_error="run"))
+    def runs() -> None:
+        ran.append("runs")
+
+    @app.task(name="waits", shared=False, limit=StrictRate("1/h", on_store_error="wait"))
+    def waits() -> None:
+        ran.append("waits")
 
     @app.task(name="end", shared=False)
     def end() -> None:
         last.set()
 
-    def sent(headers: Any, body: Any, **told: Any) -> None:
+    def sent(sender: str, headers: Any, **told: Any) -> None:
         if headers["eta"]:
-            later.append(body[0][0])
+            later.append(sender)
 
     signals.before_task_publish.connect(sent)
     try:
         with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=10):
-            for number in range(3):
-                work.delay(number)
-            end.delay()
+            for task in (runs, runs, waits, waits, end):
+                task.delay()
             assert last.wait(10)
     finally:
         signals.before_task_publish.disconnect(sent)
-    assert (ran, later) == (([0, 1, 2], []) if wish == "run" else ([], [0, 1, 2]))
-    assert gate._guarded
+    assert ran == ["runs", "runs"]
+    assert later == ["waits", "waits"]
+
+
+def test_a_second_limit_of_a_task_and_a_second_gate_of_an_app_are_refused() -> None:
+    app = Celery("twice", broker="memory://", set_as_current=False)
+    gate = CeleryGate(app, store="redis://127.0.0.1:1/0")
+
+    @app.task(name="listed", shared=False, limit=[StrictRate("1/s"), StrictRate("9/m")])
+    def listed() -> None: ...
+
+    @app.task(name="both", shared=False, limit=StrictRate("1/s"))
+    def both() -> None: ...
+
+    gate.limit(both, StrictRate("9/m"))
+    for task in (listed, both):
+        with pytest.raises(DeclarationError, match=f"task '{task.name}' has several limits: a gate keeps one"):
+            task.delay()
+    gate.limit("later", StrictRate("9/m"))
+    with pytest.raises(DeclarationError, match="'later' has several limits"):
+        gate.limit("later", StrictRate("8/m"))
+    with pytest.raises(DeclarationError, match="has a gate already"):
+        CeleryGate(app, store="redis://127.0.0.1:1/0")

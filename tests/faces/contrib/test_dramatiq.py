@@ -37,7 +37,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 def m(server: RedisServer) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GATE_REDIS_URL", server.url)
-        yield importlib.import_module(APP)
+        m = importlib.import_module(APP)
+        # Results and pipelines look for the broker of the process, which others may have set since.
+        dramatiq.set_broker(m.broker)
+        yield m
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +153,17 @@ def test_a_limit_that_no_gate_can_keep_is_refused(m: Any) -> None:
             m.unlimited.send("never")
     finally:
         m.gate._declared.clear()
+
+
+def test_a_second_limit_of_an_actor_and_a_second_gate_of_a_broker_are_refused() -> None:
+    broker = StubBroker()
+    gate = DramatiqGate(broker, store=AWAY)
+    actor: Any = dramatiq.actor(broker=broker, actor_name="work", limit=StrictRate("1/s"))(print)
+    gate.limit("work", StrictRate("9/m"))
+    with pytest.raises(DeclarationError, match="actor 'work' has several limits: a gate keeps one"):
+        actor.send()
+    with pytest.raises(DeclarationError, match="has a gate already"):
+        DramatiqGate(broker, store=AWAY)
 
 
 @pytest.mark.parametrize("wish", ["run", "wait"])

@@ -149,6 +149,17 @@ async def test_while_the_store_is_away_tasks_run() -> None:
     await broker.shutdown()
 
 
-def test_what_is_no_limit_is_refused() -> None:
+def test_what_a_gate_cannot_keep_is_refused_where_it_is_declared() -> None:
+    broker = InMemoryBroker()
+    gate = TaskiqGate(broker, store=AWAY)
     with pytest.raises(DeclarationError, match="is not a limit"):
-        TaskiqGate(InMemoryBroker(), store=AWAY).limit("1/s")  # type: ignore[arg-type]
+        gate.limit("1/s")  # type: ignore[arg-type]
+
+    async def work() -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"work' has several limits: a gate keeps one"):
+        gate.limit(StrictRate("1/s"))(gate.limit(StrictRate("9/m"))(work))
+    with pytest.raises(DeclarationError, match="has to stand below the broker's decorator"):
+        gate.limit(StrictRate("1/s"))(broker.task(work))
+    with pytest.raises(DeclarationError, match="has a gate already"):
+        TaskiqGate(broker, store=AWAY)

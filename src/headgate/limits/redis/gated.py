@@ -18,6 +18,28 @@ from headgate.limits.redis.script import numbers
 logger = logging.getLogger("headgate.gates")
 
 
+def the_limit(where: str, *declared: object) -> Limit | None:
+    """The limit of a task, of what is declared in one place or another; None if nothing is.
+
+    Raises DeclarationError for several, and for what is no limit.
+    """
+    found = [each for each in declared if each is not None]
+    if not found:
+        return None
+    several = len(found) > 1 or isinstance(found[0], (list, tuple))
+    if several:
+        raise DeclarationError(f"{where} has several limits: a gate keeps one for a task; declare the tightest of them")
+    if not isinstance(found[0], Limit):
+        raise DeclarationError(f"limit={found[0]!r} of {where} is not a limit; write StrictRate('15/m', …)")
+    return found[0]
+
+
+def declare(limits: dict[str, Limit], task: str, limit: Limit) -> None:
+    """Note a limit of a task. Raises DeclarationError if it has another."""
+    if limits.setdefault(task, limit) != limit:
+        the_limit(repr(task), limits[task], limit)
+
+
 class Gated:
     """A task of another framework, with its limit. Raises DeclarationError for a limit that a gate cannot keep.
 
