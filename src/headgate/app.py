@@ -90,9 +90,8 @@ class Headgate:
 
     `url` says where jobs live: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database` or
     `memory://` (default: `$HEADGATE_URL`, then `sqlite:///headgate.db`); an object that satisfies
-    `headgate.storage.protocol.Storage` may stand in its place. `retry` is for tasks that have none (default: 3 retries,
-    1 s × 2ⁿ with full jitter, up to 1 h). All other settings are those of `headgate.settings.Settings`, also read from
-    `HEADGATE_*`.
+    `headgate.storage.protocol.Storage` may stand in its place. All other settings, `retry` among them, are those of
+    `headgate.settings.Settings`, also read from `HEADGATE_*`.
 
     `clock` and `random` are for tests: with both given, a run is reproducible.
 
@@ -113,9 +112,7 @@ class Headgate:
     ) -> None:
         self._clock = clock or SystemClock()
         self._random = random or Random()
-        self._settings = load_settings(settings)
-        self._retry = RetryPolicy() if retry is None else retry
-        require_policy(self._retry, "Headgate(…)")
+        self._settings = load_settings({**settings, "retry": retry})
         url = url if url is not None else os.environ.get("HEADGATE_URL", DEFAULT_URL)
         storage = choose_storage(
             url,
@@ -406,7 +403,7 @@ class Headgate:
 
     def default_retry(self, queue: str) -> RetryPolicy:
         """How tasks of a queue are tried again that do not say it themselves."""
-        return self._registry.queues[queue].retry or self._retry
+        return self._registry.queues[queue].retry or self._settings.retry
 
     def default_timeout(self, queue: str) -> float | None:
         """Seconds that attempts may take of a queue's tasks that do not say it themselves."""

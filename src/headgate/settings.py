@@ -12,6 +12,9 @@ from headgate.clock import microseconds
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention, parse_retention, retention_of
+from headgate.jobs.retry import DEFAULT_RETRY, RetryPolicy, require_policy
+from headgate.jobs.written import parse_switch, seconds_in
+from headgate.jobs.written_retry import parse_retry
 
 MOST_LOG_LINES = 100_000
 
@@ -21,7 +24,9 @@ class Settings:
     """What an app can be told; durations in seconds. Each is also read from `HEADGATE_<NAME>`.
 
     `concurrency`: slots per queue and node, where the queue does not say (default: 100, or max(4, 2 × cores) for a
-    queue whose tasks are all plain functions). `timeout`: for each attempt of a task that has none (default: none).
+    queue whose tasks are all plain functions). `retry`: of tasks that have none (default: 3 retries,
+    1 s × 2ⁿ with full jitter, up to 1 h); in the environment `5`, `retries=5,base=2s,cap=10m,jitter=off`,
+    `retries=5,delay=30s` or `delays=1s+1m+1h`. `timeout`: for each attempt of a task that has none (default: none).
     `heartbeat` (5) renews a node's lease, which others take for lost after `lease` (30). `grace` (30): how long running
     jobs may go on after the node was asked to stop. `retention` (7 days): how long final jobs are kept; also by how
     they ended, as `{"succeeded": 3600, "failed": 30 * 86400}`, in the environment `succeeded=1h,failed=30d`.
@@ -38,6 +43,7 @@ class Settings:
     """
 
     concurrency: int | None = None
+    retry: RetryPolicy = DEFAULT_RETRY
     timeout: float | None = None
     heartbeat: float = 5.0
     lease: float = 30.0
@@ -57,6 +63,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.concurrency < 1:
             raise DeclarationError(f"concurrency={self.concurrency} must be at least 1")
+        require_policy(self.retry, "Headgate(…)")
         for name in ("timeout", "heartbeat", "lease"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -98,7 +105,6 @@ def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = 
     return Settings(**values)  # type: ignore[arg-type]
 
 
-_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _DURATIONS = frozenset({"timeout", "heartbeat", "lease", "grace"})
 
 
@@ -113,6 +119,8 @@ def _converted(name: str, value: Any) -> object:
 def _parse(name: str, text: str) -> object:
     if name == "retention":
         return parse_retention(text)
+    if name == "retry":
+        return parse_retry(text)
     if name == "audit":
         return audit_level(text.lower(), "HEADGATE_AUDIT")  # type: ignore[arg-type]  # any other word is refused
     if name in ("synchronous", "log_level"):
@@ -120,10 +128,11 @@ def _parse(name: str, text: str) -> object:
     if name in ("limits_url", "schema", "listen_url"):
         return text
     if name == "history":
-        if text.lower() not in _SWITCH:
-            raise DeclarationError(f"HEADGATE_HISTORY={text!r} must be one of {', '.join(_SWITCH)}")
-        return _SWITCH[text.lower()]
+        return parse_switch(text, "HEADGATE_HISTORY")
+    if name in _DURATIONS and (seconds := seconds_in(text)) is not None:
+        return seconds
     try:
         return float(text) if name in _DURATIONS else int(text)
     except ValueError:
-        raise DeclarationError(f"HEADGATE_{name.upper()}={text!r} is not a number") from None
+        what = "a number of seconds, or 90s, 5m, 1h" if name in _DURATIONS else "a whole number"
+        raise DeclarationError(f"HEADGATE_{name.upper()}={text!r} is not {what}") from None

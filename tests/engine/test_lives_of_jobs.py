@@ -34,6 +34,7 @@ from headgate.jobs.event import (
     EndingRefused,
     Event,
     JobFinished,
+    JobStarted,
     JobThrottled,
     NodeDisowned,
     StorageTroubled,
@@ -353,6 +354,33 @@ def test_waiting_for_budget_does_not_count_towards_the_timeout() -> None:
             waited = [await job.result() for job in jobs]
             assert waited[0] < 1
             assert 119 < waited[2] < 121
+
+    run_virtual(main)
+
+
+def test_a_handler_and_the_event_of_its_start_know_how_much_of_the_wait_was_for_a_limit() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, concurrency=1)
+        started: list[tuple[float, float]] = []
+
+        def note(event: Event) -> None:
+            assert isinstance(event, JobStarted)
+            started.append((event.waited, event.throttled))
+
+        app.subscribe(note, JobStarted)
+
+        @app.task(limits=[StrictRate("2/m", key="{tenant}", margin=0)])
+        async def call(tenant: str) -> tuple[float, float]:
+            job = current_job()
+            await asyncio.sleep(20)
+            return job.waited_for, job.throttled_for
+
+        async with app:
+            jobs = await call.enqueue_many([("acme",)] * 4)
+            waits = [tuple(round(wait) for wait in await job.result()) for job in jobs]
+            # One slot: the second waits for the first, the third for the limit, the fourth for that and then the third.
+            assert waits == [(0, 0), (20, 0), (60, 60), (80, 60)]
+            assert [(round(waited), round(throttled)) for waited, throttled in started] == waits
 
     run_virtual(main)
 

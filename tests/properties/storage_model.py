@@ -623,6 +623,8 @@ class StorageModel:
             assert taken.draws == asked
             assert taken.costs == (None if job.new.costs is None else tuple(job.cost(draw) for draw in asked))
             assert taken.gated == bool(asked)
+            assert 0 <= taken.throttled_for <= max(0, wall - job.run_at), "more than it has waited at all"
+            assert asked or not taken.throttled_for
             assert taken.charged_at == now
             self._charge(job, now)
             job.state, job.node, job.started_at = JobState.RUNNING, claim.node, wall

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headgate import DeclarationError, Headgate
+from headgate import DeclarationError, Headgate, RetryPolicy
 from headgate.jobs.audit import AuditLevel
 from headgate.jobs.retention import retention_of
 from headgate.settings import Settings, load_settings
@@ -16,10 +18,11 @@ from headgate.settings import Settings, load_settings
 SAID: dict[str, tuple[str, Any, Any, Any]] = {
     # The text of the variable and what it means; an argument and what that means.
     "concurrency": ("7", 7, 9, 9),
+    "retry": ("retries=5,delay=30s", RetryPolicy(retries=5, delay=30), RetryPolicy(retries=1), RetryPolicy(retries=1)),
     "timeout": ("2.5", 2.5, timedelta(minutes=1), 60.0),
     "heartbeat": ("2", 2.0, timedelta(seconds=3), 3.0),
     "lease": ("45", 45.0, 90, 90.0),
-    "grace": ("0", 0.0, timedelta(seconds=1), 1.0),
+    "grace": ("2m", 120.0, timedelta(seconds=1), 1.0),
     "retention": ("3600", retention_of(3600), timedelta(days=1), retention_of(86400)),
     "audit": ("errors", AuditLevel.ERRORS, "none", AuditLevel.NONE),
     "log_lines": ("10", 10, 0, 0),
@@ -46,12 +49,32 @@ def test_each_setting_is_read_from_its_variable_and_an_argument_goes_before_it(n
     assert getattr(load_settings({name: None}, environment), name) == from_text
 
 
+def test_no_setting_lacks_a_variable_that_works_and_is_on_the_page() -> None:
+    assert SAID.keys() == {field.name for field in fields(Settings)}
+    page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    assert [name for name in SAID if f"`HEADGATE_{name.upper()}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("5", RetryPolicy(retries=5)),
+        ("0", RetryPolicy(retries=0)),
+        ("retries=5, base=2s, cap=10m, jitter=off", RetryPolicy(retries=5, base=2, cap=600, jitter=False)),
+        ("delay=1.5h", RetryPolicy(delay=5400)),
+        ("delays=1s+1m+1h", RetryPolicy(delays=[1, 60, 3600])),
+    ],
+)
+def test_a_retry_policy_is_written_in_words(text: str, policy: RetryPolicy) -> None:
+    assert load_settings({}, {"HEADGATE_RETRY": text}).retry == policy
+
+
 def test_the_defaults_are_as_documented() -> None:
     settings = load_settings({}, {})
     assert (settings.heartbeat, settings.lease, settings.grace) == (5.0, 30.0, 30.0)
     assert (settings.retention, settings.max_payload) == (retention_of(7 * 86400), 262_144)
     assert (settings.concurrency, settings.timeout, settings.audit) == (None, None, AuditLevel.FULL)
-    retry = Headgate("memory://")._retry
+    retry = settings.retry
     assert [retry.retries, retry.base, retry.cap, retry.jitter] == [3, 1, 3600, True]
 
 
@@ -59,6 +82,7 @@ def test_an_app_reads_the_environment_of_its_process(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(os.environ, "HEADGATE_URL", "memory://")
     monkeypatch.setitem(os.environ, "HEADGATE_TIMEOUT", "12")
     monkeypatch.setitem(os.environ, "HEADGATE_MAX_PAYLOAD", "1024")
+    monkeypatch.setitem(os.environ, "HEADGATE_RETRY", "7")
     app = Headgate()
 
     @app.task
@@ -69,6 +93,8 @@ def test_an_app_reads_the_environment_of_its_process(monkeypatch: pytest.MonkeyP
 
     assert type(app._storage).__name__ == "MemoryStorage"
     assert [plain.timeout, own.timeout] == [12, 3]
+    assert plain.retry == RetryPolicy(retries=7)
+    assert Headgate(retry=RetryPolicy(retries=1)).task(name="told")(lambda: None).retry == RetryPolicy(retries=1)
     assert Headgate(timeout=5)._settings.timeout == 5
     with pytest.raises(ValueError, match="more than 1024"):
         plain.payload.encode(("x" * 2000,), {})
@@ -84,6 +110,11 @@ def test_an_app_reads_the_environment_of_its_process(monkeypatch: pytest.MonkeyP
         ("lease", "8"),
         ("grace", "-0.1"),
         ("retention", "a week"),
+        ("retry", "often"),
+        ("retry", "retries=-1"),
+        ("retry", "retries=5,until=9"),
+        ("retry", "delays=1s+soon"),
+        ("retry", "jitter=maybe"),
         ("history", "maybe"),
         ("max_payload", "10"),
         ("connections", "1"),

@@ -398,6 +398,7 @@ class Node:
                     queue=job.queue,
                     attempt=job.attempt,
                     waited=max(0, job.started_at - job.run_at) / SECOND,
+                    throttled=job.throttled_for / SECOND,
                     limits=tuple([draw.limit for draw in job.draws]),
                 )
             )

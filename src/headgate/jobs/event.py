@@ -35,13 +35,17 @@ class JobReplaced(Event, frozen=True):
 
 
 class JobStarted(Event, frozen=True):
-    """An attempt begins on this node, `waited` seconds after it was due; it was charged to these `limits`."""
+    """An attempt begins on this node, `waited` seconds after it was due; it was charged to these `limits`.
+
+    The first `throttled` of these seconds it waited for a limit, and for a free slot since.
+    """
 
     job_id: str
     task: str
     queue: str
     attempt: int
     waited: float = 0.0
+    throttled: float = 0.0
     limits: tuple[str, ...] = ()
 
 

@@ -128,7 +128,8 @@ class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
     snoozed or handed back attempt keeps its number. `lost` of them ended with a dead node. `charged_at` is limit time:
     the instant that its start counts as in the buckets it draws on. `draws` and `costs` are what this start was
     charged for: a retry may pass some of its task's limits. `elsewhere` says of each of these draws whether it was
-    charged in another store; None if none was.
+    charged in another store; None if none was. Of the time from `run_at` to `started_at` it waited for a limit for the
+    first `throttled_for` microseconds.
     """
 
     id: str
@@ -148,6 +149,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
     headers: dict[str, str] | None = None
     options: JobOptions | None = None
     origin: Origin | None = None
+    throttled_for: int = 0
 
     @property
     def gated(self) -> bool:
@@ -202,7 +204,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     is_blocked: bool = False
 
     def as_claimed(self) -> ClaimedJob:
-        """A running job as its claim gave it out, but for what was charged in another store."""
+        """A running job as its claim gave it out, but for what was charged elsewhere and how long it was throttled."""
         return ClaimedJob(
             self.id,
             self.task,

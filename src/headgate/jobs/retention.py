@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -10,10 +9,9 @@ from datetime import timedelta
 from headgate.clock import Duration, microseconds
 from headgate.errors import DeclarationError
 from headgate.jobs.state import JobState
+from headgate.jobs.written import seconds_in
 
 DAY = 86400.0
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY, "w": 7 * DAY}
-_PART = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([smhdw]?)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +71,9 @@ def _seconds(name: str, value: object) -> float:
 
 
 def _parse(value: str, text: str) -> float:
-    found = _PART.fullmatch(value)
-    if found is None:
+    seconds = seconds_in(value)
+    if seconds is None:
         raise DeclarationError(
             f"HEADGATE_RETENTION={text!r} cannot be read; write seconds, 7d, or succeeded=1h,failed=30d (s, m, h, d, w)"
         )
-    return float(found[1]) * _UNITS[found[2]]
+    return seconds

@@ -185,4 +185,5 @@ def _seconds(duration: Duration) -> float:
     return microseconds(duration) / SECOND
 
 
+DEFAULT_RETRY = RetryPolicy()
 NO_RETRY = RetryPolicy(retries=0)

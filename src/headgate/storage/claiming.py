@@ -35,7 +35,11 @@ EXPIRED_A_VISIT = 100
 
 
 class LaneRow(msgspec.Struct, array_like=True):
-    """A lane as it is stored; the lane of jobs without limits draws on nothing."""
+    """A lane as it is stored; the lane of jobs without limits draws on nothing.
+
+    At `opened_at` (limit time) the bucket opened that it waited behind last: those of its jobs that were ready before
+    waited for that limit until then, and for a slot since.
+    """
 
     id: RowId
     queue: str
@@ -45,6 +49,7 @@ class LaneRow(msgspec.Struct, array_like=True):
     behind: RowId | None
     wakes_at: int | None
     variant: str
+    opened_at: int | None = None
 
 
 class Head(msgspec.Struct, array_like=True):
@@ -94,6 +99,7 @@ class Move(msgspec.Struct, array_like=True):
     behind_limit: str | None
     behind_key: str | None
     wakes_at: int | None
+    opened_at: int | None
 
 
 class Visit:
@@ -252,7 +258,10 @@ class ClaimPlan:
     def decide(self, gated: Sequence[Visit], view: Callable[[Draw], BucketView], shares: Mapping[str, int]) -> None:
         """Let the rules say how many jobs of each lane start."""
         self.gated = list(gated)
+        opened_at = {view.id: view.opens_at for view in self.opened}
         for visit in gated:
+            if visit.row.behind is not None:
+                visit.row.opened_at = min(self.limit_now, opened_at.get(visit.row.behind) or self.limit_now)
             views = [view(draw) for draw in visit.row.draws]
             asks = [ask_of(head.id, head.costs, head.terms, head.passes) for head in visit.heads]
             discards = variant_discards(visit.row.variant)
@@ -341,7 +350,7 @@ class ClaimPlan:
         if not gone and visit.heads and (behind is None or stays_behind):
             return None
         if is_emptied:
-            return Move(row.id, gone, None, None, None, None)
+            return Move(row.id, gone, None, None, None, None, None)
         wakes_at = row.wakes_at
         if visit.wakes_by(self.now):
             # Delayed jobs of this lane were due and may be gone.
@@ -354,12 +363,12 @@ class ClaimPlan:
             self.note_wake(wakes_at)
             if not gone and row.since is None and wakes_at == row.wakes_at:
                 return None
-            return Move(row.id, gone, None, None, None, wakes_at)
+            return Move(row.id, gone, None, None, None, wakes_at, row.opened_at)
         if behind is None:
-            return Move(row.id, gone, self.limit_now, None, None, wakes_at)
+            return Move(row.id, gone, self.limit_now, None, None, wakes_at, row.opened_at)
         # Who got nothing keeps the place that it had in the line.
         since = row.since if not gone and row.since is not None else self.limit_now
-        return Move(row.id, gone, since, behind.draw.limit, behind.draw.key, wakes_at)
+        return Move(row.id, gone, since, behind.draw.limit, behind.draw.key, wakes_at, row.opened_at)
 
     @property
     def lines_of_batches(self) -> list[tuple[RowId, str]]:
@@ -483,7 +492,18 @@ class ClaimPlan:
             head.headers,
             head.options,
             head.origin,
+            self._throttled_for(head, visit.row.opened_at),
         )
+
+    def _throttled_for(self, head: Head, opened_at: int | None) -> int:
+        if opened_at is None:
+            return 0
+        return throttled_for(head.run_at, self.now, self.now - (self.limit_now - opened_at))
+
+
+def throttled_for(run_at: int, started_at: int, opened_at: int) -> int:
+    """How long a job waited for a limit that opened for its lane then; all three in wall time."""
+    return max(0, min(opened_at, started_at) - run_at)
 
 
 def _place_in_line(row: LaneRow) -> tuple[int, RowId]:

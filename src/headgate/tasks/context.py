@@ -89,6 +89,14 @@ class JobContext:
         """Seconds from when the job could run, by its own `run_at`, until it was started."""
         return max(0, self._job.started_at - self._job.run_at) / SECOND
 
+    @property
+    def throttled_for(self) -> float:
+        """Seconds of `waited_for` until the limit that held it back opened; since then it waited for a free slot.
+
+        Of a limit that opened and closed again while slots were short, until it last opened.
+        """
+        return self._job.throttled_for / SECOND
+
     def settle(self, limit: str, actual: int) -> None:
         """Say what this start cost, when that was only estimated: the difference is charged or refunded.
 

@@ -17,12 +17,13 @@ class Bucket(BucketView, Generic[M]):
 
     `waiters` are the lanes behind it, by the line in which their group waits for buckets to open. `users` counts all
     lanes that draw on it, and the buckets whose home it is. `declared` and `revision` tell what its rule was chosen
-    from. It is penalised until `penalized_until`; `closed_until` also knows whether it is paused.
+    from. It is penalised until `penalized_until`; `closed_until` also knows whether it is paused. It is open since
+    `opened_at`, for the lanes that still wait behind it.
     """
 
     home: Bucket[M]
 
-    __slots__ = ("declared", "is_listed", "penalized_until", "revision", "users", "waiters")
+    __slots__ = ("declared", "is_listed", "opened_at", "penalized_until", "revision", "users", "waiters")
 
     def __init__(self, draw: Draw) -> None:
         super().__init__(draw, _NO_RULE, None)
@@ -32,6 +33,7 @@ class Bucket(BucketView, Generic[M]):
         self.waiters: dict[Line[Waiters[M]], Waiters[M]] = {}
         self.users = 0
         self.is_listed = False
+        self.opened_at: int | None = None
 
     def use(self, rule: AnyRule, now: int, *, is_paused: bool) -> None:
         """Be judged by `rule` from now on; the state is carried over if another one wrote it."""

@@ -10,6 +10,7 @@ from headgate.limits.concurrency import batches_of
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import TURN, BucketView, admit, charges_elsewhere, gated_share, starved_by
+from headgate.storage.claiming import throttled_for
 from headgate.storage.endings import late_ending, rejection_error
 from headgate.storage.memory.bucket import Bucket, Waiters
 from headgate.storage.memory.group import Group
@@ -131,6 +132,7 @@ class Claiming:
         """All lanes of a batch that holds a permit may go: it comes back only when all its jobs are final."""
         own = [lane for waiters in bucket.waiters.values() for lane in waiters.line if batch in lane.variant]
         for lane in own:
+            lane.opened_at = self._now
             self._lanes.leave_bucket(lane)
             self._lanes.make_due(lane, lane.since)
 
@@ -150,7 +152,7 @@ class Claiming:
         for bucket in self._touched:
             bucket.opens_at = None
             if bucket.waiters:
-                self._lanes.open_at(bucket, self._now)
+                self._lanes.open_at(bucket, self._now, self._now)
         for queue, jobs in ungated.items():
             self._lanes.queues[queue].open.put_back(jobs)
         self._drop_late()
@@ -232,6 +234,7 @@ class Claiming:
                 return
             lane = first[2]
             room[lane.queue] -= 1
+            lane.opened_at = min(bucket.opened_at or self._now, self._now)
             self._lanes.leave_bucket(lane)
             self._lanes.tick(lane)
             yield lane
@@ -326,6 +329,7 @@ class Claiming:
         holders = self._jobs.holders
         claimed = self._claimed
         elsewhere = charges_elsewhere(lane.own_buckets)
+        opened_at = None if lane.opened_at is None else wall - (now - lane.opened_at)
         for job in jobs:
             new = job.new
             job.state = RUNNING
@@ -359,6 +363,7 @@ class Claiming:
                     new.headers,
                     new.options,
                     new.origin,
+                    0 if opened_at is None else throttled_for(job.run_at, wall, opened_at),
                 )
             )
         lane.waiting -= len(jobs)

@@ -21,6 +21,8 @@ class Lane(LaneView):
 
     What else sets it apart is its `variant`; jobs of one that `discards` do not wait behind a closed bucket.
 
+    The bucket that it waited behind last opened at `opened_at` (limit time).
+
     Awake it is due or behind a bucket; else it sleeps until `wakes_at`, or has nothing that a claim could take. The
     open lane of a queue is always awake and in no line; all lanes of the queue know it as `open`.
     """
@@ -37,6 +39,7 @@ class Lane(LaneView):
         "jobs",
         "late",
         "open",
+        "opened_at",
         "own_buckets",
         "running",
         "since",
@@ -73,6 +76,7 @@ class Lane(LaneView):
         self.stale = 0
         self.late = 0
         self.since = 0
+        self.opened_at: int | None = None
         self.wakes_at: int | None = None
         self.tick = 0
         self.is_open = open is None

@@ -151,19 +151,19 @@ class Lanes:
             self.tick(waiters)
             del bucket.waiters[lane.group.opening]
             if not bucket.waiters:
-                bucket.opens_at = None
+                bucket.opens_at = bucket.opened_at = None
 
     def set_timer(self, bucket: Bucket[Lane], now: int) -> None:
         """Settle when a bucket opens for the lanes behind it, after a claim that moved some."""
         if not bucket.waiters:
-            bucket.opens_at = None
+            bucket.opens_at = bucket.opened_at = None
             return
-        self.open_at(bucket, bucket.reopens_at(now))
+        self.open_at(bucket, bucket.reopens_at(now), now)
 
     def reopen(self, bucket: Bucket[Lane], now: int) -> None:
         """Whoever waits behind the bucket is looked at by the next claim."""
         if bucket.opens_at is not None and bucket.opens_at > now:
-            self.open_at(bucket, now)
+            self.open_at(bucket, now, now)
 
     def reopen_limit(self, limit: str, key: str | None, now: int) -> None:
         """The same for the buckets of a limit; of one key, or of all."""
@@ -188,9 +188,13 @@ class Lanes:
             # Running jobs may come back to it: it goes when nobody draws on it any more.
             bucket.renew(keep_state=False)
 
-    def open_at(self, bucket: Bucket[Lane], opens_at: int) -> None:
+    def open_at(self, bucket: Bucket[Lane], opens_at: int, now: int) -> None:
         """Set the timer of a bucket that lanes wait behind."""
         bucket.opens_at = opens_at
+        if bucket.opened_at is None or opens_at > now:
+            bucket.opened_at = opens_at
+        else:
+            bucket.opened_at = min(bucket.opened_at, opens_at)
         for opening, waiters in bucket.waiters.items():
             if waiters.opens_at != opens_at:
                 waiters.opens_at = opens_at

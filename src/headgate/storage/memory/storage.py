@@ -440,7 +440,7 @@ class MemoryStorage:
             bucket = self._lanes.bucket(deposit.draw)
             bucket.state = deposit.balance
             if bucket.waiters:
-                self._lanes.open_at(bucket, now if deposit.balance.left else deposit.balance.opens_at)
+                self._lanes.open_at(bucket, now if deposit.balance.left else deposit.balance.opens_at, now)
         self._wake()
 
     async def withdraw(self, deposits: Sequence[Deposit]) -> Sequence[int]:

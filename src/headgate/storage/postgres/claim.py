@@ -216,7 +216,8 @@ class OneClaim:
         newest = {row["id"]: row for row in rows}
         held = [visit for visit in visits if visit.row.id in newest]
         for visit in held:
-            _, _, visit.row.waiting, visit.row.since, visit.row.behind, visit.row.wakes_at = newest[visit.row.id]
+            row, newer = visit.row, newest[visit.row.id]
+            _, _, row.waiting, row.since, row.behind, row.wakes_at, row.opened_at = newer
         return held
 
     async def _read_heads(self, visits: Sequence[Visit]) -> None:
@@ -323,7 +324,10 @@ class OneClaim:
         lines = plan.lines_of_batches
         has_let_in = bool(lines) and bool(
             await session.execute(
-                "let_in", buckets=[bucket for bucket, _ in lines], batches=[batch for _, batch in lines]
+                "let_in",
+                buckets=[bucket for bucket, _ in lines],
+                batches=[batch for _, batch in lines],
+                limit_now=plan.limit_now,
             )
         )
         timers = plan.timers(reopened)
@@ -387,6 +391,7 @@ class OneClaim:
                 for move in moves
             ],
             wakes_at=[move.wakes_at for move in moves],
+            opened_at=[move.opened_at for move in moves],
             ids=[head.id for head in starting],
             job_lanes=[head.lane for head in starting],
             fences=[head.fence for head in starting],

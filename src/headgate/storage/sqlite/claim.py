@@ -193,7 +193,9 @@ class ClaimTransaction:
             self._ensure_rows()
             execute(self._connection, "move_lanes", lanes=as_json(moves))
         lines = plan.lines_of_batches
-        has_let_in = bool(lines) and execute(self._connection, "let_in", lines=as_json(lines)) > 0
+        has_let_in = bool(lines) and (
+            execute(self._connection, "let_in", lines=as_json(lines), limit_now=self._limit_now) > 0
+        )
         still_open = self._set_timers(reopened) or has_let_in
         # After the lanes have their new places: others may come to them.
         has_told = self._following.tell([int(row[0]) for row in rows])

@@ -16,6 +16,7 @@ from headgate.testing.conformance.hands import (
     MINUTE,
     Conformance,
     Hands,
+    at_once,
     most_in_a_window,
     rate,
     strict,
@@ -474,3 +475,87 @@ class BudgetsConformance(Conformance):
         clock.advance(10)
         claimed = await hands.claim()
         assert (list(claimed.jobs), claimed.next_in) == ([], 50 * SECOND)
+
+    # ------------------------------------------------------------------------------ how long limits held jobs back
+
+    async def test_a_job_is_told_how_long_a_limit_held_it_back(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(2)}
+        await hands.add(4, draws=[("api", "acme")])
+        assert [job.throttled_for for job in await hands.take()] == [0, 0]
+        clock.advance(20)
+        await hands.add(1, draws=[("api", "acme")])
+        clock.advance(40)
+        assert [job.throttled_for for job in await hands.take()] == [MINUTE, MINUTE]
+        clock.advance(60)
+        assert [job.throttled_for for job in await hands.take()] == [100 * SECOND]
+
+    async def test_waiting_for_a_slot_is_not_waiting_for_the_limit(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(3)}
+        await hands.add(6, draws=[("api", "acme")])
+        await hands.add(1, draws=[("api", "globex")])
+        clock.advance(5)
+        assert [job.throttled_for for job in await hands.take()] == [0, 0, 0, 0]
+        # It opens, and nobody has a slot; then one slot at a time.
+        clock.advance(60 + 30)
+        told = [(await hands.take_one()).throttled_for]
+        clock.advance(10)
+        told.append((await hands.take_one()).throttled_for)
+        (newcomer,) = await hands.add(1, draws=[("api", "acme")], priority=1)
+        clock.advance(10)
+        late = await hands.take_one()
+        assert (late.id, late.throttled_for) == (newcomer, 0)
+        assert told == [65 * SECOND, 65 * SECOND]
+
+    async def test_the_time_of_a_permit_that_was_held_is_time_behind_the_limit(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"one": at_once()}
+        await hands.add(3, draws=[("one", "acme")])
+        first = await hands.take_one()
+        assert await hands.take() == []
+        clock.advance(7)
+        await hands.succeed(first)
+        clock.advance(2)
+        second = await hands.take_one()
+        assert (second.started_at - second.run_at, second.throttled_for) == (9 * SECOND, 7 * SECOND)
+
+    async def test_a_job_that_asked_for_a_time_is_held_back_from_then_on(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.add(1, draws=[("api", "acme")])
+        await hands.take_one()
+        await hands.add(1, draws=[("api", "acme")], delay=45)
+        clock.advance(45)
+        assert await hands.take() == []
+        clock.advance(15)
+        assert (await hands.take_one()).throttled_for == 15 * SECOND
+
+    async def test_of_several_limits_the_last_that_opened_counts(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"minute": strict(1), "five": strict(1, per=300)}
+        await hands.add(1, draws=[("minute", "acme")])
+        await hands.add(1, draws=[("five", "acme")])
+        assert len(await hands.take()) == 2
+        await hands.add(1, draws=[("minute", "acme"), ("five", "acme")])
+        for _ in range(5):
+            assert await hands.take() == []
+            clock.advance(60)
+        clock.advance(3)
+        assert (await hands.take_one()).throttled_for == 300 * SECOND
+
+    async def test_a_limit_that_was_paused_has_held_jobs_back_until_it_was_resumed(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"api": strict(10)}
+        paused = await hands.pause("api")
+        await hands.add(1, draws=[("api", "acme")])
+        assert await hands.take() == []
+        clock.advance(30)
+        await hands.unset(paused)
+        clock.advance(1)
+        assert (await hands.take_one()).throttled_for == 30 * SECOND
+
+    async def test_jobs_without_limits_are_never_held_back(self, hands: Hands, clock: ManualClock) -> None:
+        await hands.add(1)
+        clock.advance(30)
+        assert (await hands.take_one()).throttled_for == 0

@@ -55,6 +55,7 @@ CREATE TABLE headgate.lane (
     since     bigint,
     behind    bytea CHECK (length(behind) = 16),
     wakes_at  bigint,
+    opened_at bigint,
     CHECK (behind IS NULL OR since IS NOT NULL)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX lane_queue ON headgate.lane (queue);

@@ -2,5 +2,5 @@
 json_build_array(
     encode(lane.id, 'base64'), lane.queue, lane.draws::json, lane.waiting,
     coalesce(lane.since, (SELECT limit_now - now FROM instant) + lane.wakes_at), encode(lane.behind, 'base64'), lane.wakes_at,
-    lane.variant
+    lane.variant, lane.opened_at
 )

@@ -3,7 +3,7 @@
 SELECT revision, held.*
 FROM headgate.limit_revision
 LEFT JOIN (
-    SELECT id, waiting, since, behind, wakes_at
+    SELECT id, waiting, since, behind, wakes_at, opened_at
     FROM headgate.lane
     WHERE id = ANY(:lanes::bytea[])
         AND (

@@ -7,9 +7,10 @@ WITH charged AS (
 ),
 moved AS (
     UPDATE headgate.lane
-    SET waiting = lane.waiting - new.gone, since = new.since, behind = new.behind, wakes_at = new.wakes_at
-    FROM unnest(:lanes::bytea[], :gone::integer[], :since::bigint[], :behind::bytea[], :wakes_at::bigint[])
-        AS new (id, gone, since, behind, wakes_at)
+    SET waiting = lane.waiting - new.gone, since = new.since, behind = new.behind, wakes_at = new.wakes_at,
+        opened_at = new.opened_at
+    FROM unnest(:lanes::bytea[], :gone::integer[], :since::bigint[], :behind::bytea[], :wakes_at::bigint[],
+        :opened_at::bigint[]) AS new (id, gone, since, behind, wakes_at, opened_at)
     WHERE lane.id = new.id
 )
 UPDATE headgate.job

@@ -37,6 +37,7 @@ CREATE TABLE lane (
     since       INTEGER,
     behind      INTEGER,
     wakes_at    INTEGER,
+    opened_at   INTEGER,
     UNIQUE (queue, draws, variant),
     CHECK (behind IS NULL OR since IS NOT NULL),
     CHECK (waiting > 0 OR (since IS NULL AND wakes_at IS NULL)),

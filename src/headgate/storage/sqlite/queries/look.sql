@@ -17,7 +17,7 @@ SELECT json_array(
         )
     ),
     (
-        SELECT json_group_array(json_array(lane.id, lane.queue, json(draws), waiting, since, behind, wakes_at, variant))
+        SELECT json_group_array(json_array(lane.id, lane.queue, json(draws), waiting, since, behind, wakes_at, variant, opened_at))
         FROM json_each(:queues) AS wanted
         JOIN lane ON lane.id IN (
             SELECT id FROM lane
@@ -30,7 +30,8 @@ SELECT json_array(
     (
         SELECT json_group_array(
             json_array(
-                lane.id, lane.queue, json(draws), waiting, :limit_now - (:now - wakes_at), behind, wakes_at, variant
+                lane.id, lane.queue, json(draws), waiting, :limit_now - (:now - wakes_at), behind, wakes_at, variant,
+                opened_at
             )
         )
         FROM json_each(:queues) AS wanted
@@ -43,7 +44,7 @@ SELECT json_array(
         )
     ),
     (
-        SELECT json_group_array(json_array(lane.id, lane.queue, json(draws), waiting, since, behind, wakes_at, variant))
+        SELECT json_group_array(json_array(lane.id, lane.queue, json(draws), waiting, since, behind, wakes_at, variant, opened_at))
         FROM json_each(:queues) AS wanted
         JOIN lane ON lane.queue = wanted.value AND lane.draws = '[]' AND lane.variant = '' AND lane.waiting > 0
     ),

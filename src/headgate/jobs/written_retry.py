@@ -1,0 +1,36 @@
+"""A retry policy as a variable says it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headgate.errors import DeclarationError
+from headgate.jobs.retry import RetryPolicy
+from headgate.jobs.written import parse_switch, seconds_in
+
+
+def parse_retry(text: str, name: str = "HEADGATE_RETRY") -> RetryPolicy:
+    """`5`, `retries=5,base=2s,cap=10m,jitter=off`, `retries=5,delay=30s` or `delays=1s+1m+1h`.
+
+    Filters and functions have no text: they are said in code. Raises DeclarationError with the `name` of the variable.
+    """
+    if "=" not in text:
+        text = f"retries={text}"
+    said: dict[str, Any] = {}
+    for part in text.split(","):
+        word, _, value = (piece.strip() for piece in part.partition("="))
+        match word:
+            case "retries" if value.isdecimal():
+                said[word] = int(value)
+            case "base" | "cap" | "delay" if (seconds := seconds_in(value)) is not None:
+                said[word] = seconds
+            case "delays" if None not in (delays := [seconds_in(each) for each in value.split("+")]):
+                said[word] = delays
+            case "jitter":
+                said[word] = parse_switch(value, f"{name}: jitter")
+            case _:
+                raise DeclarationError(
+                    f"{name}={text!r}: {part.strip()!r} cannot be read; write 5, retries=5,base=2s,cap=10m,jitter=off, "
+                    "retries=5,delay=30s, or delays=1s+1m+1h (s, m, h, d, w)"
+                )
+    return RetryPolicy(**said)
