@@ -286,11 +286,14 @@ def test_an_attempt_that_swallows_its_cancellation_keeps_its_slot_and_its_lease_
             assert app._node is not None
             assert app._node.statistics()["lingering"] == [job.id]
             assert app._node.statistics()["busy"] == {"default": 1}
+            assert [node.lingering for node in await app.admin.nodes()] == [(job.id,)]
             assert (await job.status()).state is JobState.RUNNING
             assert (await after.status()).state is JobState.WAITING
             assert await job.result() == "to the end"
             assert await after.result() == "ran"
             assert app._node.statistics()["lingering"] == []
+            await asyncio.sleep(6)
+            assert [node.lingering for node in await app.admin.nodes()] == [()]
 
     with caplog.at_level(logging.WARNING, "headgate"):
         run_virtual(main)

@@ -197,7 +197,9 @@ def test_a_handler_that_blocked_the_event_loop_is_seen_by_the_next_scrape_and_fo
         metrics = measured(app)
         async with app:
             await asyncio.sleep(2)
-            told = NodeMeasured(at=0, node="node-1", slots={}, busy={}, unrecorded=0, loop_lag=4.0, clock_skew=0.0)
+            told = NodeMeasured(
+                at=0, node="node-1", slots={}, busy={}, lingering=0, unrecorded=0, loop_lag=4.0, clock_skew=0.0
+            )
             app._bus.publish(told)
             await asyncio.sleep(50)
             assert value(metrics, "headgate_event_loop_lag_seconds") == 4

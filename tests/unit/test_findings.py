@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -49,8 +50,11 @@ POSTGRES = PostgresFacts(
 )
 
 
-def node(state: Any = "alive", *, name: str = "web-1:7", version: str = "1.2.0") -> NodeStatus:
-    return NodeStatus("n1", name, 7, state, 45.0 if state == "silent" else 1.0, 3, {"default": 4}, version, NOW)
+def node(
+    state: Any = "alive", *, name: str = "web-1:7", version: str = "1.2.0", lingering: Sequence[str] = ()
+) -> NodeStatus:
+    age = 45.0 if state == "silent" else 1.0
+    return NodeStatus("n1", name, 7, state, age, 3, {"default": 4}, version, lingering, NOW)
 
 
 def checkup(store: StoreFacts = SQLITE, **facts: Any) -> Checkup:
@@ -142,6 +146,10 @@ def test_what_is_wrong_with_nodes_is_told() -> None:
     found = findings_of(checkup(nodes=[node(), node("silent", name="web-2:9")]))
     assert bad(found) == [("warning", "nodes")]
     assert any("web-2:9 has not been heard of for 45 s" in each.seen for each in found)
+    full = node(lingering=["job-1", "job-2", "job-3", "job-4"])
+    [told] = [each for each in findings_of(checkup(nodes=[full])) if each.level != "ok"]
+    assert told.seen.startswith("4 of 4 slots of web-1:7 are taken")
+    assert told.seen.endswith("of job job-1, job-2, job-3, …")
     # By number: 1.10 is newer than 1.9.
     deploying = [node(version="1.9.0", name="old:1"), node(version="1.10.0", name="new:2")]
     [told] = [each for each in findings_of(checkup(nodes=deploying)) if each.level != "ok"]

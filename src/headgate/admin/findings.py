@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
@@ -266,6 +266,16 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
             f"{node.name} has not been heard of for {node.heartbeat_age:.0f} s; it runs {node.running} jobs",
             "look at its machine; others take its jobs when its lease is over",
         )
+    for node in alive:
+        if node.lingering:
+            yield Finding(
+                "warning",
+                "lingering",
+                f"{len(node.lingering)} of {node.slots} slots of {node.name} are taken by attempts that were told to "
+                f"end and go on, of {_some(node.lingering)}",
+                "let these handlers look at current_job().cancelled, or declare them with process=True; a restart "
+                "frees the slots",
+            )
     versions = sorted({node.version for node in alive if node.version})
     if len(versions) > 1:
         newest = max(versions, key=_as_numbers)
@@ -275,6 +285,11 @@ def _of_nodes(checkup: Checkup) -> Iterator[Finding]:
         )
     elif versions:
         yield Finding("ok", "releases", f"all of {versions[0]}")
+
+
+def _some(ids: Sequence[str]) -> str:
+    """The first few of them."""
+    return f"job {', '.join(ids[:3])}{', …' if len(ids) > 3 else ''}"
 
 
 def _of_work(checkup: Checkup) -> Iterator[Finding]:

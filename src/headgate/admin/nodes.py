@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -19,7 +19,8 @@ class NodeStatus:
     """A node, whether it lives, and how many seconds ago it was heard.
 
     It is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs). It
-    serves `queues`, with so many slots each, and has `running` jobs.
+    serves `queues`, with so many slots each, and has `running` jobs. The attempts of `lingering` jobs were told to end,
+    by a timeout or a cancellation, and take a slot each until they do: threads, mostly, which nobody can stop.
     """
 
     id: str
@@ -30,6 +31,7 @@ class NodeStatus:
     running: int
     queues: Mapping[str, int]
     version: str
+    lingering: Sequence[str]
     started_at: datetime
 
     @property
@@ -50,6 +52,7 @@ def node_status(record: NodeRecord, now: datetime) -> NodeStatus:
         running=record.running,
         queues=record.queues,
         version=record.version,
+        lingering=record.lingering,
         started_at=to_datetime(record.started_at),
     )
 

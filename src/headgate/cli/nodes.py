@@ -18,7 +18,8 @@ def nodes(target: str, as_json: bool) -> None:
     """List the worker processes: whether they live, what they serve, what they run.
 
     A node is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs).
-    `headgate jobs list --state running --node ID` shows what one runs.
+    `headgate jobs list --state running --node ID` shows what one runs. A slot lingers whose job was told to end, by a
+    timeout or a cancellation, and goes on: a thread, mostly, which nobody can stop; --json names the jobs.
     """
     found = ask(target, lambda admin: admin.nodes())
     if as_json:
@@ -31,7 +32,7 @@ def print_nodes(found: Sequence[NodeStatus]) -> None:
     """Print nodes as a table."""
     print_table(
         "Nodes",
-        ("process", "id", "state", "heartbeat", "running", "slots", "version", "started"),
+        ("process", "id", "state", "heartbeat", "running", "lingering", "slots", "version", "started"),
         [
             (
                 node.name,
@@ -39,6 +40,7 @@ def print_nodes(found: Sequence[NodeStatus]) -> None:
                 node.state,
                 f"{lasting(node.heartbeat_age)} ago",
                 node.running,
+                len(node.lingering) or None,
                 ", ".join(f"{queue} {slots}" for queue, slots in node.queues.items()) or None,
                 node.version or None,
                 node.started_at,

@@ -71,6 +71,9 @@ from headgate.tasks.tracing import Tracing
 SWEEP_EVERY = 30
 """Seconds between two looks without cause."""
 
+MOST_LINGERING = 100
+"""How many jobs that linger a node tells the others."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
@@ -546,6 +549,9 @@ class Node:
             )
         )
 
+    def _lingering_jobs(self) -> list[str]:
+        return sorted(attempt.job.id for attempt in self._lingering)
+
     def _free_after_thread(self, attempt: Attempt, ended: asyncio.Future[Any]) -> None:
         if not ended.cancelled():
             # Its attempt has ended before; what it raised now is nobody's any more.
@@ -573,7 +579,7 @@ class Node:
             await self._beat_alone()
 
     async def _beat_alone(self) -> None:
-        beat = await self._storage.beat(self.id)
+        beat = await self._storage.beat(self.id, lingering=self._lingering_jobs()[:MOST_LINGERING])
         self._leases.own_beat(self._clock.monotonic())
         self._compare_clocks()
         if not beat.known:
@@ -707,6 +713,7 @@ class Node:
                     node=self.id,
                     slots=self._settings.queues,
                     busy=dict(self._busy),
+                    lingering=len(self._lingering),
                     unrecorded=len(self._recorder.pending),
                     loop_lag=max(0.0, loop_lag),
                     clock_skew=(own - self._storage.now()) / SECOND,
@@ -732,7 +739,7 @@ class Node:
             "busy": dict(self._busy),
             "unrecorded": len(self._recorder.pending),
             "swept": self._swept,
-            "lingering": sorted(attempt.job.id for attempt in self._lingering),
+            "lingering": self._lingering_jobs(),
             "processes": self._children.statistics(),
             "resources": self._resources.statistics(),
             "history": self._historian.statistics(),

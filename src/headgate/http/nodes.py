@@ -14,7 +14,10 @@ from headgate.http.page import Page
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """A node: alive, silent (no heartbeat for 30 s) or gone; it was heard `heartbeat_age` seconds ago."""
+    """A node: alive, silent (no heartbeat for 30 s) or gone; it was heard `heartbeat_age` seconds ago.
+
+    The attempts of `lingering` jobs were told to end, and take a slot each until they do.
+    """
 
     id: str
     name: str
@@ -25,6 +28,7 @@ class NodeView(msgspec.Struct, frozen=True):
     slots: int
     queues: Mapping[str, int]
     version: str
+    lingering: Sequence[str]
     started_at: datetime
 
 

@@ -326,13 +326,14 @@ class ReportDropped(Event, frozen=True):
 class NodeMeasured(Event, frozen=True):
     """What this node has to do, told each second: the `slots` that it has, and those `busy`, by queue.
 
-    `unrecorded` endings wait for the store. The event loop came back `loop_lag` seconds late, and the clock is
-    `clock_skew` seconds ahead of the store's.
+    In so many of the busy ones attempts are `lingering`: they were told to end. `unrecorded` endings wait for the
+    store. The event loop came back `loop_lag` seconds late, and the clock is `clock_skew` seconds ahead of the store's.
     """
 
     node: str
     slots: Mapping[str, int]
     busy: Mapping[str, int]
+    lingering: int
     unrecorded: int
     loop_lag: float
     clock_skew: float

@@ -47,7 +47,7 @@ THROTTLED = Metric(
     "headgate_job_throttled_seconds",
     "histogram",
     ("limit",),
-    "The same, of the jobs that draw on a limit: what they waited for it, and then for a slot.",
+    "Of the same, how long limits held jobs back that draw on this one; without the wait for a slot.",
     WAIT_BUCKETS,
 )
 DECISIONS = Metric(
@@ -95,6 +95,12 @@ STORE_ERRORS = Metric(
 )
 EVENTS_LOST = Metric("headgate_events_lost_total", "counter", (), "Events that slow subscribers have lost.")
 SLOTS = Metric("headgate_worker_slots", "gauge", ("queue", "state"), "Slots of this node: busy and free.")
+LINGERING = Metric(
+    "headgate_attempts_lingering",
+    "gauge",
+    (),
+    "Attempts that were told to end, and take a slot for 5 s and more since.",
+)
 UNRECORDED = Metric("headgate_endings_unrecorded", "gauge", (), "Finished attempts that wait to be stored.")
 LOOP_LAG = Metric(
     "headgate_event_loop_lag_seconds",
@@ -107,8 +113,8 @@ BUILD = Metric("headgate_build_info", "gauge", ("version",), "1, with the versio
 
 COUNTED = (
     ENQUEUED, FINISHED, RETRIED, RETURNED, RUN, WAIT, THROTTLED, DECISIONS, LIMIT_STORE_ERRORS, FENCED, LEASES_EXPIRED,
-    RECOVERED, SKIPPED, CALLBACKS_FAILED, STORE_OP, STORE_ERRORS, EVENTS_LOST, SLOTS, UNRECORDED, LOOP_LAG, CLOCK_SKEW,
-    BUILD,
+    RECOVERED, SKIPPED, CALLBACKS_FAILED, STORE_OP, STORE_ERRORS, EVENTS_LOST, SLOTS, LINGERING, UNRECORDED, LOOP_LAG,
+    CLOCK_SKEW, BUILD,
 )  # fmt: skip
 """What every process tells of itself."""
 

@@ -178,7 +178,7 @@ class Tally:
         for name in event.limits:
             limit = self._limit(name)
             limit.decisions["granted"] += 1
-            limit.throttled.observe(event.waited)
+            limit.throttled.observe(event.throttled)
 
     def _finished(self, event: JobFinished) -> None:
         series = self._series(event)
@@ -270,5 +270,6 @@ def _gauges(measured: NodeMeasured) -> Iterator[tuple[metric.Metric, Values, flo
         busy = measured.busy.get(queue, 0)
         yield metric.SLOTS, (queue, "busy"), busy
         yield metric.SLOTS, (queue, "free"), slots - busy
+    yield metric.LINGERING, (), measured.lingering
     yield metric.UNRECORDED, (), measured.unrecorded
     yield metric.CLOCK_SKEW, (), measured.clock_skew

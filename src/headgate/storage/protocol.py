@@ -131,7 +131,8 @@ class Amendment(msgspec.Struct, frozen=True, array_like=True):
 class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     """A node as others see it. `beat` grows with every heartbeat; `is_gone` when its process is known to have ended.
 
-    It serves `queues`, with so many slots each, and runs that `version` of Headgate.
+    It serves `queues`, with so many slots each, and runs that `version` of Headgate. `lingering` are the jobs whose
+    attempts were told to end, go on, and take a slot, though they may be over for the store: of the first 100 the ids.
     """
 
     id: str
@@ -144,6 +145,7 @@ class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     is_gone: bool = False
     queues: Mapping[str, int] = {}
     version: str = ""
+    lingering: Sequence[str] = ()
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -644,8 +646,8 @@ class Storage(Protocol):
         """Register a node, before its first claim, with its slots by queue. One that is known stays as it is."""
         ...
 
-    async def beat(self, node: str) -> Beat:
-        """Renew a node's lease."""
+    async def beat(self, node: str, *, lingering: Sequence[str] = ()) -> Beat:
+        """Renew a node's lease, and tell which jobs linger on it."""
         ...
 
     async def cancels(self, node: str) -> frozenset[str]:

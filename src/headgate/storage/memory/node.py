@@ -13,7 +13,7 @@ from headgate.storage.protocol import NodeRecord
 class Node:
     """A running engine, as it was last heard of; it owns the jobs in `running`."""
 
-    __slots__ = ("beat", "beat_at", "id", "name", "queues", "running", "started_at", "version")
+    __slots__ = ("beat", "beat_at", "id", "lingering", "name", "queues", "running", "started_at", "version")
 
     def __init__(self, id: str, name: str, now: int, queues: Mapping[str, int], version: str) -> None:
         self.id = id
@@ -23,6 +23,7 @@ class Node:
         self.started_at = now
         self.beat_at = now
         self.beat = 0
+        self.lingering: tuple[str, ...] = ()
         self.running: dict[str, Job[Lane]] = {}
 
     def record(self) -> NodeRecord:
@@ -37,4 +38,5 @@ class Node:
             False,
             self.queues,
             self.version,
+            self.lingering,
         )

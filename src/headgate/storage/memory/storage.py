@@ -514,11 +514,12 @@ class MemoryStorage:
         if node not in self._nodes:
             self._nodes[node] = Node(node, name, self._clock.now(), queues or {}, version)
 
-    async def beat(self, node: str) -> Beat:
+    async def beat(self, node: str, *, lingering: Sequence[str] = ()) -> Beat:
         known = self._nodes.get(node)
         if known is not None:
             known.beat += 1
             known.beat_at = self._clock.now()
+            known.lingering = tuple(lingering)
         running = known.running if known is not None else {}
         return Beat(
             known=known is not None,

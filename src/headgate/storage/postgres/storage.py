@@ -488,9 +488,9 @@ class PostgresStorage:
             )
         )
 
-    async def beat(self, node: str) -> Beat:
+    async def beat(self, node: str, *, lingering: Sequence[str] = ()) -> Beat:
         async def renew(session: Session) -> Beat:
-            known = await session.execute("beat", id=node, now=self.now()) == 1
+            known = await session.execute("beat", id=node, now=self.now(), lingering=list(lingering)) == 1
             await session.execute("use_limit_time", limit_now=self.limit_now())
             owned = await session.fetch("running", node=node)
             return Beat(
@@ -526,6 +526,7 @@ class PostgresStorage:
                 and not is_running(row["pid"], row["process_started"]),
                 _decode_slots(row["queues"]),
                 row["version"],
+                tuple(row["lingering"]),
             )
             for row in await session.fetch("nodes")
         ]

@@ -380,8 +380,8 @@ class SqliteStorage:
                 ".".join(map(str, SAFE_FOR_SEVERAL)),
             )
 
-    async def beat(self, node: str) -> Beat:
-        return await self._write(_Write(lambda transaction: transaction.beat(node)))  # type: ignore[no-any-return]
+    async def beat(self, node: str, *, lingering: Sequence[str] = ()) -> Beat:
+        return await self._write(_Write(lambda transaction: transaction.beat(node, lingering)))  # type: ignore[no-any-return]
 
     async def leave(self, node: str) -> Recovered:
         return await self._write(  # type: ignore[no-any-return]

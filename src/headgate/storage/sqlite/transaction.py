@@ -88,6 +88,7 @@ class NodeRow(msgspec.Struct, array_like=True):
     port: int
     queues: dict[str, int]
     version: str
+    lingering: tuple[str, ...]
 
 
 _decode_running = msgspec.json.Decoder(list[Running]).decode
@@ -363,8 +364,8 @@ class Transaction:
             version=version,
         )
 
-    def beat(self, node: str) -> Beat:
-        known = execute(self._connection, "beat", id=node, now=self._now) == 1
+    def beat(self, node: str, lingering: Sequence[str]) -> Beat:
+        known = execute(self._connection, "beat", id=node, now=self._now, lingering=as_json(lingering)) == 1
         owned = _decode_running(fetch(self._connection, "owned", node=node))
         return Beat(
             known=known,
@@ -517,6 +518,7 @@ def node_records(connection: sqlite3.Connection, clock: Clock) -> list[NodeRecor
             is_gone=row.boot_id != boot_id or (row.pid_space == space and not is_running(row.pid, row.process_started)),
             queues=row.queues,
             version=row.version,
+            lingering=row.lingering,
         )
         for row in _decode_nodes(fetch(connection, "nodes"))
     ]

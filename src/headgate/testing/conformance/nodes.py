@@ -35,6 +35,13 @@ class NodesConformance(Conformance):
         assert second["node-b"].beat == nodes["node-b"].beat
         assert {node.id: node for node in await hands.storage.nodes()} == second
 
+    async def test_a_beat_tells_which_jobs_linger(self, hands: Hands) -> None:
+        assert [node.lingering for node in (await hands.storage.beat(hands.node)).nodes] == [()]
+        await hands.storage.beat(hands.node, lingering=["job-a", "job-b"])
+        assert [node.lingering for node in await hands.storage.nodes()] == [("job-a", "job-b")]
+        await hands.storage.beat(hands.node)
+        assert [node.lingering for node in await hands.storage.nodes()] == [()]
+
     async def test_what_is_stored_is_dated_by_the_stores_own_now(self, hands: Hands, clock: ManualClock) -> None:
         storage = hands.storage
         for step in (0, 3600, -7200):

@@ -347,5 +347,7 @@ CREATE TABLE headgate.node (
     beat             bigint NOT NULL DEFAULT 0,
     -- Its slots by queue, as JSON, and the version of Headgate that it runs.
     queues           text NOT NULL DEFAULT '{}',
-    version          text NOT NULL DEFAULT ''
+    version          text NOT NULL DEFAULT '',
+    -- The jobs whose attempts were told to end and take a slot still.
+    lingering        text[] NOT NULL DEFAULT '{}'
 );

@@ -322,5 +322,7 @@ CREATE TABLE node (
     beat             INTEGER NOT NULL DEFAULT 0,
     -- Its slots by queue, and the version of Headgate that it runs.
     queues           TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(queues)),
-    version          TEXT NOT NULL DEFAULT ''
+    version          TEXT NOT NULL DEFAULT '',
+    -- The jobs whose attempts were told to end and take a slot still.
+    lingering        TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(lingering))
 );

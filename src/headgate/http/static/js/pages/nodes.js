@@ -51,13 +51,16 @@ export const nodes = {
             },
             {
               name: "Slots",
-              cell: (node) =>
+              cell: (node) => [
                 gauge({
                   used: node.running,
                   allowed: slots(node),
                   label: `Slots of ${node.name} in use`,
                   state: "fine",
                 }),
+                node.lingering.length > 0 &&
+                  h("span", { class: "cell-below warn-text" }, `${node.lingering.length} linger`),
+              ],
             },
             {
               name: "Queues",
