@@ -52,7 +52,8 @@ from headgate.storage.choice import address_of, choose_storage
 from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.migrations import Migrates
-from headgate.storage.protocol import Storage
+from headgate.storage.protocol import JobFilter, Storage
+from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.sync import LoopPortal, SyncApp
 from headgate.tasks.child_mark import IN_CHILD
@@ -643,12 +644,23 @@ class Headgate:
         return Job(job_id, self)
 
     def batch(self, batch_id: str) -> Batch:
-        """The handle of a batch whose id was kept; it knows no jobs."""
+        """The handle of a batch whose id was kept; its `jobs` and `then` are not known."""
         return Batch(batch_id, (), self)
 
     async def batch_status(self, batch_id: str) -> BatchStatus:
         """As `Batch.status`."""
         return await self.admin.batch(batch_id)
+
+    async def batch_jobs(self, batch_id: str) -> Sequence[Job[Any]]:
+        """The jobs of a batch, in order, as far as they are kept."""
+        self._require_open()
+        found: list[Job[Any]] = []
+        while True:
+            filter = JobFilter(batch=batch_id, oldest_first=True, cursor=found[-1].id if found else None, count=1000)
+            page = await self._storage.jobs(filter)
+            found += [Job(record.id, self) for record in page]
+            if len(page) < filter.count:
+                return found
 
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
         """As `Batch.wait`."""

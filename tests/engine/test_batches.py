@@ -58,6 +58,33 @@ def test_a_batch_is_final_when_its_last_job_is() -> None:
     run_virtual(main)
 
 
+def test_a_batch_whose_id_was_kept_gives_its_results_and_is_cancelled() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task
+        async def work(seconds: int) -> int:
+            await asyncio.sleep(seconds)
+            return seconds
+
+        async with app:
+            done = await batch([work.call(3), work.call(1), work.call(2)]).enqueue()
+            assert await app.batch(done.id).result(timeout=10) == [3, 1, 2]
+            left = await batch([work.call(1), work.call(90), work.using(delay=60).call(1)]).then(work.call(1)).enqueue()
+            await asyncio.sleep(2)
+            assert [status.id for status in await app.admin.batches(pending_only=True)] == [left.id]
+            assert await app.batch(left.id).cancel() == 2
+            status = await left.wait(timeout=10)
+            assert (status.succeeded, status.cancelled) == (1, 2)
+            assert left.then is not None
+            with pytest.raises(JobCancelled):
+                await left.then.result(timeout=10)
+            assert [status.id for status in await app.admin.batches()] == [left.id, done.id]
+            assert await app.batch(left.id).cancel() == 0
+
+    run_virtual(main)
+
+
 def test_the_jobs_of_a_batch_know_it() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

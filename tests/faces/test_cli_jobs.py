@@ -332,8 +332,17 @@ def test_a_batch_is_known_by_its_id(project: Project) -> None:
         )
         (told,) = answer("jobs", verb, id)
         assert (told["total"], told["pending"], told["cancelled"]) == (3, 2, 1)
+    (listed,) = answer("batches", "list", "--pending")
+    assert (listed["id"], listed["state"], listed["total"], listed["pending"]) == (id, None, 3, 2)
+    assert answer("batches", "list", "--before", id) == []
+    assert answer("batches", "show", id) == listed
+    assert "pending" in call("batches", "show", id).output
+    assert answer("batches", "cancel", id, "--dry-run")["changed"] == 2
+    assert call("batches", "cancel", then, "--yes").exit_code == 1, "it is no batch"
     assert f"it follows batch {id} (1 of 3 final)" in call("jobs", "explain", then).output
     assert answer("jobs", "show", ids("--batch", id)[0])[0]["batch"] == id
+    assert answer("batches", "cancel", id, "--yes")["changed"] == 2
+    assert answer("batches", "list", "--pending") == []
 
 
 def test_who_holds_a_permit_is_told_to_who_waits_for_it(project: Project) -> None:

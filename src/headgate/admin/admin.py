@@ -229,6 +229,17 @@ class Admin:
             raise JobNotFound(batch_id)
         return batch_status(record)
 
+    async def batches(
+        self, *, pending_only: bool = False, before: str | None = None, count: int = 50
+    ) -> Sequence[BatchStatus]:
+        """A page of batches, newest first; `before` is the last id of the page before it, an empty one is the end.
+
+        `cancel_many(JobQuery(batch=id))` cancels what is left of one, `jobs(batch=id)` lists its jobs.
+        """
+        count = min(max(count, 1), 500)
+        found = await self._storage.batches(pending_only=pending_only, cursor=before, count=count)
+        return [batch_status(record) for record in found]
+
     async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
         """What a job has logged, oldest first: the first lines after the one of that number, or the `newest`.
 

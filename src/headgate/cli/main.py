@@ -25,7 +25,8 @@ COMMANDS: Mapping[str, Lazy] = {
     "status": Lazy("headgate.cli.status", "Show what is going on: queues, nodes, limits, what is in the way."),
     "top": Lazy("headgate.cli.top", "Watch what goes on: queues, throughput, throttled keys, nodes, failures."),
     "queues": Lazy("headgate.cli.queues", "List, pause, resume and empty queues."),
-    "jobs": Lazy("headgate.cli.jobs", "List, show, enqueue, retry, run and cancel jobs; read what they logged."),
+    "jobs": Lazy("headgate.cli.jobs", "List, show, retry, run and cancel jobs; read what they logged."),
+    "batches": Lazy("headgate.cli.batches", "List batches, show how far one is, cancel what is left of it."),
     "tasks": Lazy("headgate.cli.tasks", "List the tasks that an app declares, and what waits for each."),
     "nodes": Lazy(
         "headgate.cli.nodes", "List the worker processes: whether they live, what they serve, what they run."

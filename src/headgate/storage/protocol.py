@@ -427,6 +427,12 @@ class Storage(Protocol):
         """One batch as it is now."""
         ...
 
+    async def batches(
+        self, *, pending_only: bool = False, cursor: str | None = None, count: int = 50
+    ) -> Sequence[BatchRecord]:
+        """A page of batches, by id and so the newest first; `cursor` is the id that ended the page before."""
+        ...
+
     async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         """Those of the jobs that are final."""
         ...

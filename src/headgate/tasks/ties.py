@@ -55,12 +55,14 @@ class Batches(Protocol):
 
     async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus: ...
 
+    async def batch_jobs(self, batch_id: str) -> Sequence[Job[Any]]: ...
+
 
 class Batch:
     """A batch that has been stored: its id, its jobs, and the ways to follow and cancel it.
 
     `then` is the handle of what comes after it, if it was enqueued with that. The handle of an id that was kept
-    (`app.batch(id)`) knows no jobs.
+    (`app.batch(id)`) has neither `jobs` nor `then`; it looks for its jobs in the store, where they are in order.
     """
 
     __slots__ = ("_app", "id", "jobs", "then")
@@ -82,14 +84,20 @@ class Batch:
     async def result(self, timeout: float | None = None) -> list[Any]:
         """The results of its jobs, in order, when all are final. Raises as `Job.result` for the first without one."""
         await self.wait(timeout)
-        return [await job.result() for job in self.jobs]
+        return [await job.result() for job in await self._stored_jobs()]
 
     async def cancel(self) -> int:
-        """Cancel its jobs, and what comes after it; how many were not final."""
+        """Cancel its jobs, and what comes after it; how many were not final.
+
+        By an id that was kept, what comes after "any" outcome is not cancelled: it runs.
+        """
         count = 0 if self.then is None else int(await self.then.cancel())
-        for job in reversed(self.jobs):
+        for job in reversed(await self._stored_jobs()):
             count += await job.cancel()
         return count
+
+    async def _stored_jobs(self) -> Sequence[Job[Any]]:
+        return self.jobs or await self._app.batch_jobs(self.id)
 
     def __repr__(self) -> str:
         return f"Batch({self.id!r})"

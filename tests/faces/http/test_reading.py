@@ -65,6 +65,8 @@ async def test_each_endpoint_tells_what_is_in_the_store(app: Headgate) -> None:
             explained = await ask(client, f"/jobs/{seeds.throttled}/explain")
             assert explained["limits"][0]["key"] == HOSTILE
             assert (await ask(client, f"/batches/{seeds.batch}"))["total"] == 2
+            assert [each["id"] for each in (await ask(client, "/batches"))["items"]] == [seeds.batch]
+            assert (await ask(client, f"/batches?before={seeds.batch}"))["items"] == []
             assert {"task": "answer", "queue": "default"} in (await ask(client, "/tasks"))["items"]
 
             (bucket,) = (await ask(client, f"/limits?limit={quote(LIMIT)}"))["items"]

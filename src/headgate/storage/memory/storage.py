@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from heapq import nsmallest
+from heapq import nlargest, nsmallest
 from itertools import islice
 from typing import Any
 
@@ -246,6 +246,16 @@ class MemoryStorage:
     async def batch(self, batch_id: str) -> BatchRecord | None:
         batch = self._jobs.following.batches.get(batch_id)
         return None if batch is None else batch.record()
+
+    async def batches(
+        self, *, pending_only: bool = False, cursor: str | None = None, count: int = 50
+    ) -> Sequence[BatchRecord]:
+        found = (
+            batch
+            for batch in self._jobs.following.batches.values()
+            if (cursor is None or batch.id < cursor) and (batch.pending or not pending_only)
+        )
+        return [batch.record() for batch in nlargest(count, found, key=lambda batch: batch.id)]
 
     async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         found = (self._jobs.by_id.get(id) for id in job_ids)

@@ -667,6 +667,13 @@ class PostgresStorage:
     async def batch(self, batch_id: str) -> BatchRecord | None:
         return await self._look_up(lambda session: batch_record(session, batch_id))
 
+    async def batches(
+        self, *, pending_only: bool = False, cursor: str | None = None, count: int = 50
+    ) -> Sequence[BatchRecord]:
+        statement = "batches_pending" if pending_only else "batches_newest"
+        rows = await self._survey(lambda session: session.fetch(statement, cursor=cursor, count=count))
+        return [BatchRecord(*row) for row in rows]
+
     async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         return await self._by_id(list(job_ids), final=True)
 

@@ -487,6 +487,12 @@ class SqliteStorage:
         found = decode_batches(await self._value(self._lookups, "batches", ids=as_json([batch_id])))
         return found[0] if found else None
 
+    async def batches(
+        self, *, pending_only: bool = False, cursor: str | None = None, count: int = 50
+    ) -> Sequence[BatchRecord]:
+        statement = "batches_pending" if pending_only else "batches_newest"
+        return decode_batches(await self._value(self._lists, statement, cursor=cursor, count=count))
+
     async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         return await self._records(job_ids, final=True)
 

@@ -567,6 +567,23 @@ class FollowingConformance(Conformance):
         assert await why(hands, strict_one) == (JobState.CANCELLED, LEADER_NOT_SUCCEEDED, batch)
         assert await hands.take_ids() == [lenient]
 
+    async def test_batches_are_listed_page_by_page_the_newest_first(self, hands: Hands, clock: ManualClock) -> None:
+        ids: list[str] = []
+        for size in (1, 0, 2, 1):
+            clock.advance(1)
+            ids.insert(0, (await add_batch(hands, size))[0])
+        await hands.succeed(await hands.take_one())
+        storage = hands.storage
+        first = await storage.batches(count=3)
+        second = await storage.batches(cursor=first[-1].id, count=3)
+        assert [batch.id for batch in (*first, *second)] == ids
+        assert [(batch.total, batch.pending, batch.succeeded) for batch in first] == [(1, 1, 0), (2, 2, 0), (0, 0, 0)]
+        assert await storage.batches(cursor=ids[-1]) == []
+        pending = await storage.batches(pending_only=True, count=1)
+        assert [batch.id for batch in pending] == ids[:1]
+        pending = await storage.batches(pending_only=True, cursor=ids[0], count=5)
+        assert [batch.id for batch in pending] == [ids[1]]
+
     async def test_an_empty_batch_is_final_at_once(self, hands: Hands, clock: ManualClock) -> None:
         batch, _ = await add_batch(hands, 0)
         assert await batch_of(hands, batch) == BatchRecord(batch, 0, 0, 0, 0, 0, clock.now(), clock.now())

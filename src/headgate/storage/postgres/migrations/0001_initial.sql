@@ -245,6 +245,7 @@ CREATE TABLE headgate.batch (
     CHECK ((finished_at IS NOT NULL) = (pending = 0))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 
+CREATE INDEX batch_pending ON headgate.batch (id) WHERE pending > 0;
 CREATE INDEX batch_finished ON headgate.batch (finished_at) WHERE finished_at IS NOT NULL;
 
 -- A rule that enqueues the same job again and again. `open` of its jobs are not final yet, and `runs` have really run, as

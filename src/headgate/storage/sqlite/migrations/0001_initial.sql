@@ -235,6 +235,7 @@ CREATE TABLE batch (
     CHECK (pending + succeeded + failed + cancelled = total),
     CHECK ((finished_at IS NOT NULL) = (pending = 0))
 ) WITHOUT ROWID;
+CREATE INDEX batch_pending ON batch (id) WHERE pending > 0;
 CREATE INDEX batch_finished ON batch (finished_at) WHERE finished_at IS NOT NULL;
 
 -- A rule that enqueues the same job again and again. `open` of its jobs are not final yet, and `runs` have really run.

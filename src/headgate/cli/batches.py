@@ -1,0 +1,97 @@
+"""`headgate batches`: jobs that were enqueued together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from headgate.admin import Admin
+from headgate.cli.bulk import change_many
+from headgate.cli.locate import ask, takes_app, takes_app_and
+from headgate.cli.output import json_option, print_json, print_table
+from headgate.tasks.ties import BatchStatus
+
+
+@click.group()
+def batches() -> None:
+    """List batches, show how far one is, cancel what is left of it."""
+
+
+@batches.command(name="list")
+@takes_app
+@click.option("--pending", is_flag=True, help="Only batches with jobs that are not final.")
+@click.option("--count", type=click.IntRange(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--before", metavar="ID", help="Only batches older than this one.")
+@json_option
+def list_(target: str, pending: bool, count: int, before: str | None, as_json: bool) -> None:
+    """List batches, newest first."""
+    found = ask(target, lambda admin: _pages(admin, count, before, pending_only=pending))
+    if as_json:
+        print_json(found)
+    else:
+        print_batches(found)
+
+
+@batches.command()
+@takes_app_and("ID")
+@json_option
+def show(target: str, words: tuple[str], as_json: bool) -> None:
+    """Show how many of the jobs of a batch are in each state; `headgate jobs list --batch ID` lists them."""
+    found = ask(target, lambda admin: admin.batch(words[0]))
+    if as_json:
+        print_json(found)
+    else:
+        print_batches([found])
+
+
+@batches.command()
+@takes_app_and("ID")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; say how many would be cancelled.")
+@click.option("--most", type=click.IntRange(1), default=1_000_000, show_default=True, help="Cancel up to so many.")
+@json_option
+def cancel(target: str, words: tuple[str], yes: bool, dry_run: bool, most: int, as_json: bool) -> None:
+    """Cancel what waits of a batch, and ask what runs of it to end.
+
+    What comes after its success is cancelled with it; what comes after any outcome runs. Exit code 1 if nothing was
+    left.
+    """
+    (id,) = words
+    ask(target, lambda admin: admin.batch(id))
+    wanted = {"batch": id}
+    change_many(target, "cancel", as_json=as_json, wanted=wanted, is_all=False, dry_run=dry_run, yes=yes, most=most)
+
+
+async def _pages(admin: Admin, count: int, before: str | None, *, pending_only: bool) -> list[BatchStatus]:
+    found: list[BatchStatus] = []
+    while len(found) < count:
+        page = await admin.batches(pending_only=pending_only, before=before, count=count - len(found))
+        if not page:
+            break
+        found += page
+        before = found[-1].id
+    return found
+
+
+def print_batches(found: Sequence[BatchStatus]) -> None:
+    """Print batches as a table."""
+    print_table(
+        "Batches",
+        ("id", "state", "jobs", "pending", "succeeded", "failed", "cancelled", "enqueued", "finished"),
+        [
+            (
+                each.id,
+                "pending" if each.state is None else each.state,
+                each.total,
+                each.pending,
+                each.succeeded,
+                each.failed,
+                each.cancelled,
+                each.enqueued_at,
+                each.finished_at,
+            )
+            for each in found
+        ],
+        empty="none",
+    )
