@@ -38,7 +38,9 @@ from headgate.jobs.event import Event
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.retry import RetryPolicy, require_policy
-from headgate.limits.limit import Limit, changed
+from headgate.limits.bucket_store import BucketStore
+from headgate.limits.concurrency import Concurrency
+from headgate.limits.limit import Limit, require_list
 from headgate.limits.standalone.current_buckets import CurrentBuckets
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
@@ -388,6 +390,7 @@ class Headgate:
         a job that is enqueued to another queue keeps those of its task.
         """
         where = f"queue {name!r}"
+        require_list(limits, where)
         if retry is not None:
             require_policy(retry, where)
         seconds = None if timeout is None else checked_timeout(timeout, where)

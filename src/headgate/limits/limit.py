@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import copy
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, TypedDict, get_args
 
@@ -79,10 +78,8 @@ class Limit:
     charge_retries: bool = True
 
     def __post_init__(self) -> None:
-        if self.name is not None and not 1 <= len(self.name) <= MAX_NAME:
-            raise DeclarationError(
-                f"limit name {self.name[:40]!r} has {len(self.name)} characters; use 1 to {MAX_NAME}"
-            )
+        if self.name is not None:
+            require_limit_name(self.name)
         for option, choices in _CHOICES.items():
             if getattr(self, option) not in choices:
                 raise DeclarationError(
@@ -100,6 +97,18 @@ class Limit:
                 self.rule.check_cost(self.cost)
             except CostExceedsLimit as error:
                 raise DeclarationError(str(error)) from None
+
+
+def require_limit_name(name: object) -> None:
+    """Raise DeclarationError unless it can name a limit."""
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+        raise DeclarationError(f"limit name {name!r:.80} must be 1 to {MAX_NAME} printable characters")
+
+
+def require_list(limits: object, where: str) -> None:
+    """Raise DeclarationError unless limits are given as a list."""
+    if isinstance(limits, str) or not isinstance(limits, Sequence):
+        raise DeclarationError(f"{where}: limits={limits!r:.80} is not a list; write limits=[…]")
 
 
 _CHOICES = {

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from headgate.errors import DeclarationError
 from headgate.jobs.job import Origin
 from headgate.limits.concurrency import Concurrency
-from headgate.limits.limit import Limit
+from headgate.limits.limit import Limit, require_list
 from headgate.tasks.handle import Job, Jobs
 from headgate.tasks.sync_task import Portal
 from headgate.tasks.task import Call, Task
@@ -123,6 +123,7 @@ def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = ()) -> BatchP
     all its jobs run under one permit of each, which the batch holds from its first start until it is final. Nothing is
     stored until `enqueue()`.
     """
+    require_list(limits, "batch()")
     for limit in limits:
         if isinstance(limit, Limit) and not isinstance(limit, Concurrency):
             raise DeclarationError(

@@ -13,7 +13,7 @@ from headgate.jobs.terms import GateTerms, Holding
 from headgate.limits.concurrency import Concurrency, Mutex
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import SHARED, bucket_key, compile_key, described_callable
-from headgate.limits.limit import Limit
+from headgate.limits.limit import Limit, require_list
 
 OnSkip = Callable[[str, str], None]
 """Told the limit's name and the reason when a job runs without it."""
@@ -205,6 +205,7 @@ def bind_limits(
     `fields` are those of the only argument, which templates may name alone: `{tenant_id}` for `{order.tenant_id}`.
     """
     where = f"task {task!r}"
+    require_list(limits, where)
     bound: list[BoundLimit] = []
     for limit in limits:
         if isinstance(limit, str):

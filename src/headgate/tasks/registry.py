@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from headgate.errors import DeclarationError, UnknownQueue
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import MUTEX, Mutex
-from headgate.limits.limit import AnyRule, Limit
+from headgate.limits.limit import AnyRule, Limit, require_limit_name
 from headgate.tasks.gate import BoundLimit, Gate
 from headgate.tasks.place import Place
 from headgate.tasks.queue_limits import RESERVED, QueueLimits
@@ -184,6 +184,9 @@ class Registry:
         )
 
     def add_shared(self, name: str, limit: Limit) -> None:
+        require_limit_name(name)
+        if not isinstance(limit, Limit):
+            raise DeclarationError(f'limit {name!r} is {limit!r:.80}, not a limit; write StrictRate("15/m") or another')
         _require_unreserved(name, "app.limit")
         if name in self.shared:
             raise DeclarationError(f"limit {name!r} is declared twice")

@@ -34,6 +34,9 @@ OnConflict = Literal["keep", "replace", "raise"]
 MAX_UNIQUE_KEY = 200
 """Characters of a unique key."""
 
+MAX_HEADERS = 16 * 1024
+"""Bytes of all headers of a job, names and values."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R]):
@@ -230,8 +233,8 @@ class Task(Generic[P, R]):
 
         `delay` (seconds or timedelta) or `at` (an aware datetime; one that has passed means now), not both.
         `priority` 0 to 9: higher goes first inside its lane. `expires_at`: not started by then, it fails with
-        JobExpired. `headers` travel with the job as text. `retry` and `timeout` replace the task's own; the policy is
-        stored with the job, so it cannot have a function or filters: those of the task still hold.
+        JobExpired. `headers` travel with the job as text, up to 16 KiB. `retry` and `timeout` replace the task's own;
+        the policy is stored with the job, so it cannot have a function or filters: those of the task still hold.
         `promise=True` asks, with one more read for each job, when its limits will let it start: `job.promise`.
         `audit` is how much is kept of its life: "none", "errors", "minimal" or "full".
 
@@ -255,13 +258,8 @@ class Task(Generic[P, R]):
         if retry is not None:
             require_policy(retry, where)
         if headers is not None:
-            for key, value in headers.items():
-                if not isinstance(key, str) or not isinstance(value, str):
-                    raise DeclarationError(f"{where}: header {key!r}={value!r} is not text")
-                try:
-                    f"{key}{value}".encode()
-                except UnicodeEncodeError:
-                    raise DeclarationError(f"{where}: header {key!r}={value!r} has no UTF-8 form") from None
+            headers = {**(self._options.headers or {}), **headers}
+            _require_headers(headers, where)
         if unique_key is not None:
             _require_unique_key(unique_key, where)
         if on_conflict is not None and on_conflict not in get_args(OnConflict):
@@ -286,7 +284,7 @@ class Task(Generic[P, R]):
             at=before.at if at is None else from_datetime(at),
             priority=before.priority if priority is None else priority,
             expires_at=before.expires_at if expires_at is None else from_datetime(expires_at),
-            headers=before.headers if headers is None else {**(before.headers or {}), **headers},
+            headers=before.headers if headers is None else headers,
             options=options,
             promise=before.promise if promise is None else promise,
             audit=before.audit if audit is None else audit_level(audit, where),
@@ -402,6 +400,22 @@ def require_priority(priority: int, where: str) -> None:
     """Raise DeclarationError unless it is a priority."""
     if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
         raise DeclarationError(f"{where}: priority={priority!r} must be a whole number from 0 to {MAX_PRIORITY}")
+
+
+def _require_headers(headers: Mapping[str, str], where: str) -> None:
+    size = 0
+    for key, value in headers.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise DeclarationError(f"{where}: header {key!r:.80}={value!r:.80} is not text")
+        try:
+            size += len(f"{key}{value}".encode())
+        except UnicodeEncodeError:
+            raise DeclarationError(f"{where}: header {key!r:.80}={value!r:.80} has no UTF-8 form") from None
+    if size > MAX_HEADERS:
+        raise DeclarationError(
+            f"{where}: headers of {size} bytes are more than {MAX_HEADERS}; they are read with every list of jobs, so "
+            "put what is large into the arguments"
+        )
 
 
 def _require_unique_key(key: str, where: str) -> None:

@@ -248,7 +248,7 @@ def test_a_count_with_its_period_is_the_same_rule_as_the_string() -> None:
 
 @pytest.mark.parametrize("name", ["", "n" * 101])
 def test_a_name_has_one_to_a_hundred_characters(name: str) -> None:
-    with pytest.raises(DeclarationError, match="use 1 to 100"):
+    with pytest.raises(DeclarationError, match="must be 1 to 100"):
         RateLimit("15/m", name=name)
 
 

@@ -21,6 +21,7 @@ from headgate import (
     RateLimit,
     RetryPolicy,
     StrictRate,
+    batch,
 )
 from headgate.errors import UnknownQueue
 from headgate.jobs.event import Event, LimitSkipped
@@ -260,3 +261,35 @@ async def test_a_missing_or_failing_key_leaves_the_job_ungated_with_one_warning(
         for job in jobs:
             await job.result(timeout=5)
     assert [event.limit for event in skipped if isinstance(event, LimitSkipped)] == ["call:strict", "call:strict2"]
+
+
+@pytest.mark.parametrize("name", ["", "n" * 101, "a\x00b", "a\nb", 3])
+def test_a_limit_has_a_name_that_people_can_read(app: Headgate, name: Any) -> None:
+    with pytest.raises(DeclarationError, match="1 to 100 printable characters"):
+        app.limit(name, StrictRate("1/m"))
+    with pytest.raises(DeclarationError, match="1 to 100 printable characters"):
+        StrictRate("1/m", name=name)
+
+
+def test_limits_are_given_as_a_list_of_limits(app: Headgate) -> None:
+    async def work() -> None: ...
+
+    with pytest.raises(DeclarationError, match="'shared' is '15/m', not a limit"):
+        app.limit("shared", "15/m")  # type: ignore[arg-type]
+    for limits in (StrictRate("1/m"), "shared", {"a": 1}):
+        with pytest.raises(DeclarationError, match=r"is not a list; write limits=\["):
+            app.task(limits=limits)(work)  # type: ignore[arg-type]
+        with pytest.raises(DeclarationError, match=r"is not a list; write limits=\["):
+            app.queue("mail", limits=limits)  # type: ignore[arg-type]
+        with pytest.raises(DeclarationError, match=r"is not a list; write limits=\["):
+            batch([], limits=limits)  # type: ignore[arg-type]
+
+
+def test_headers_are_small_however_they_add_up(app: Headgate) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    half = work.using(headers={"a": "x" * 9000})
+    assert half.using(headers={"a": "y" * 9000}).options.headers == {"a": "y" * 9000}
+    with pytest.raises(DeclarationError, match="more than 16384; they are read with every list"):
+        half.using(headers={"b": "x" * 9000})
