@@ -33,6 +33,7 @@ LONG = "w" * 250
 
 LIMIT = "lim/it <b onclick=owned(4)>\"x'</b> %25"
 SCHEDULE = "sched/ule <img src=x onerror=owned(5)> 'ü\""
+SPARE = "spare"
 QUEUE = "mail"
 
 PASSWORDS = {"ada": "ada's password", "olga": "olga's password", "vic": "vic's password"}
@@ -42,6 +43,7 @@ ROLES = {"ada": "admin", "olga": "operator", "vic": "viewer"}
 def make_app(url: str, **settings: Any) -> Headgate:
     app = Headgate(url, **settings)
     app.queue(QUEUE, concurrency=4)
+    app.limit(SPARE, StrictRate("5/m", key="{tenant}"))
 
     @app.task(limits=[StrictRate("1/h", key="{tenant}", name=LIMIT)])
     async def sync_tenant(tenant: str) -> dict[str, str]:

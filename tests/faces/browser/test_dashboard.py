@@ -20,7 +20,7 @@ from playwright.async_api import Browser, expect
 from headgate import Every
 from headgate.errors import ScheduleNotFound
 from tests.faces.browser.conftest import Shop, Visit, shop_on, visiting
-from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, QUEUE, SCHEDULE
+from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, QUEUE, SCHEDULE, SPARE
 
 LOOKS = (("wide", "light"), ("wide", "dark"), ("narrow", "light"))
 
@@ -28,6 +28,9 @@ LOOKS = (("wide", "light"), ("wide", "dark"), ("narrow", "light"))
 CUT_OFF = """() => [...document.querySelectorAll("main .table-wrap")]
     .filter((each) => each.scrollWidth > each.clientWidth)
     .map((each) => each.querySelector("table").getAttribute("aria-label"))"""
+
+# What does not depend on the store is looked at with one.
+of_one_store = pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
 
@@ -88,8 +91,9 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
 async def test_every_page_is_for_everybody_and_runs_nothing_of_what_it_shows(
     browser: Browser, shop: Shop, screenshots: Path, part: int
 ) -> None:
-    # What axe looks at does not depend on the store.
+    # What axe looks at does not depend on the store, and neither does how it looks.
     axe = (files("axe_playwright_python") / "axe.min.js").read_text() if shop.store == "sqlite" else None
+    looks = LOOKS if shop.store == "sqlite" else LOOKS[:1]
     found: list[str] = []
     shown = 0
     async with visiting(browser, shop) as visit:
@@ -98,7 +102,7 @@ async def test_every_page_is_for_everybody_and_runs_nothing_of_what_it_shows(
             await expect(visit.page.get_by_role("button", name="Live updates: Live")).to_be_visible()
             await expect(visit.page.get_by_role("alert")).to_have_count(0)
             shown += "owned(1)" in await visit.page.locator("main").inner_text()
-            for size, scheme in LOOKS:
+            for size, scheme in looks:
                 await visit.look(size, scheme)
                 # Charts are drawn again for another width, a moment later.
                 await until(functools.partial(fits, visit))
@@ -182,6 +186,37 @@ async def test_many_jobs_are_changed_after_they_were_counted(browser: Browser, s
         await visit.agree("Cancel 3 jobs")
         for job in jobs[2:]:
             await until(functools.partial(is_in, shop, job.id, "cancelled"))
+
+
+async def test_jobs_are_chosen_from_a_list_that_stands_still_meanwhile(browser: Browser, shop: Shop) -> None:
+    task = shop.app.tasks["fail"]
+    picked = [await task.enqueue("pick me") for _ in range(2)]
+    for job in picked:
+        await until(functools.partial(is_in, shop, job.id, "failed"))
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await visit.go("jobs?state=failed&text=pick+me")
+        every = page.get_by_role("checkbox", name="Choose all of this page: Jobs")
+        await every.check()
+        await visit.press("Choose none")
+        await expect(every).not_to_be_checked()
+        await every.check()
+        await expect(page.get_by_role("button", name="Cancel 2 chosen", exact=True)).to_be_visible()
+
+        late = await task.enqueue("pick me too")
+        await until(functools.partial(is_in, shop, late.id, "failed"))
+        await expect(page.get_by_text("Stands still while you choose")).to_be_visible()
+        await expect(page.locator(f'a[href="jobs/{late.id}"]')).to_have_count(0)
+        await expect(every).to_be_checked()
+        await visit.press("Retry 2 chosen")
+        await visit.agree("Retry 2 jobs")
+        await until(functools.partial(has_attempts, shop, picked[0].id, 2))
+        await page.mouse.move(0, 0)
+        await expect(page.locator(f'a[href="jobs/{late.id}"]')).to_be_visible()
+
+        await visit.press("Retry all that match the filter")
+        await visit.agree("Retry 3 jobs")
+        await until(functools.partial(has_attempts, shop, late.id, 2))
 
 
 async def test_queues_and_schedules_are_steered(browser: Browser, shop: Shop) -> None:
@@ -288,6 +323,121 @@ async def test_limits_are_steered(browser: Browser, shop: Shop) -> None:
             await expect(visit.page.get_by_role("cell", name=action, exact=True).first).to_be_visible()
 
 
+async def test_a_limit_is_steered_for_all_its_keys_and_forgotten(browser: Browser, shop: Shop) -> None:
+    limits = shop.app.admin.limits
+    async with visiting(browser, shop) as visit:
+        said = visit.page.get_by_role("status", name="Messages")
+        await visit.go(limit_page(SPARE))
+        await visit.press("Pause")
+        await visit.agree("Pause")
+        await expect(visit.page.get_by_role("button", name="Resume", exact=True)).to_be_visible()
+        await visit.press("Set another rule")
+        await visit.page.get_by_role("textbox", name="Rule", exact=True).fill("9/m")
+        await visit.page.get_by_label("For", exact=True).select_option("tier")
+        await visit.page.get_by_role("textbox", name="Tier", exact=True).fill("gold")
+        await visit.agree("Set the rule")
+        await expect(visit.page.get_by_role("table", name="Set at run time").get_by_text("gold")).to_be_visible()
+        assert [(each.scope, each.target) for each in await limits.settings(SPARE)] == [("all", ""), ("tier", "gold")]
+        await visit.press("Remove")
+        await visit.agree("Forget the limit")
+        await expect(said).to_contain_text(f"{SPARE} is forgotten")
+        await expect(visit.page.get_by_role("button", name="Pause", exact=True)).to_be_visible()
+        assert await limits.settings(SPARE) == []
+
+        # Jobs wait for this one.
+        await visit.go(limit_page(LIMIT))
+        await visit.press("Remove")
+        await visit.agree("Forget the limit")
+        await expect(said).to_contain_text("job", ignore_case=True)
+        assert [each.limit for each in await limits.list(LIMIT, count=1)] == [LIMIT]
+        # A browser says itself that it was refused.
+        visit.complaints[:] = [told for told in visit.complaints if "409" not in told]
+
+
+@of_one_store
+async def test_keys_go_to_pages_find_jobs_pause_and_help(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        page, keys = visit.page, visit.page.keyboard
+        await visit.go("overview")
+        await keys.press("?")
+        await expect(page.get_by_role("dialog").get_by_role("heading", level=2)).to_have_text("Help")
+        await keys.press("Escape")
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+        for name in ("queues", "jobs", "limits", "schedules", "nodes", "audit", "overview"):
+            await keys.press("g")
+            await keys.press(name[0])
+            await expect(page).to_have_url(shop.base + name)
+            await visit.settled()
+        await keys.press("p")
+        await expect(page.get_by_role("button", name="Live updates: Paused")).to_be_visible()
+        await keys.press("p")
+        await expect(page.get_by_role("button", name="Live updates: Live")).to_be_visible()
+        await keys.press("/")
+        await keys.type(shop.seeds.succeeded.id)
+        await keys.press("Enter")
+        await expect(page).to_have_url(f"{shop.base}jobs/{shop.seeds.succeeded.id}")
+        await keys.press("/")
+        await keys.type("half a w")
+        # Letters that are typed go nowhere.
+        await expect(page).to_have_url(f"{shop.base}jobs/{shop.seeds.succeeded.id}")
+        await keys.press("Enter")
+        await expect(page).to_have_url(f"{shop.base}jobs?text=half+a+w")
+
+
+@of_one_store
+async def test_lists_are_filtered_paged_and_copied_as_a_command(browser: Browser, shop: Shop) -> None:
+    task = shop.app.tasks["send_mail"].using(delay=7200)
+    await task.enqueue_many([("pages", {"number": number}) for number in range(60)])
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await visit.go("jobs?view=scheduled")
+        await page.get_by_label("Text in payload").fill('"pages"')
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("60 jobs").first).to_be_visible()
+        await visit.press("Copy as command")
+        copied = await page.evaluate("navigator.clipboard.readText()")
+        assert copied == "headgate jobs list --view scheduled --text '\"pages\"'"
+        rows = page.get_by_role("table", name="Jobs", exact=True).locator("tbody tr")
+        await expect(rows).to_have_count(50)
+        await visit.press("Next")
+        await expect(rows).to_have_count(10)
+        await visit.press("Previous")
+        await expect(rows).to_have_count(50)
+        await visit.press("More filters")
+        await page.get_by_label("Unique key", exact=True).fill("nobody's")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("No job matches")).to_be_visible()
+        await page.get_by_role("link", name="Clear filters").click()
+        await expect(page).to_have_url(f"{shop.base}jobs?view=scheduled")
+        await visit.press("Cancel all that match the filter")
+        await expect(page.get_by_role("dialog")).to_be_visible()
+        await visit.press("Keep as it is")
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+@of_one_store
+async def test_colours_and_bars_are_there_before_any_module_runs(browser: Browser, shop: Shop) -> None:
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await visit.go("nodes")
+        await visit.press("Theme: auto")
+        await visit.press("Theme: light")
+        await visit.press("Time zone: local")
+        await expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
+        await page.route("**/js/main.js", lambda route: route.fulfill(content_type="text/javascript", body=""))
+        await page.reload()
+        await expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+        await expect(page.locator(".topbar")).to_be_visible()
+        await page.unroute_all()
+        await page.reload()
+        await expect(page.get_by_role("button", name="Time zone: UTC")).to_be_visible()
+        await visit.look("narrow", "light")
+        await visit.press("Menu")
+        await page.get_by_role("link", name="Limits").click()
+        await expect(page).to_have_url(shop.base + "limits")
+
+
 async def test_what_the_worker_does_arrives_without_a_reload_and_takes_no_focus(browser: Browser, shop: Shop) -> None:
     told = shop.seeds.signal.with_name(f"told {uuid.uuid4()}")
     job = await shop.app.tasks["until_told"].enqueue(str(told))
@@ -308,6 +458,7 @@ async def test_what_the_worker_does_arrives_without_a_reload_and_takes_no_focus(
         await expect(typed).to_have_value("half a w")
 
 
+@of_one_store
 async def test_a_page_tells_that_the_server_is_lost_and_that_it_is_back(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         await visit.go("queues")
@@ -324,6 +475,7 @@ async def test_a_page_tells_that_the_server_is_lost_and_that_it_is_back(browser:
         visit.complaints[:] = [told for told in visit.complaints if told not in refused]
 
 
+@of_one_store
 async def test_a_viewer_is_told_why_he_can_do_nothing(browser: Browser, shop: Shop) -> None:
     changes: list[str] = []
     async with visiting(browser, shop, who="vic") as visit:
@@ -348,6 +500,7 @@ async def test_a_viewer_is_told_why_he_can_do_nothing(browser: Browser, shop: Sh
     assert changes == []
 
 
+@of_one_store
 async def test_an_operator_acts_on_jobs_and_not_on_limits(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop, who="olga") as visit:
         await visit.go(f"jobs/{shop.seeds.scheduled.id}")
@@ -360,6 +513,7 @@ async def test_an_operator_acts_on_jobs_and_not_on_limits(browser: Browser, shop
         )
 
 
+@of_one_store
 async def test_an_address_that_means_no_page_is_told_so_on_a_page(browser: Browser, shop: Shop) -> None:
     async with visiting(browser, shop) as visit:
         answer = await visit.page.goto(shop.base + f"nothing/{quote('<img src=x onerror=owned(9)>')}")
