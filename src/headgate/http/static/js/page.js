@@ -173,6 +173,7 @@ export class Page {
     this.request.abort();
     const request = (this.request = new AbortController());
     const beganAt = performance.now();
+    let isFirst = false;
     this.isAsking = true;
     try {
       const data = await this.definition.load(this.context, request.signal);
@@ -180,6 +181,7 @@ export class Page {
       this.context.data = data;
       if (data?.now) setNow(data.now);
       this.error = null;
+      isFirst = !this.isLoaded;
       this.isLoaded = true;
     } catch (error) {
       if (request.signal.aborted) return;
@@ -188,6 +190,9 @@ export class Page {
     this.isAsking = this.isBusy = false;
     this.tookLong = performance.now() - beganAt;
     this.show();
+    // Where there is little room, the tab that was chosen may be out of sight.
+    if (isFirst)
+      this.place.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
     // What has happened while it asked.
     if (this.isStale) this.#soon();
   }

@@ -23,7 +23,11 @@ export function settingsPanel(settings) {
           cell: (setting) =>
             setting.scope === "all"
               ? "all keys"
-              : [setting.scope === "member" ? "key" : setting.scope, " ", h("b", { class: "clamp", title: setting.target }, setting.target)],
+              : [
+                  setting.scope === "member" ? "key" : setting.scope,
+                  " ",
+                  h("b", { class: "clamp", title: setting.target }, setting.target),
+                ],
         },
         {
           name: "What",

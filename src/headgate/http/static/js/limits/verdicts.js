@@ -17,7 +17,11 @@ export function auditPanel(name, audit, key) {
     "Did it hold?",
     {
       class: "bare",
-      hint: verdicts.length ? (broken ? `exceeded for ${format.plural(broken, "key")}` : `yes, in every window${looked}`) : "",
+      hint: verdicts.length
+        ? broken
+          ? `exceeded for ${format.plural(broken, "key")}`
+          : `yes, in every window${looked}`
+        : "",
       aside: copyCommand(command("limits", "audit", name, ...option("--key", key)), "Command"),
     },
     table({

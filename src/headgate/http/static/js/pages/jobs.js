@@ -3,7 +3,7 @@
 import { get, maySearchText, optional } from "../api.js";
 import { ACTIONS, changeAll, changeChosen } from "../bulk.js";
 import { command, filterOptions } from "../commands.js";
-import { h } from "../dom.js";
+import { classes, h } from "../dom.js";
 import { select, text } from "../fields.js";
 import * as format from "../format.js";
 import { icon } from "../icons.js";
@@ -19,6 +19,7 @@ import {
   held,
   jobLink,
   jobState,
+  lasting,
   link,
   tabs,
   when,
@@ -196,11 +197,12 @@ function filters(context) {
   const isRareSet = rare.some((name) => route.query.has(name));
   const isOpen = ui.isOpen || isRareSet;
   const isSet = [...TEXTS, ...TIMES].some(([name]) => route.query.has(name));
-  const field = ([name, label, hint] = ["", "", ""]) => text(label, value(name), hint, set(name), known[name]);
+  const field = ([name, label, hint] = ["", "", ""]) =>
+    marked(text(label, value(name), hint, set(name), known[name]), value(name) !== "");
   return h(
     "form",
     {
-      class: "filters",
+      class: classes("filters", "foldable", isOpen && "is-open"),
       key: "filters",
       role: "search",
       "aria-label": "Filters",
@@ -211,14 +213,17 @@ function filters(context) {
       .map(field),
     isOpen && TEXTS.slice(SHOWN_FIRST).map(field),
     isOpen && TIMES.map(([name, label]) => select(label, value(name), ages(value(name)), set(name))),
-    select(
-      "Order",
-      value("order"),
-      [
-        ["", "newest first"],
-        ["oldest", "oldest first"],
-      ],
-      set("order"),
+    marked(
+      select(
+        "Order",
+        value("order"),
+        [
+          ["", "newest first"],
+          ["oldest", "oldest first"],
+        ],
+        set("order"),
+      ),
+      value("order") !== "",
     ),
     h(
       "div",
@@ -237,6 +242,12 @@ function filters(context) {
         ),
     ),
   );
+}
+
+/** A field that stays in sight where there is little room, if something is set. @param {import("../dom.js").VElement} field @param {boolean} isSet */
+function marked(field, isSet) {
+  field.props.class = classes(field.props.class, isSet && "is-set");
+  return field;
 }
 
 /** The ages to choose from, with the one in the address if it is another. @param {string} value @returns {[string, string][]} */
@@ -343,7 +354,7 @@ export function drawOf(waitsFor) {
 /** The instant that matters most of a job as it is. @param {any} job */
 function moment(job) {
   if (job.finished_at) return ["ended ", when(job.finished_at)];
-  if (job.state === "running") return ["since ", when(job.started_at)];
+  if (job.state === "running") return ["for ", lasting(job.started_at)];
   if (jobState(job) === "throttled")
     return job.throttled_until ? ["limit opens ", countdown(job.throttled_until)] : "permit";
   if (jobState(job) === "scheduled") return ["due ", countdown(job.run_at)];

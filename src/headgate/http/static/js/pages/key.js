@@ -235,9 +235,7 @@ function historyPanel(context) {
       isWhole: true,
       isContinuous: true,
       bound: most && { value: most, name: `allowed: ${format.rate(most)}` },
-      series: [
-        { name: "Started", tone: "blue", kind: "area", values: started },
-      ],
+      series: [{ name: "Started", tone: "blue", kind: "area", values: started }],
     }),
   );
 }

@@ -17,7 +17,7 @@ export const queues = {
   load: async (_, signal) => ({ items: (await get("queues", {}, signal)).items }),
   view: (context) => [
     heading("Queues", { actions: copyCommand(command("queues", "list")) }),
-    panel("All queues", { class: "bare" }, queueTable(context)),
+    panel("All queues", { class: "bare tall-rows" }, queueTable(context)),
     h(
       "p",
       { class: "hint", key: "hint" },
@@ -78,13 +78,13 @@ function queueTable(context) {
   });
 }
 
-/** What those that wait in a queue wait for: a line also where none does, so that rows keep their height. @param {any} queue */
+/** What those that wait in a queue wait for. @param {any} queue */
 function waitingFor(queue) {
   const found = ["ready", "throttled", "scheduled", "blocked"].filter((view) => queue[view] > 0);
+  if (!found.length) return null;
   return h(
     "span",
     { class: "cell-below faint" },
-    !found.length && "\u00a0",
     found.map((view, at) => [
       at > 0 && " · ",
       h(
