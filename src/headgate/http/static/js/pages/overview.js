@@ -183,7 +183,7 @@ function numbers(data, history, range) {
     ),
     number(
       failed ? "failed" : "succeeded",
-      "Failed in the last hour",
+      "Failed last hour",
       failed,
       jobs({ state: "failed", finished_after: "1h" }),
       `${format.count(totals.failed)} kept in all`,

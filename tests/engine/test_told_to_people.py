@@ -1,0 +1,72 @@
+"""What people are told of jobs and limits: instants that they need not work out, and counts that leave nothing out."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from headgate import Headgate, StrictRate
+from headgate.admin import SlowCounts
+from headgate.storage.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+
+def test_a_full_rate_tells_its_next_slot_although_nobody_waits_for_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("2/m", key="{tenant}", margin=0, name="api")])
+        async def sync(tenant: str) -> None: ...
+
+        async with app:
+            jobs = await sync.enqueue_many([("acme",), ("acme",), ("globex",)])
+            for job in jobs:
+                await job.result(timeout=5)
+            full, half = await app.admin.limits.bucket("api", "acme"), await app.admin.limits.bucket("api", "globex")
+            assert (full.available, full.waiting, half.next_slot_at) == (0, 0, None)
+            assert full.next_slot_at is not None
+            assert timedelta(seconds=50) < full.next_slot_at - app.admin.now() <= timedelta(seconds=60)
+            await asyncio.sleep(60)
+            assert (await app.admin.limits.bucket("api", "acme")).next_slot_at is None
+
+    run_virtual(main)
+
+
+def test_how_long_a_job_waits_is_told_in_the_units_that_people_use() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+
+        @app.task(limits=[StrictRate("1/d", name="daily")])
+        async def report() -> None: ...
+
+        async with app:
+            later = report.using(delay=timedelta(hours=10, minutes=22))
+            assert "(in 10 h 22 min)" in (await app.admin.explain((await later.enqueue()).id)).reason
+            assert "(in 45 min)" in (await app.admin.explain((await report.using(delay=2700).enqueue()).id)).reason
+            assert "(in 90.0 s)" in (await app.admin.explain((await report.using(delay=90).enqueue()).id)).reason
+            jobs = await report.enqueue_many([()] * 6)
+            await jobs[0].result(timeout=5)
+            reason = (await app.admin.explain(jobs[5].id)).reason
+            assert reason.startswith("it waits for limit 'daily' (1/d): 5th in line, runs about ")
+            assert reason.endswith("(in 5 d 0 h)")
+
+    run_virtual(main)
+
+
+def test_an_overview_counts_all_that_waits_and_tells_unknown_tasks_with_the_first_look() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = MemoryStorage(clock)
+        app, other = Headgate(store, clock=clock), Headgate(store, clock=clock)
+
+        @app.task
+        async def known() -> None: ...
+
+        async with app.open(), other.open():
+            await known.enqueue_many([()] * 3)
+            await known.using(delay=60).enqueue()
+            counts = SlowCounts(clock)
+            seen = await app.admin.overview(counts)
+            assert (seen.totals.ready, seen.totals.scheduled, seen.unknown_tasks) == (3, 1, [])
+            await counts.close()
+
+    run_virtual(main)
