@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import asyncpg
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from headgate import Every
 from headgate.errors import ScheduleNotFound
@@ -28,6 +28,13 @@ LOOKS = (("wide", "light"), ("wide", "dark"), ("narrow", "light"))
 CUT_OFF = """() => [...document.querySelectorAll("main .table-wrap")]
     .filter((each) => each.scrollWidth > each.clientWidth)
     .map((each) => each.querySelector("table").getAttribute("aria-label"))"""
+
+# The live stream has told of three changes.
+TOLD_THRICE = """() => new Promise((resolve) => {
+    let left = 3;
+    const stream = new EventSource("api/stream");
+    stream.addEventListener("overview", () => { if (!(left -= 1)) { stream.close(); resolve(); } });
+})"""
 
 # What does not depend on the store is looked at with one.
 of_one_store = pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
@@ -414,6 +421,37 @@ async def test_lists_are_filtered_paged_and_copied_as_a_command(browser: Browser
         await expect(page.get_by_role("dialog")).to_be_visible()
         await visit.press("Keep as it is")
         await expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+@of_one_store
+async def test_a_slow_search_is_told_of_and_not_begun_anew_by_what_happens_meanwhile(
+    browser: Browser, shop: Shop
+) -> None:
+    task = shop.app.tasks["send_mail"].using(delay=7200)
+    sought = await task.enqueue("needle")
+    answers = asyncio.Event()
+    asked: list[str] = []
+
+    async def slowly(route: Route) -> None:
+        asked.append(route.request.url)
+        await answers.wait()
+        await route.continue_()
+
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await visit.go("jobs")
+        await page.route(re.compile(r"/api/jobs\?.*text="), slowly)
+        await page.get_by_label("Text in payload").fill("needle")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("Searching …").first).to_be_visible()
+        told = asyncio.ensure_future(page.evaluate(TOLD_THRICE))
+        while not told.done():
+            await task.enqueue("hay")
+            await asyncio.sleep(0.1)
+        assert len(asked) == 1
+        answers.set()
+        await expect(page.locator(f'a[href="jobs/{sought.id}"]')).to_be_visible()
+        await expect(page.get_by_text("Searching …")).to_have_count(0)
 
 
 @of_one_store

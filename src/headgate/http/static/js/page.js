@@ -38,6 +38,10 @@ const AFTER_ACTION = 150;
 /** Without a pointer, what was touched last stays hovered. */
 const ABOUT_TO_CHOOSE = matchMedia("(hover: hover)").matches ? "tbody:is(:hover, :focus-within)" : "tbody:focus-within";
 
+const RESTS_AFTER = 5_000;
+let movedAt = -RESTS_AFTER;
+for (const kind of ["pointermove", "keydown"]) addEventListener(kind, () => void (movedAt = performance.now()));
+
 /** What a page's functions are given. */
 export class Context {
   /** @param {Page} page @param {Session} session */
@@ -62,9 +66,9 @@ export class Context {
     return `${this.session.user || "You"} may not do this: it needs the role ${needs}, and yours is ${this.session.role}`;
   }
 
-  /** Whether the pointer, or the focus, is in a list of the page. */
+  /** Whether somebody moves in a list of the page. A pointer that rests there is of one who only looks. */
   get isPointedAt() {
-    return this.page.place.querySelector(ABOUT_TO_CHOOSE) !== null;
+    return performance.now() - movedAt < RESTS_AFTER && this.page.place.querySelector(ABOUT_TO_CHOOSE) !== null;
   }
 
   /** Whether there is something new that is not shown, as somebody is about to choose from what is. */

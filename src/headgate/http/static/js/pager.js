@@ -7,7 +7,7 @@ import { icon } from "./icons.js";
 export function pager(context, said, cursor = "before") {
   const { data, route, ui } = context;
   const at = route.query.get(cursor);
-  if (at === null && !data.next && !said) return null;
+  if (at === null && !data.next) return null;
   /** The cursors of the pages before this one, as far as this visit has seen them. @type {(string | null)[]} */
   const trail = (ui.trail ??= []);
   const next = () => {

@@ -130,7 +130,7 @@ export const jobs = {
             { name: "When", align: "right", extra: "moment-cell", cell: (job) => moment(job) },
           ],
         }),
-        pager(context, found(data)),
+        pager(context, found(context)),
       ),
     ];
   },
@@ -276,7 +276,7 @@ function bar(context) {
     h(
       "span",
       { class: "bulk-said" },
-      ids.length ? h("b", null, `${ids.length} chosen`) : found(data),
+      ids.length ? h("b", null, `${ids.length} chosen`) : found(context),
       " ",
       held(context),
     ),
@@ -309,8 +309,9 @@ function suits(action, { state, view }) {
   return !view && (!state || state === "failed" || state === "cancelled");
 }
 
-/** @param {any} data */
-function found(data) {
+/** @param {Context} context */
+function found({ data, page }) {
+  if (page.isBusy) return "Searching …";
   if (!data.count) return null;
   return data.count.is_exact
     ? format.plural(data.count.count, "job")
@@ -362,7 +363,9 @@ function moment(job) {
 }
 
 /** @param {Context} context */
-function nothing({ route }) {
+function nothing({ route, page }) {
+  if (page.isBusy)
+    return empty("Searching …", "A text, or a type of errors, is looked for in one job after the other.");
   const filter = asked(route.query);
   if (route.query.has("before"))
     return empty("No more jobs", [link(address(["jobs"], { ...filter }), "Back to the first page"), "."]);
