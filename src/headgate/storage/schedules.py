@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from headgate.jobs.job import NewJob
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.schedule import Course, ScheduleRules, Skipped
+
+_encode = msgspec.json.Encoder().encode
 
 
 class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -31,6 +34,25 @@ class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
     formerly: str | None = None
     skipped: Skipped | None = None
     skipped_at: int | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """What its row holds but for the revision; what is no single value is JSON."""
+        return {
+            "name": self.name,
+            "task": self.call.task,
+            "call": _encode(self.call).decode(),
+            "rules": _encode(self.rules).decode(),
+            "started_at": self.course.started_at,
+            "next_at": self.course.next_at,
+            "last_at": self.course.last_at,
+            "runs": self.course.runs,
+            "last_job": self.last_job,
+            "paused_at": self.paused_at,
+            "is_declared": self.is_declared,
+            "formerly": self.formerly,
+            "skipped": self.skipped,
+            "skipped_at": self.skipped_at,
+        }
 
 
 class Fired(msgspec.Struct, frozen=True):

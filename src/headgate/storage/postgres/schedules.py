@@ -11,7 +11,6 @@ from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.schedule import Course, ScheduleRules
 from headgate.storage.postgres.addition import add_tied
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.rows import as_json
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 
 _decode_call = msgspec.json.Decoder(ScheduledCall).decode
@@ -20,7 +19,7 @@ _decode_rules = msgspec.json.Decoder(ScheduleRules).decode
 
 async def put(session: Session, record: ScheduleRecord, replaces: int | None, *, anew: bool) -> bool:
     """Store a schedule in place of that revision; False if there is another one."""
-    values = _values(record)
+    values = record.columns()
     if replaces is None:
         await session.execute("share_new_schedules")
         return await session.execute("add_schedule", **values) == 1
@@ -38,32 +37,12 @@ async def take_over(session: Session, record: ScheduleRecord, was: str, replaces
     await session.execute("share_new_schedules")
     if not await session.fetch("lock_schedules", names=[was], revisions=[replaces]):
         return False
-    if await session.execute("add_schedule", **_values(record)) != 1:
+    if await session.execute("add_schedule", **record.columns()) != 1:
         return False
     # Those that end meanwhile are waited for here, so what they note is there for the count.
     await session.execute("move_scheduled_jobs", name=record.name, was=was)
     await session.execute("take_over_schedule", name=record.name, was=was)
     return True
-
-
-def _values(record: ScheduleRecord) -> dict[str, Any]:
-    course = record.course
-    return {
-        "name": record.name,
-        "task": record.call.task,
-        "call": as_json(record.call),
-        "rules": as_json(record.rules),
-        "started_at": course.started_at,
-        "next_at": course.next_at,
-        "last_at": course.last_at,
-        "runs": course.runs,
-        "last_job": record.last_job,
-        "paused_at": record.paused_at,
-        "is_declared": record.is_declared,
-        "formerly": record.formerly,
-        "skipped": record.skipped,
-        "skipped_at": record.skipped_at,
-    }
 
 
 async def fire(session: Session, fired: Sequence[Fired], limit_now: int) -> list[bool]:

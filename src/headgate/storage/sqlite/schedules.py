@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -17,7 +16,7 @@ _decode_revisions = msgspec.json.Decoder(dict[str, int]).decode
 
 def put(connection: sqlite3.Connection, record: ScheduleRecord, replaces: int | None, *, anew: bool) -> bool:
     """Store a schedule in place of that revision; False if there is another one."""
-    values = _values(record)
+    values = record.columns()
     if replaces is not None:
         return execute(connection, "change_schedule", replaces=replaces, anew=anew, **values) == 1
     if revisions(connection, [record.name]):
@@ -33,26 +32,6 @@ def take_over(connection: sqlite3.Connection, record: ScheduleRecord, was: str, 
     execute(connection, "move_scheduled_jobs", name=record.name, was=was)
     execute(connection, "recount_schedule", name=record.name)
     return put(connection, record, replaces, anew=False)
-
-
-def _values(record: ScheduleRecord) -> dict[str, Any]:
-    course = record.course
-    return {
-        "name": record.name,
-        "task": record.call.task,
-        "call": as_json(record.call),
-        "rules": as_json(record.rules),
-        "started_at": course.started_at,
-        "next_at": course.next_at,
-        "last_at": course.last_at,
-        "runs": course.runs,
-        "last_job": record.last_job,
-        "paused_at": record.paused_at,
-        "is_declared": record.is_declared,
-        "formerly": record.formerly,
-        "skipped": record.skipped,
-        "skipped_at": record.skipped_at,
-    }
 
 
 def advance(connection: sqlite3.Connection, fired: Sequence[Fired]) -> list[bool]:
