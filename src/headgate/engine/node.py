@@ -66,6 +66,7 @@ from headgate.storage.protocol import Amendment, Claim, Room, Storage, Throttled
 from headgate.tasks.callbacks import Moment
 from headgate.tasks.context import JobLogCapture
 from headgate.tasks.registry import Registry
+from headgate.tasks.task import Task
 from headgate.tasks.tracing import Tracing
 
 SWEEP_EVERY = 30
@@ -388,7 +389,7 @@ class Node:
         task = self._registry.find(job.task)
         assert task is not None, f"the storage gave out {job.task!r}, which was not asked for"
         charge = AttemptCharge(job, self._report_amendment, self._elsewhere) if job.draws else None
-        attempt = Attempt(job, task, charge, self._shop)
+        attempt = self._new_attempt(job, task, charge)
         self._running[job.id] = attempt
         self._busy[job.queue] += 1
         self._started += 1
@@ -406,6 +407,9 @@ class Node:
                 )
             )
         attempt.start().add_done_callback(lambda done: self._attempt_ended(attempt, done))
+
+    def _new_attempt(self, job: ClaimedJob, task: Task[Any, Any], charge: AttemptCharge | None) -> Attempt:
+        return Attempt(job, task, charge, self._shop)
 
     def _report(self, amendment: Amendment) -> None:
         # Handlers in threads settle their costs, too.

@@ -16,7 +16,6 @@ from headgate.engine.charge import AttemptCharge
 from headgate.engine.executor import Attempt, Cause, Workshop
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.node import Node
-from headgate.jobs.event import JobStarted
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.outcome import Outcome, Refused, Snoozed
 from headgate.storage.protocol import Claim, Claimed, Room
@@ -68,18 +67,8 @@ class KeptAttempt(Attempt):
 class NodeInTest(Node):
     """A node whose jobs stay in this process: a child would import the app anew, with the store of production."""
 
-    def _start(self, job: ClaimedJob) -> None:
-        task = self._registry.find(job.task)
-        assert task is not None
-        charge = AttemptCharge(job, self._report_amendment, self._elsewhere) if job.draws else None
-        attempt = KeptAttempt(job, in_this_process(task), charge, self._shop)
-        self._running[job.id] = attempt
-        self._busy[job.queue] += 1
-        if self._bus.wants(JobStarted):
-            self._bus.publish(
-                JobStarted(at=self._clock.now(), job_id=job.id, task=job.task, queue=job.queue, attempt=job.attempt)
-            )
-        attempt.start().add_done_callback(lambda done: self._attempt_ended(attempt, done))
+    def _new_attempt(self, job: ClaimedJob, task: Task[Any, Any], charge: AttemptCharge | None) -> Attempt:
+        return KeptAttempt(job, in_this_process(task), charge, self._shop)
 
 
 def in_this_process(task: Task[Any, Any]) -> Task[Any, Any]:

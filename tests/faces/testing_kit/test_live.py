@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headgate import Headgate
+from headgate.jobs.event import Event, JobStarted
 from headgate.testing import live
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.testing_kit import shop
@@ -45,5 +46,20 @@ def test_hours_pass_at_once_on_virtual_time() -> None:
             await shop.sync_tenant.enqueue_many([("acme",)] * 31)
             await running.wait_until_idle(timeout=3600)
             assert 120 <= clock.monotonic() / 1_000_000 < 130
+
+    run_virtual(main)
+
+
+def test_events_tell_what_they_tell_in_production() -> None:
+    async def main(clock: VirtualClock) -> None:
+        async with live(shop.app) as running:
+            told: list[Event] = []
+            running.app.subscribe(told.append, JobStarted)
+            await shop.sync_tenant.enqueue_many([("acme",)] * 16)
+            await running.wait_until_idle(timeout=3600)
+        last = told[-1]
+        assert isinstance(last, JobStarted)
+        assert last.limits == ("sync_tenant:strict",)
+        assert last.waited >= 59
 
     run_virtual(main)
