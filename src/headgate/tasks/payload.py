@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Container, Mapping
-from typing import Any, NotRequired, TypedDict, get_type_hints
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
 from headgate.errors import DeclarationError, PayloadError
+from headgate.tasks.annotations import annotations_of
 from headgate.tasks.fields import fields_of
 from headgate.tasks.survival import MAX_DEPTH, equal, first_difference, is_too_deep, shown, unwritable_part
 from headgate.tasks.values import decoder, to_json
@@ -50,7 +51,7 @@ class PayloadType:
         if upgrade is not None and (not callable(upgrade) or inspect.iscoroutinefunction(upgrade)):
             raise DeclarationError(f"upgrade= of {where} is {upgrade!r}; pass a plain function from dict to dict")
         parameters = [each for each in inspect.signature(function).parameters.values() if each.name not in injected]
-        hints = _hints(function, where)
+        hints = annotations_of(function, where)
         for parameter in parameters:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise DeclarationError(
@@ -313,15 +314,6 @@ def _said(error: Exception) -> str:
     except Exception:
         # An error of a class's own code may not even say what it is.
         return type(error).__name__
-
-
-def _hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
-    try:
-        return get_type_hints(function, include_extras=True)
-    except NameError as error:
-        raise DeclarationError(
-            f"an annotation of {where} cannot be resolved: {error}; import the name at the top of its module"
-        ) from None
 
 
 def _result_decoder(kind: Any) -> tuple[msgspec.json.Decoder[Any], Any]:

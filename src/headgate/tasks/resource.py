@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from headgate.errors import DeclarationError
+from headgate.tasks.annotations import annotations_of
 
 INJECTED: Any = object()
 """A default for the parameters that resources fill: `session: Session = INJECTED`.
@@ -55,7 +56,7 @@ def declare_resource(function: Callable[..., Any], scope: str, known: Mapping[An
     where = f"resource {name!r}"
     if scope not in tuple(Scope):
         raise DeclarationError(f'{where}: scope={scope!r} must be "node" or "attempt"')
-    hints = _hints(function, where)
+    hints = annotations_of(function, where)
     kind = _yielded(function, hints.get("return"), where)
     if kind in known:
         raise DeclarationError(
@@ -84,7 +85,7 @@ def needs_of(function: Callable[..., Any], known: Mapping[Any, Resource], where:
     """The parameters of a task that resources fill, by name."""
     if not known:
         return {}
-    needs = _needs(function, _hints(function, where), known)
+    needs = _needs(function, annotations_of(function, where), known)
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name in needs and parameter.kind is parameter.POSITIONAL_ONLY:
             raise DeclarationError(f"{where}: resource {parameter.name!r} is passed by name, so put it after the `/`")
@@ -128,15 +129,6 @@ def _yielded(function: Callable[..., Any], returned: Any, where: str) -> Any:
             f"{where} yields {_named(kind)}, which says nothing; name the type that handlers ask for"
         )
     return kind
-
-
-def _hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
-    try:
-        return get_type_hints(function, include_extras=True)
-    except NameError as error:
-        raise DeclarationError(
-            f"an annotation of {where} cannot be resolved: {error}; import the name at the top of its module"
-        ) from None
 
 
 def _named(kind: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -15,14 +14,13 @@ from redis.exceptions import NoScriptError, RedisError
 
 from headgate.clock import Clock, SystemClock, microseconds, sleep
 from headgate.errors import StorageUnavailable
-from headgate.limits.redis.blocking_lines import AGAIN_AFTER, AWAY_FOR, LOOK_EVERY
+from headgate.limits.redis.blocking_lines import AWAY_FOR
 from headgate.limits.redis.buckets import read_url
 from headgate.limits.redis.line import Ask, Lines, Place, Steps
 from headgate.limits.redis.pipe import unavailable
+from headgate.limits.redis.rounds import Rounds
 
 T = TypeVar("T")
-
-logger = logging.getLogger("headgate.gates")
 
 
 class AsyncLines:
@@ -93,16 +91,11 @@ class AsyncLines:
             raise unavailable(error) from error
 
     async def _release(self) -> None:
-        failing = False
+        rounds = Rounds()
         while True:
             try:
-                next_in = await self.ask(self.lines.release(self._find))
+                wait = rounds.after(await self.ask(self.lines.release(self._find)))
             except Exception as error:
-                # The broker's client raises what it likes. Nothing is lost: what was not sent goes back to its place.
-                if not failing:
-                    unreachable = isinstance(error, StorageUnavailable)
-                    logger.warning("the gate cannot release: %s", error, exc_info=not unreachable)
-                failing, wait = True, AGAIN_AFTER
-            else:
-                failing, wait = False, LOOK_EVERY if next_in is None else min(next_in, LOOK_EVERY)
+                # The broker's client raises what it likes.
+                wait = rounds.after_failure(error)
             await sleep(self._clock, wait)

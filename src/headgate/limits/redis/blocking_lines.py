@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -17,19 +16,12 @@ from headgate.errors import StorageUnavailable
 from headgate.limits.redis.buckets import read_url
 from headgate.limits.redis.line import Ask, Lines, Place, Steps
 from headgate.limits.redis.pipe import unavailable
+from headgate.limits.redis.rounds import Rounds
 
 T = TypeVar("T")
 
-logger = logging.getLogger("headgate.gates")
-
-LOOK_EVERY = 0.1
-"""Seconds after which a line is seen that somebody else has begun."""
-
 AWAY_FOR = 0.5
 """Seconds for which nobody asks a Redis that has not answered."""
-
-AGAIN_AFTER = 1.0
-"""Seconds until the next look when Redis or the broker could not be reached."""
 
 
 class BlockingLines:
@@ -101,15 +93,10 @@ class BlockingLines:
 
     def _release(self) -> None:
         wait = 0.0
-        failing = False
+        rounds = Rounds()
         while not self._stopping.wait(wait):
             try:
-                next_in = self.ask(self.lines.release(self._find))
+                wait = rounds.after(self.ask(self.lines.release(self._find)))
             except Exception as error:
-                # The broker's client raises what it likes. Nothing is lost: what was not sent goes back to its place.
-                if not failing:
-                    unreachable = isinstance(error, StorageUnavailable)
-                    logger.warning("the gate cannot release: %s", error, exc_info=not unreachable)
-                failing, wait = True, AGAIN_AFTER
-            else:
-                failing, wait = False, LOOK_EVERY if next_in is None else min(next_in, LOOK_EVERY)
+                # The broker's client raises what it likes.
+                wait = rounds.after_failure(error)

@@ -1,0 +1,18 @@
+"""The annotations of what users declare, as the types that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+from headgate.errors import DeclarationError
+
+
+def annotations_of(function: Callable[..., Any], where: str) -> dict[str, Any]:
+    """Each parameter's, and what is returned. Raises DeclarationError for a name that is not there."""
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise DeclarationError(
+            f"an annotation of {where} cannot be resolved: {error}; import the name at the top of its module"
+        ) from None
