@@ -1,4 +1,4 @@
-"""What operators see and steer. The command line speaks only to it."""
+"""What operators see and steer. The command line and the dashboard speak only to it."""
 
 from headgate.admin.admin import Admin, DeclaredTask, JobDetails, ListedJob
 from headgate.admin.audit import Audited

@@ -183,7 +183,3 @@ def _within(wait: Duration) -> int:
 
 def _seconds(duration: Duration) -> float:
     return microseconds(duration) / SECOND
-
-
-DEFAULT_RETRY = RetryPolicy()
-NO_RETRY = RetryPolicy(retries=0)

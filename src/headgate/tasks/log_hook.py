@@ -1,4 +1,4 @@
-"""Hears what a program logs, without being one of its handlers: its own logging stays as it is, or is not, set up."""
+"""The log hook: hears what a program logs without being a handler, so the program sets its logging up, or does not."""
 
 from __future__ import annotations
 

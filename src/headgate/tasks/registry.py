@@ -1,4 +1,4 @@
-"""What one app declares: its tasks, shared limits and queues. Everything is checked as it is declared."""
+"""What one app declares: tasks, schedules, resources, shared limits and queues, each checked as it is declared."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Queue:
 
 
 class Registry:
-    """Tasks, limits and queues by name."""
+    """Tasks, schedules, limits and queues by name, and resources by type."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, Task[Any, Any]] = {}

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.errors import DeclarationError
-from headgate.jobs.retry import NO_RETRY, RetryPolicy
+from headgate.jobs.retry import RetryPolicy
 
 
 def wait(policy: RetryPolicy, failure: int, random: Random) -> int:
@@ -124,7 +124,3 @@ def test_giving_up_goes_before_retrying() -> None:
     policy = RetryPolicy(retry_on=OSError, give_up_on=FileNotFoundError)
     assert policy.accepts(ConnectionError())
     assert not policy.accepts(FileNotFoundError())
-
-
-def test_no_retry_is_a_policy_without_retries() -> None:
-    assert NO_RETRY.retries == 0
