@@ -18,6 +18,7 @@ from headgate import Job, JobState
 from headgate.errors import StorageUnavailable
 from tests.durability.disk import fill
 from tests.durability.ledger import damage
+from tests.until import until
 
 OPTIONS = json.loads(sys.argv[1])
 DISK = Path(OPTIONS["disk"])
@@ -48,7 +49,7 @@ class Worker:
         return self._log.read_text()
 
     async def says(self, words: str, seconds: float = 15) -> None:
-        await until(lambda: words in self.log, f"the worker logs {words!r}", seconds, lambda: self.log[-3000:])
+        await until(lambda: words in self.log, seconds, lambda: f"the worker logs {words!r}; {self.log[-3000:]}")
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -93,20 +94,6 @@ async def shown(job: Job[Any], release: int = 1) -> dict[str, Any]:
     return details
 
 
-async def until(holds: Any, what: str, seconds: float = 30, story: Any = lambda: "") -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                answer = holds()
-                if await answer if asyncio.iscoroutine(answer) else answer:
-                    return
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        told = story()
-        told = await told if asyncio.iscoroutine(told) else told
-        raise AssertionError(f"it did not come to pass that {what}; {told}") from None
-
-
 async def until_final(jobs: list[Job[Any]], what: str) -> None:
     """All of them have ended; if not, it is told of each that has not why."""
     admin = release_1.app.admin
@@ -116,9 +103,10 @@ async def until_final(jobs: list[Job[Any]], what: str) -> None:
 
     async def left() -> str:
         told = [await admin.explain(job.id) for job in jobs]
-        return "; ".join(f"{each.status.task}: {each.reason}" for each in told if not each.status.state.is_final)
+        reasons = [f"{each.status.task}: {each.reason}" for each in told if not each.status.state.is_final]
+        return f"{what}; {'; '.join(reasons)}"
 
-    await until(are_final, what, story=left)
+    await until(are_final, 30, left)
 
 
 async def is_running(job: Job[Any]) -> bool:
@@ -147,13 +135,13 @@ async def drill() -> None:
 
         # A worker under load is told to end: it finishes what it can within its grace, and hands back the rest unspent.
         long = await report.enqueue(0, seconds=30)
-        await until(lambda: is_running(long), "the long job runs")
+        await until(lambda: is_running(long), 30, lambda: "the long job runs")
         node = (await shown(long))["node"]
         leaving, staying = (first, second) if node in first.log else (second, first)
         leaving.signal(signal.SIGTERM)
         assert await leaving.ends() == 0
         assert "stopped, 0 jobs handed back" not in leaving.log
-        await until(lambda: is_running(long), "the long job runs elsewhere")
+        await until(lambda: is_running(long), 30, lambda: "the long job runs elsewhere")
         details = await shown(long)
         assert details["node"] != node
         assert details["attempt"] == 1, "a shutdown spent an attempt"
@@ -174,7 +162,7 @@ async def drill() -> None:
         staying.signal(signal.SIGKILL)
         await staying.ends()
         await third.says("of its jobs wait again")
-        await until(lambda: is_running(long), "the long job runs again")
+        await until(lambda: is_running(long), 30, lambda: "the long job runs again")
         details = await shown(long)
         assert details["attempt"] == 2
         assert details["lost_attempts"] == 1
@@ -196,7 +184,7 @@ async def drill() -> None:
         # The disk fills. Nobody is told that a job is stored that is not, and what ends meanwhile is kept in mind.
         if OPTIONS["small"]:
             during = await report.enqueue(7, seconds=1.0)
-            await until(lambda: is_running(during), "the job runs as the disk fills")
+            await until(lambda: is_running(during), 30, lambda: "the job runs as the disk fills")
             filler = fill(DISK)
             refused = 0
             for number in range(100):

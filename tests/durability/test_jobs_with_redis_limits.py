@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from headgate import Headgate, StrictRate
 from tests.redis_server import RedisServer, server_in
+from tests.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
@@ -73,22 +73,14 @@ async def test_two_programs_share_a_limit_exactly_and_lose_no_job_when_redis_die
         for store, ledger in zip(stores, ledgers, strict=True)
     ]
     try:
-
-        async def until(count: int) -> float:
-            deadline = time.monotonic() + 40
-            while len(starts_of(ledgers, "acme")) < count:
-                assert time.monotonic() < deadline, f"{len(starts_of(ledgers, 'acme'))} of {count} have started"
-                await asyncio.sleep(0.02)
-            return time.monotonic()
-
-        await until(60)
+        await until(lambda: len(starts_of(ledgers, "acme")) >= 60, 40)
         server.kill()
         await asyncio.sleep(1)
         while_away = len(starts_of(ledgers, "acme"))
         await asyncio.sleep(1)
         assert len(starts_of(ledgers, "acme")) == while_away, "its jobs wait while the store is away"
         server.start()
-        await until(220)
+        await until(lambda: len(starts_of(ledgers, "acme")) >= 220, 40, lambda: len(starts_of(ledgers, "acme")))
     finally:
         for worker in workers:
             worker.terminate()

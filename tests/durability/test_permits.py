@@ -23,6 +23,7 @@ from headgate.storage.protocol import Claim
 from headgate.testing.manual_clock import ManualClock
 from tests.durability.stores import claim_for, new_job, open_store
 from tests.durability.test_claim_work import Meter, add
+from tests.until import until
 
 RULES: dict[str, Any] = {"mutex": Semaphore(1), "each": Rate("1000000/s").rule}
 TERMS = GateTerms(holds=(Holding(),))
@@ -108,18 +109,15 @@ async def test_the_permit_of_a_worker_that_was_killed_comes_back_and_its_job_goe
             sys.executable, "-m", "headgate", "worker", "jobs_app:app", cwd=tmp_path, stderr=asyncio.subprocess.DEVNULL
         )
 
-    async def until(line: str) -> None:
-        ledger = tmp_path / "ledger"
-        while not (ledger.exists() and line in ledger.read_text()):  # noqa: ASYNC110  # another process writes it
-            await asyncio.sleep(0.05)
-
+    ledger = tmp_path / "ledger"
+    ledger.touch()
     first = await worker()
-    await until("first begins")
+    await until(lambda: "first begins" in ledger.read_text())
     (tmp_path / "was-killed").touch()
     os.kill(first.pid, signal.SIGKILL)
     await first.wait()
     second = await worker()
-    await until("second ends")
+    await until(lambda: "second ends" in ledger.read_text())
     second.terminate()
     await second.wait()
     lines = [line.split(" in ")[0] for line in (tmp_path / "ledger").read_text().splitlines()]

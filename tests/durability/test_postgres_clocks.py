@@ -10,8 +10,9 @@ import pytest
 
 from headgate.clock import SECOND, SystemClock
 from headgate.jobs.event import ClockSkewed, NodeDisowned, NodeLost
-from tests.durability.work import Work, until
+from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
+from tests.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 

@@ -16,8 +16,9 @@ from headgate import StorageUnavailable
 from headgate.storage.postgres import database, wake_ups
 from tests.durability.postgres import Endings, ask, count_endings, session_at
 from tests.durability.wire import Wire
-from tests.durability.work import Work, until
+from tests.durability.work import Work
 from tests.postgres_server import PostgresServer, server_in
+from tests.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 

@@ -19,8 +19,8 @@ from headgate.storage.postgres.shared_buckets import PostgresBuckets
 from tests.durability.postgres import ask, becomes
 from tests.durability.processes import Children
 from tests.durability.wire import Wire
-from tests.durability.work import until
 from tests.postgres_server import PostgresServer
+from tests.until import until
 
 HUNDRED = RateLimit(100, per=360_000, name="hundred")
 """100 an hour or so: what comes back during a test is less than one."""

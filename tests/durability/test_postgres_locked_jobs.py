@@ -20,7 +20,7 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.testing.conformance import Hands
 from headgate.testing.manual_clock import ManualClock
 from tests.durability.postgres import becomes, session_at
-from tests.durability.work import until
+from tests.until import until
 
 pytestmark = pytest.mark.timeout(60)
 

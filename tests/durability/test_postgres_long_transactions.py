@@ -14,8 +14,9 @@ from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.statements import load_statements
 from headgate.tasks.task import Call
 from tests.durability.postgres import ask, session_at
-from tests.durability.work import Work, until
+from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
+from tests.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 

@@ -13,8 +13,9 @@ from headgate import JobState, StorageUnavailable
 from headgate.jobs.event import StorageTroubled
 from tests.durability.postgres import Endings, ask, count_endings
 from tests.durability.wire import Wire
-from tests.durability.work import Work, until
+from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
+from tests.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(40)]
 

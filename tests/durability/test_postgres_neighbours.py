@@ -18,8 +18,9 @@ from headgate.storage.postgres.storage import PostgresStorage
 from tests.durability.postgres import Endings, count_endings, session_at
 from tests.durability.processes import Children
 from tests.durability.wire import Wire
-from tests.durability.work import Work, until
+from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
+from tests.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 

@@ -11,8 +11,9 @@ import pytest
 from headgate import StorageUnavailable
 from headgate.jobs.event import NodeDisowned, NodeLost
 from tests.durability.postgres import Endings, count_endings, session_at
-from tests.durability.work import Work, until
+from tests.durability.work import Work
 from tests.postgres_server import PostgresServer
+from tests.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, ProcessDi
 from headgate.jobs.report import too_many
 from tests.durability import process_bodies as bodies
 from tests.durability.processes import Children
+from tests.until import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]
 
@@ -31,12 +30,6 @@ def is_there(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
-
-
-async def until(condition: Callable[[], bool], seconds: float = 5) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  # other processes have no event for it
-            await asyncio.sleep(0.005)
 
 
 async def both_pids(folder: Path) -> list[int]:

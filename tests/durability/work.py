@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from headgate import FixedWindow, Headgate, Mutex, current_job
 from headgate.jobs.event import ClockSkewed, EndingRefused, Event, NodeDisowned, NodeLost, StorageTroubled
+from tests.until import until
 
 
 class Work:
@@ -74,12 +73,3 @@ class Work:
     def again(self) -> list[str]:
         """Jobs that ran here more than once."""
         return [job for job, count in Counter(self.runs).items() if count > 1]
-
-
-async def until(condition: Callable[[], bool], timeout: float, missing: Callable[[], object] = str) -> float:
-    """Wait for it; how many seconds that took."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < timeout, f"waited {timeout} s in vain for {missing()}"
-        await asyncio.sleep(0.01)
-    return time.monotonic() - began

@@ -27,6 +27,7 @@ from headgate.cli.main import COMMANDS, main
 from headgate.cli.output import make_console, print_table
 from headgate.cli.supervisor import KEPT_DYING, Supervisor
 from headgate.clock import SystemClock
+from tests.until import until
 
 R = TypeVar("R")
 
@@ -155,6 +156,13 @@ def answer(*words: str) -> Any:
     result = call(*words, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
+
+
+async def schedule_is_stored(app: Headgate) -> None:
+    async def is_there() -> bool:
+        return bool(await app.admin.schedules.list())
+
+    await until(is_there)
 
 
 def assert_one_line(result: Result, code: int, *parts: str) -> None:
@@ -413,7 +421,7 @@ def test_queues_are_listed_paused_and_resumed(project: Project) -> None:
 def test_schedules_that_nobody_fires_or_declares_any_more_are_told(project: Project) -> None:
     """An overdue one was listed as due "in 0.0 s" for ever."""
     newer = Project(project.path, 'from headgate import Headgate\n\napp = Headgate("sqlite:///jobs.db")\n')
-    project.do(lambda app: asyncio.sleep(0.3), running=True)
+    project.do(schedule_is_stored, running=True)
     (listed,) = answer("schedules", "list", project.target)
     assert (listed["is_overdue"], listed["trouble"]) == (False, None)
     (listed,) = answer("schedules", "list", newer.target)
@@ -439,7 +447,7 @@ def test_schedules_are_listed_paused_triggered_and_removed(project: Project) -> 
     assert "none is stored" in call("schedules", "list", project.target).output
     assert_one_line(call("schedules", "pause", project.target, "nightly"), 1, "no schedule 'nightly' is stored")
     # It is there once a worker was, and stays when that has gone.
-    project.do(lambda app: asyncio.sleep(0.3), running=True)
+    project.do(schedule_is_stored, running=True)
     [listed] = answer("schedules", "list", project.target)
     assert (listed["name"], listed["task"], listed["state"], listed["runs"]) == ("nightly", "report", "active", 0)
     assert listed["trigger"] == "cron 0 6 * * * (Europe/Rome)"
@@ -726,11 +734,16 @@ def test_limits_are_steered_from_the_command_line_and_the_backlog_follows(projec
         "acme",
     ]
 
-    async def go_on(app: Headgate) -> int:
-        await asyncio.sleep(0.5)
-        return (await app.admin.counts())[0].succeeded
+    def have_run(count: int) -> Callable[[Headgate], Awaitable[None]]:
+        async def go_on(app: Headgate) -> None:
+            async def have_run() -> bool:
+                return (await app.admin.counts())[0].succeeded == count
 
-    assert project.do(go_on, running=True) == 4
+            await until(have_run)
+
+        return go_on
+
+    project.do(have_run(4), running=True)
     assert call("limits", "audit", project.target, "sync:strict").output.count("held") == 1
 
     assert "is as declared" in call("limits", "unset", project.target, "sync:strict", "--key", "acme").output
@@ -739,7 +752,7 @@ def test_limits_are_steered_from_the_command_line_and_the_backlog_follows(projec
     assert "is paused for key 'acme'" in call("jobs", "explain", project.target, job).output
     call("limits", "resume", project.target, "sync:strict")
     call("limits", "reset", project.target, "sync:strict", "--key", "acme")
-    assert project.do(go_on, running=True) == 6
+    project.do(have_run(6), running=True)
     audit = call("limits", "audit", project.target, "sync:strict")
     assert audit.exit_code == 1
     assert "EXCEEDED" in audit.output
@@ -805,16 +818,8 @@ def test_migrate_makes_the_tables_in_a_postgres(tmp_path: Path, project: Project
     asyncio.run(drop())
 
 
-async def store_schedule(app: Headgate) -> None:
-    for _ in range(1000):
-        if await app.admin.schedules.list():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("nothing was stored in ten seconds")
-
-
 def test_the_next_occurrence_of_a_schedule_is_left_out(project: Project) -> None:
-    project.do(store_schedule, running=True)
+    project.do(schedule_is_stored, running=True)
     first, second = answer("schedules", "next", project.target, "nightly", "--count", "2")
     assert answer("schedules", "skip", project.target, "nightly")["left_out"] == first
     assert answer("schedules", "next", project.target, "nightly", "--count", "1") == [second]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -20,7 +19,8 @@ from playwright.async_api import Browser, Route, expect
 from headgate import Every
 from headgate.errors import ScheduleNotFound
 from tests.faces.browser.conftest import Shop, Visit, shop_on, visiting
-from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, QUEUE, SCHEDULE, SPARE
+from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, QUEUE, SCHEDULE
+from tests.until import until
 
 LOOKS = (("wide", "light"), ("wide", "dark"), ("narrow", "light"))
 
@@ -85,13 +85,6 @@ def pages(shop: Shop) -> dict[str, str]:
 
 def limit_page(limit: str, key: str | None = None) -> str:
     return f"limits/{quote(limit, safe='')}" + ("" if key is None else f"?{urlencode({'key': key})}")
-
-
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for what the store says; the browser has its own way to wait."""
-    async with asyncio.timeout(15):
-        while not await is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("part", [0, 1])

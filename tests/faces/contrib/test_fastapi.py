@@ -21,6 +21,7 @@ from headgate import Headgate, NotOpen, StorageUnavailable
 from headgate.clock import SystemClock
 from headgate.contrib.fastapi import health, lifespan
 from headgate.storage.memory import MemoryStorage
+from tests.until import until
 
 ROOT = Path(__file__).parents[3]
 
@@ -128,15 +129,6 @@ async def test_health_is_that_of_the_store_and_of_the_worker() -> None:
             assert (without.status_code, without.json()["reason"]) == (503, "the worker of this process does not beat")
             async with jobs:
                 await until(is_healthy(client, "/workerz"))
-
-
-async def until(question: Callable[[], Awaitable[bool]]) -> None:
-    """Ask again until the answer is yes, for at most 10 s."""
-    async with asyncio.timeout(10):
-        while True:
-            if await question():
-                return
-            await asyncio.sleep(0.02)
 
 
 def is_healthy(client: httpx.AsyncClient, path: str = "/healthz") -> Callable[[], Awaitable[bool]]:
