@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,10 +25,10 @@ from headgate.clock import SECOND, to_datetime
 from headgate.engine import teller
 from headgate.errors import JobExpired, PayloadError, StorageUnavailable
 from headgate.jobs.event import CallbackFailed, Event
-from headgate.jobs.lifecycle import Ending
 from headgate.storage.memory import MemoryStorage
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.bad_stores import FullStorage
 
 
 def listen(task: Task[Any, Any]) -> list[tuple[Any, ...]]:
@@ -90,22 +89,11 @@ def test_a_job_is_told_of_from_its_first_start_over_its_retries_to_its_end() -> 
     run_virtual(main)
 
 
-class Slow(MemoryStorage):
-    """A memory store whose `finish` fails as long as it is told to."""
-
-    is_down = False
-
-    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool]:
-        if self.is_down:
-            raise StorageUnavailable("the disk is full")
-        return await super().finish(node, endings)
-
-
 def test_nobody_is_told_of_an_ending_before_it_is_stored() -> None:
     """The fault: a callback sent the invoice, the record of it failed, and the job ran and sent it again."""
 
     async def main(clock: VirtualClock) -> None:
-        store = Slow(clock)
+        store = FullStorage(clock)
         app = Headgate(store, clock=clock)
 
         @app.task
@@ -114,11 +102,11 @@ def test_nobody_is_told_of_an_ending_before_it_is_stored() -> None:
 
         told = listen(work)
         async with app:
-            store.is_down = True
+            store.is_full = True
             job = await work.enqueue()
             await asyncio.sleep(60)
             assert told == [("started", 1)]
-            store.is_down = False
+            store.is_full = False
             await job.result()
             await asyncio.sleep(1)
             assert told == [("started", 1), ("completed", 7)]

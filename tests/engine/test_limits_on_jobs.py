@@ -38,8 +38,8 @@ from headgate.errors import HeadgateError
 from headgate.jobs.event import BacklogLeft, Event
 from headgate.limits.limit import Limit
 from headgate.storage.memory import MemoryStorage
-from headgate.storage.protocol import Recovered
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.bad_stores import DeafStorage
 
 ONCE = RetryPolicy(retries=1, base=1, jitter=False)
 
@@ -257,15 +257,6 @@ def test_a_crashed_holders_permit_returns_with_its_lease() -> None:
         assert await store.check() == []
 
     run_virtual(main)
-
-
-class DeafStorage(MemoryStorage):
-    """Does not hear that a node leaves."""
-
-    is_deaf = False
-
-    async def leave(self, node: str) -> Recovered:
-        return Recovered() if self.is_deaf else await super().leave(node)
 
 
 def test_a_lowered_concurrency_lets_nothing_new_start_until_it_fits() -> None:

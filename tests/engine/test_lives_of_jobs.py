@@ -6,7 +6,6 @@ import asyncio
 import gc
 import threading
 import tracemalloc
-from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +27,7 @@ from headgate import (
     current_job,
 )
 from headgate.clock import SECOND, to_datetime
-from headgate.errors import JobNotFound, StorageUnavailable
+from headgate.errors import JobNotFound
 from headgate.jobs.event import (
     BackoffFailed,
     EndingRefused,
@@ -40,9 +39,9 @@ from headgate.jobs.event import (
     StorageTroubled,
     TaskUnknown,
 )
-from headgate.jobs.lifecycle import Ending
 from headgate.storage.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.bad_stores import FullStorage
 
 
 def test_a_cancelled_error_of_the_handlers_own_is_an_ordinary_failure_and_is_retried() -> None:
@@ -152,22 +151,11 @@ def test_cancelling_a_final_job_changes_nothing() -> None:
     run_virtual(main)
 
 
-class Unreliable(MemoryStorage):
-    """A memory store whose `finish` fails as long as it is told to."""
-
-    is_down = False
-
-    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool]:
-        if self.is_down:
-            raise StorageUnavailable("the disk is full")
-        return await super().finish(node, endings)
-
-
 def test_a_finished_job_whose_record_fails_is_recorded_when_the_storage_is_back_and_runs_once() -> None:
     """The fault: a storage error on the final write was swallowed, and the job ran again after a restart."""
 
     async def main(clock: VirtualClock) -> None:
-        store = Unreliable(clock)
+        store = FullStorage(clock)
         app = Headgate(store, clock=clock)
         ran: list[int] = []
         trouble: list[Event] = []
@@ -179,11 +167,11 @@ def test_a_finished_job_whose_record_fails_is_recorded_when_the_storage_is_back_
             return 7
 
         async with app:
-            store.is_down = True
+            store.is_full = True
             job = await work.enqueue()
             await asyncio.sleep(300)
             assert (await job.status()).state is JobState.RUNNING
-            store.is_down = False
+            store.is_full = False
             assert await job.result() == 7
             assert ran == [1]
         assert trouble

@@ -23,8 +23,8 @@ from headgate.clock import SECOND
 from headgate.errors import UnknownQueue
 from headgate.jobs.event import BacklogMoved, Event
 from headgate.storage.memory import MemoryStorage
-from headgate.storage.protocol import Recovered
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.bad_stores import DeafStorage
 
 # -------------------------------------------------------------------------------------------------------- pauses
 
@@ -187,15 +187,6 @@ class Watched:
         app.task(name="limited", queue="mail", limits=[StrictRate("1000/m")])(work)
         app.task(name="elsewhere")(work)
         return app
-
-
-class DeafStorage(MemoryStorage):
-    """Does not hear that a node leaves."""
-
-    is_deaf = False
-
-    async def leave(self, node: str) -> Recovered:
-        return Recovered() if self.is_deaf else await super().leave(node)
 
 
 def test_no_more_jobs_of_a_queue_run_at_once_over_all_nodes_than_its_global_concurrency() -> None:
