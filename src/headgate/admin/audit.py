@@ -53,7 +53,7 @@ class StartAudit:
         self._limit = limit
         self._rule_of = rule_of
         self._keys: dict[str, tuple[AnyRule, Window]] = {}
-        self.starts = 0
+        self.starts: int = 0
 
     def take(self, starts: Iterable[RecordedStart]) -> None:
         """Go on with these."""
@@ -90,8 +90,8 @@ class Window:
         self._length = length
         self._inside: deque[tuple[int, int]] = deque()
         self._cost = 0
-        self.highest = 0
-        self.starts = 0
+        self.highest: int = 0
+        self.starts: int = 0
 
     def add(self, at: int, cost: int) -> None:
         self._inside.append((at, cost))

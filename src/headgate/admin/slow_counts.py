@@ -30,9 +30,9 @@ _log = logging.getLogger("headgate.admin")
 class SlowCounts:
     """What an overview shows and does not wait for, kept by whoever looks again and again."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.finals = Beside[Sequence[QueueCounts]](clock, "final jobs")
-        self.tasks = Beside[Sequence[WaitingCount]](clock, "waiting jobs by task")
+    def __init__(self, clock: Clock, *, patience: float = PATIENCE) -> None:
+        self.finals: Beside[Sequence[QueueCounts]] = Beside(clock, "final jobs", patience=patience)
+        self.tasks: Beside[Sequence[WaitingCount]] = Beside(clock, "waiting jobs by task", patience=patience)
 
     async def close(self) -> None:
         """End the counts that are under way."""
