@@ -23,8 +23,8 @@ from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.rows import bucket_id
 from headgate.storage.postgres.statements import load_statements
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.testing.conformance.following import add_batch, follow
 from headgate.testing.conformance.hands import Hands, at_once, rate, recover
+from headgate.testing.conformance.ties import add_batch, follow
 from headgate.testing.manual_clock import ManualClock
 
 R = TypeVar("R")

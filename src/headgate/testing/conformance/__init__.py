@@ -12,6 +12,7 @@ Time stands still unless a test moves it. After each test the store's own `check
 """
 
 from headgate.testing.conformance.auditing import AuditingConformance
+from headgate.testing.conformance.batches import BatchesConformance
 from headgate.testing.conformance.budgets import BudgetsConformance
 from headgate.testing.conformance.charts import ChartsConformance
 from headgate.testing.conformance.deploys import DeploysConformance
@@ -50,6 +51,7 @@ class StorageConformance(
     ListingConformance,
     UniqueKeysConformance,
     FollowingConformance,
+    BatchesConformance,
     ChartsConformance,
 ):
     """Subclass it with a fixture `storage` that gives an open, empty store on the fixture `clock`."""
