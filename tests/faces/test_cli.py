@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import select
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from headgate import Headgate, JobFailed, JobState
 from headgate.cli import supervisor
@@ -27,6 +26,7 @@ from headgate.cli.main import COMMANDS, main
 from headgate.cli.output import make_console, print_table
 from headgate.cli.supervisor import KEPT_DYING, Supervisor
 from headgate.clock import SystemClock
+from tests.faces.one_module import OneModule, answer, call, stand_in
 from tests.until import until
 
 R = TypeVar("R")
@@ -82,34 +82,9 @@ not_an_app = 7
 '''
 
 
-class Project:
-    """A user's directory with one module, whose name no other test has."""
-
+class Project(OneModule):
     def __init__(self, path: Path, source: str = APP) -> None:
-        self.path = path
-        self.name = f"project_{uuid.uuid4().hex}"
-        (path / f"{self.name}.py").write_text(source)
-        self.target = f"{self.name}:app"
-
-    @property
-    def app(self) -> Headgate:
-        app: Headgate = importlib.import_module(self.name).app
-        return app
-
-    def do(self, work: Callable[[Headgate], Awaitable[R]], *, running: bool = False) -> R:
-        """Work with the open app; with `running`, while it also runs jobs."""
-
-        async def opened() -> R:
-            async with self.app if running else self.app.open():
-                return await work(self.app)
-
-        return asyncio.run(opened())
-
-    def enqueue(self, task: str, *arguments: Any) -> str:
-        async def work(app: Headgate) -> str:
-            return (await app.tasks[task].enqueue(*arguments)).id
-
-        return self.do(work)
+        super().__init__(path, source)
 
     def result(self, job_id: str) -> Any:
         return self.do(lambda app: app.job(job_id).result(timeout=15))
@@ -141,21 +116,8 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.delenv("HEADGATE_APP", raising=False)
-    (tmp_path / "jobs.db").touch()
+    stand_in(tmp_path, monkeypatch)
     return Project(tmp_path)
-
-
-def call(*words: str, env: dict[str, str] | None = None) -> Result:
-    return CliRunner(env=env).invoke(main, words)
-
-
-def answer(*words: str) -> Any:
-    result = call(*words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 async def schedule_is_stored(app: Headgate) -> None:

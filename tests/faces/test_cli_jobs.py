@@ -8,21 +8,18 @@ import json
 import sqlite3
 import subprocess
 import sys
-import uuid
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from click.testing import CliRunner, Result
 
 from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, RetryPolicy, batch, chain
 from headgate.admin import JobQuery
-from headgate.cli.main import main
 from headgate.storage.address import address_of_url
 from headgate.storage.protocol import Claim, Room
+from tests.faces.one_module import OneModule, answer, call, stand_in
 
 R = TypeVar("R")
 
@@ -69,29 +66,7 @@ async def keeps(order: str) -> None:
 """
 
 
-class Project:
-    """A user's directory with one module, whose name no other test has."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = f"project_{uuid.uuid4().hex}"
-        (path / f"{self.name}.py").write_text(APP)
-        self.target = f"{self.name}:app"
-
-    @property
-    def app(self) -> Headgate:
-        app: Headgate = importlib.import_module(self.name).app
-        return app
-
-    def do(self, work: Callable[[Headgate], Awaitable[R]], *, running: bool = False) -> R:
-        """Work with the open app; with `running`, while it also runs jobs."""
-
-        async def opened() -> R:
-            async with self.app if running else self.app.open():
-                return await work(self.app)
-
-        return asyncio.run(opened())
-
+class Project(OneModule):
     def run_until_final(self, *calls: tuple[Any, ...]) -> list[str]:
         """Run jobs of (task, arguments…) to their end; their ids."""
 
@@ -104,12 +79,6 @@ class Project:
 
         return self.do(work, running=True)
 
-    def enqueue(self, task: str, *arguments: Any, **using: Any) -> str:
-        async def work(app: Headgate) -> str:
-            return (await app.tasks[task].using(**using).enqueue(*arguments)).id
-
-        return self.do(work)
-
     def states(self, *ids: str) -> list[JobState]:
         async def work(app: Headgate) -> list[JobState]:
             return [(await app.job(id).status()).state for id in ids]
@@ -119,22 +88,10 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    project = Project(tmp_path)
+    stand_in(tmp_path, monkeypatch)
+    project = Project(tmp_path, APP)
     monkeypatch.setenv("HEADGATE_APP", project.target)
-    (tmp_path / "jobs.db").touch()
     return project
-
-
-def call(*words: str, asked: str | None = None) -> Result:
-    return CliRunner().invoke(main, words, input=asked)
-
-
-def answer(*words: str) -> Any:
-    result = call(*words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
 
 
 def ids(*words: str) -> list[str]:
@@ -263,10 +220,10 @@ def test_many_jobs_are_changed_after_a_dry_run_and_a_question(project: Project) 
     dry = answer("jobs", "retry", "--state", "failed", "--dry-run")
     assert dry == {"matched": 2, "changed": 2, "refused": {}, "is_dry_run": True, "is_cut": False}
     assert project.states(*bad) == [JobState.FAILED] * 2
-    refused = call("jobs", "retry", "--state", "failed", asked="n\n")
+    refused = call("jobs", "retry", "--state", "failed", input="n\n")
     assert (refused.exit_code, "Retry 2 jobs?" in refused.output) == (1, True)
     assert project.states(*bad) == [JobState.FAILED] * 2
-    done = call("jobs", "retry", "--state", "failed", asked="y\n")
+    done = call("jobs", "retry", "--state", "failed", input="y\n")
     assert (done.exit_code, "2 jobs wait again" in done.output) == (0, True)
     assert project.states(*bad) == [JobState.WAITING] * 2
     again = call("jobs", "retry", "--state", "failed", "--yes")

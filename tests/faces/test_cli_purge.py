@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import subprocess
 import sys
-import uuid
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
-from click.testing import CliRunner, Result
 
 from headgate import DeclarationError, Headgate, JobState
 from headgate.admin import JobQuery
-from headgate.cli.main import main
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.faces.one_module import OneModule, answer, call, stand_in
 
 R = TypeVar("R")
 
@@ -40,33 +36,16 @@ async def bad() -> None:
 """
 
 
-class Project:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = f"purged_{uuid.uuid4().hex}"
-        (path / f"{self.name}.py").write_text(APP)
-        self.target = f"{self.name}:app"
-
-    def do(self, work: Callable[[Headgate], Awaitable[R]]) -> R:
-        app: Headgate = importlib.import_module(self.name).app
-
-        async def opened() -> R:
-            async with app.open():
-                return await work(app)
-
-        return asyncio.run(opened())
-
+class Project(OneModule):
     def run(self, synced: int, failed: int) -> None:
         """Let so many jobs become final."""
-        app: Headgate = importlib.import_module(self.name).app
 
-        async def work() -> None:
-            async with app:
-                jobs = await app.tasks["sync"].enqueue_many([("acme",)] * synced)
-                jobs += await app.tasks["bad"].enqueue_many([()] * failed)
-                await asyncio.gather(*(job.result(timeout=15) for job in jobs), return_exceptions=True)
+        async def work(app: Headgate) -> None:
+            jobs = await app.tasks["sync"].enqueue_many([("acme",)] * synced)
+            jobs += await app.tasks["bad"].enqueue_many([()] * failed)
+            await asyncio.gather(*(job.result(timeout=15) for job in jobs), return_exceptions=True)
 
-        asyncio.run(work())
+        self.do(work, running=True)
 
     def counts(self) -> dict[str, tuple[int, int, int, int]]:
         found = self.do(lambda app: app.admin.queues.list())
@@ -75,20 +54,8 @@ class Project:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    (tmp_path / "jobs.db").touch()
-    return Project(tmp_path)
-
-
-def call(*words: str, input: str | None = None) -> Result:
-    return CliRunner().invoke(main, words, input=input)
-
-
-def answer(*words: str) -> Any:
-    result = call(*words, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    stand_in(tmp_path, monkeypatch)
+    return Project(tmp_path, APP)
 
 
 def test_final_jobs_are_purged_by_how_they_ended_where_and_when_and_the_deed_is_kept(project: Project) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import importlib
 import json
 import os
 import pty
@@ -14,7 +13,6 @@ import struct
 import subprocess
 import sys
 import termios
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +24,7 @@ from click.testing import CliRunner
 
 from headgate import Headgate
 from headgate.cli.main import main
+from tests.faces.one_module import OneModule, stand_in
 
 APP = """
 from headgate import Headgate, RetryPolicy, StrictRate
@@ -52,27 +51,21 @@ ENTERED, LEFT = b"\x1b[?1049h", b"\x1b[?1049l"
 SHOWN = b"\x1b[?25h"
 
 
-class Project:
+class Project(OneModule):
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = f"watched_{uuid.uuid4().hex}"
-        (path / f"{self.name}.py").write_text(APP)
-        self.target = f"{self.name}:app"
+        super().__init__(path, APP)
         self.command = [sys.executable, "-m", "headgate", "top", self.target, "--interval", "0.2"]
-        asyncio.run(self._fill())
+        self.do(self._fill, running=True)
 
-    async def _fill(self) -> None:
-        app: Headgate = importlib.import_module(self.name).app
-        async with app:
-            jobs = await app.tasks["sync"].enqueue_many([("acme",)] * 5)
-            failed = await app.tasks["bad"].enqueue()
-            await asyncio.gather(jobs[1].result(timeout=15), failed.result(timeout=15), return_exceptions=True)
+    async def _fill(self, app: Headgate) -> None:
+        jobs = await app.tasks["sync"].enqueue_many([("acme",)] * 5)
+        failed = await app.tasks["bad"].enqueue()
+        await asyncio.gather(jobs[1].result(timeout=15), failed.result(timeout=15), return_exceptions=True)
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    stand_in(tmp_path, monkeypatch)
     return Project(tmp_path)
 
 
