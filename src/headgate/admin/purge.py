@@ -98,7 +98,11 @@ def _final_queries(query: JobQuery, before: int) -> Sequence[JobQuery]:
 
 
 def _told(query: JobQuery, before: int) -> str:
-    """What was asked to be deleted, in words."""
+    """What was asked to be deleted, in words. A text of payloads stays untold: it may be what nobody is to read."""
     said = {name: getattr(query, name) for name in JobQuery.__dataclass_fields__}
-    words = [f"{name} {value}" for name, value in said.items() if value is not None]
+    words = [
+        "a text in the payload" if name == "text" else f"{name} {value}"
+        for name, value in said.items()
+        if value is not None
+    ]
     return ", ".join([*words, f"final before {to_datetime(before):%Y-%m-%d %H:%M:%S} UTC"])

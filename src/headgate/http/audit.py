@@ -40,10 +40,10 @@ async def audit_log(caller: Caller, query: AuditLogQuery) -> Page[AuditEntryView
     found = await caller.admin.audit_log(
         kind=query.kind, subject=query.subject, actor=query.actor, before=query.before, count=query.count
     )
-    return Page([_entry(each) for each in found], str(found[-1].number) if len(found) == query.count else None)
+    return Page([_entry(each, caller) for each in found], str(found[-1].number) if len(found) == query.count else None)
 
 
-def _entry(entry: AuditEntry) -> AuditEntryView:
+def _entry(entry: AuditEntry, caller: Caller) -> AuditEntryView:
     return AuditEntryView(
         number=entry.number,
         at=to_datetime(entry.at),
@@ -51,7 +51,7 @@ def _entry(entry: AuditEntry) -> AuditEntryView:
         action=entry.action,
         kind=entry.kind,
         subject=entry.subject,
-        detail=entry.detail,
+        detail=None if entry.detail is None else caller.redaction.text(entry.detail),
     )
 
 

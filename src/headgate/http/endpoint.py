@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Literal, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from headgate.errors import HeadgateError
@@ -23,6 +24,9 @@ LARGEST_BODY = 64 * 1024
 
 LARGEST_NUMBER = 2**53 - 1
 """The largest that JavaScript keeps exactly."""
+
+SLOWEST_BODY = 10.0
+"""Seconds for which a body may arrive; who sends it more slowly only holds a connection."""
 
 MOST_FIELDS = 50
 
@@ -175,7 +179,20 @@ def parse_body(content: bytes, kind: type[Body]) -> Body:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body, if it is not too long. Raises Refusal."""
+    """The body, if it is not too long and there in time. Raises Refusal."""
+    reading = asyncio.ensure_future(_read_body(request))
+    try:
+        await asyncio.wait([reading], timeout=SLOWEST_BODY)
+        if not reading.done():
+            raise Refusal(408, "too_slow", f"the body was not there within {SLOWEST_BODY:g} s")
+        return reading.result()
+    except ClientDisconnect:
+        raise _bad_request("the connection was lost before the body was there") from None
+    finally:
+        reading.cancel()
+
+
+async def _read_body(request: Request) -> bytes:
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > LARGEST_BODY:
         raise _too_large()

@@ -64,7 +64,8 @@ class Guard:
             if not is_local(peer, request.headers, str(request.scope.get("http_version", "1.1"))):
                 raise _not_local()
             return LOCAL
-        address = peer_of(peer, request.headers.get("x-forwarded-for"), self._trusted)
+        # Some proxies add a header of their own instead of going on with the one that came, which anybody can write.
+        address = peer_of(peer, ", ".join(request.headers.getlist("x-forwarded-for")), self._trusted)
         await self._require_patience(address)
         try:
             user = await self._auth.user(request)

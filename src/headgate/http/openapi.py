@@ -18,6 +18,7 @@ _STATUSES = {
     403: "This user may not do it; or it came from another site, or without the token.",
     404: "There is no such thing.",
     405: "The address is not for this method.",
+    408: "The body did not arrive in time.",
     409: "It cannot be done as things are.",
     413: "The body is longer than 64 KB.",
     415: "The body is not JSON.",
@@ -100,7 +101,7 @@ def _operation(endpoint: Endpoint, known: dict[str, Any], components: dict[str, 
             }
         )
     if endpoint.body is not None:
-        statuses |= {413, 415}
+        statuses |= {408, 413, 415}
         described["requestBody"] = {
             "required": not endpoint.is_body_optional,
             "content": {"application/json": {"schema": known[repr(endpoint.body)]}},

@@ -183,12 +183,14 @@ class Dashboard(Starlette):
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if error.status_code == 404 and _is_visit(request):
-            return await self._guarded("GET", self._missing_page)(request)
-        return _refused(request, error)
 
-    async def _missing_page(self, request: Request, user: User) -> Response:
-        return await self._shell.page(request, 404)
+        async def told(request: Request, user: User) -> Response:
+            if error.status_code == 404 and _is_visit(request):
+                return await self._shell.page(request, 404)
+            return _refused(request, error)
+
+        # Who is not let in is not told either what there is, and what there is not.
+        return await self._guarded("GET", told)(request)
 
     def _answering(self, endpoint: Endpoint) -> Serve:
         answer = Answering(endpoint)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.http import dashboard
+from headgate.http.endpoint import read_body
+from headgate.http.refusal import Refusal
 from headgate.storage.memory import MemoryStorage
 from tests.faces.http.stage import browser, make_app
 from tests.faces.http.stage import client as client_of
@@ -136,3 +141,28 @@ async def test_a_store_that_is_away_is_a_503_that_says_when_to_ask_again() -> No
             assert answer.json()["error"]["code"] == "storage_unavailable"
         # The page itself is there, to say so.
         assert (await client.get("/")).status_code == 200
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for_and_one_that_breaks_off_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("headgate.http.endpoint.SLOWEST_BODY", 0.01)
+    never = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"{"
+        await never.wait()
+
+    app = make_app()
+    async with app.open(), browser(app) as client:
+        headers = {"Content-Type": "application/json"}
+        answer = await client.post("/api/limits/permits/pause", content=slow(), headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (408, "too_slow")
+
+        async def breaks_off() -> Any:
+            return {"type": "http.disconnect"}
+
+        request = Request({"type": "http", "method": "POST", "headers": []}, breaks_off)
+        with pytest.raises(Refusal, match="connection was lost"):
+            await read_body(request)
+    assert not caplog.records

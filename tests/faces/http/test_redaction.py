@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from headgate import JobFailed, RetryPolicy
+from headgate import JobFailed, JobState, RetryPolicy
+from headgate.admin import JobQuery
 from headgate.clock import SystemClock
 from headgate.http import BearerAuth, Dashboard, User, dashboard
 from headgate.http.endpoint import Endpoint
 from headgate.http.redaction import HIDDEN, Redaction
 from headgate.http.routes import ENDPOINTS
+from headgate.jobs.audit import Deed
 from headgate.jobs.job import JobError
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Obstacle
@@ -149,6 +151,20 @@ async def test_a_list_hides_in_errors_what_the_headers_hide() -> None:
             answer = await asking.get(path)
             assert "of-a-header" not in answer.text
             assert f"the server refused '{HIDDEN}'" in answer.text
+
+
+async def test_the_audit_log_does_not_tell_what_payloads_were_searched_for() -> None:
+    storage = MemoryStorage(SystemClock())
+    app = make_app(storage)
+    async with app.open():
+        await seed(app)
+        assert (await app.admin.purge(JobQuery(state=JobState.FAILED, text=PASSWORD), older_than=0)).deleted == 1
+        await storage.note(Deed("ada", "did", "queue", "default", "with password=another1"))
+        async with browser(app, redact=["password"]) as asking:
+            told = (await asking.get("/api/audit")).text
+            assert "a text in the payload" in told
+            assert f"with password={HIDDEN}" in told
+            assert PASSWORD not in told
 
 
 async def test_a_search_does_not_tell_a_hidden_value_letter_by_letter() -> None:
