@@ -457,8 +457,11 @@ class Headgate:
     async def open(self) -> AsyncIterator[Self]:
         """Connect, for enqueueing and looking; runs no jobs. May be entered again while open, on the same loop."""
         self._require_shared()
-        async with self._opening.entered():
+        await self._opening.enter()
+        try:
             yield self
+        finally:
+            await self._opening.leave()
 
     async def _open(self) -> None:
         await self._storage.open()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from headgate.errors import DeclarationError, NotOpen
@@ -40,9 +39,10 @@ class Opening:
         if not self.is_open:
             raise NotOpen
 
-    @asynccontextmanager
-    async def entered(self) -> AsyncIterator[None]:
-        """Have the app open until the block ends. Raises DeclarationError on another loop than it is open on."""
+    # Not one context manager: a loop that ends closes all generators at once, and one within another could not be closed.
+
+    async def enter(self) -> None:
+        """Have the app open until `leave`. Raises DeclarationError on another loop than it is open on."""
         self._require_one_loop()
         while self._entered == 0 and self._changing is not None:
             # Somebody else is at it; where that fails, one of those who wait is the next to try.
@@ -51,19 +51,19 @@ class Opening:
             await self._change(self._open)
             self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
         self._entered += 1
+
+    async def leave(self) -> None:
+        """Once for each `enter`; the last one closes the app."""
         try:
-            yield
+            if self._entered == 1:
+                # Those who speak may still enqueue and look.
+                await self._last_words()
         finally:
-            try:
-                if self._entered == 1:
-                    # Those who speak may still enqueue and look.
-                    await self._last_words()
-            finally:
-                self._entered -= 1
-                if self._entered == 0:
-                    # Who opens it meanwhile waits, as for somebody else's opening.
-                    await self._change(self._close)
-                    self._loop = None
+            self._entered -= 1
+            if self._entered == 0:
+                # Who opens it meanwhile waits, as for somebody else's opening.
+                await self._change(self._close)
+                self._loop = None
 
     async def _change(self, step: Step) -> None:
         self._changing = asyncio.ensure_future(step())

@@ -164,16 +164,14 @@ class _OpenAnywhere(Opening):
     def require(self) -> None:
         """It always is."""
 
-    @contextlib.asynccontextmanager
-    async def entered(self) -> AsyncIterator[None]:
+    async def enter(self) -> None:
         self._entered += 1
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
-        try:
-            yield
-        finally:
-            self._entered -= 1
-            if not self._entered:
-                self._loop = None
+
+    async def leave(self) -> None:
+        self._entered -= 1
+        if not self._entered:
+            self._loop = None
 
 
 async def _nothing() -> None:

@@ -147,7 +147,9 @@ async def test_an_app_that_threads_have_opened_is_asked_on_their_loop(postgres_u
         await asyncio.to_thread(app.portal.close)
 
 
-def test_an_app_that_was_opened_by_a_mounted_dashboard_is_closed_with_the_loop(tmp_path: Path) -> None:
+def test_an_app_that_was_opened_by_a_mounted_dashboard_is_closed_with_the_loop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
 
     async def serve() -> Headgate:
@@ -159,6 +161,7 @@ def test_an_app_that_was_opened_by_a_mounted_dashboard_is_closed_with_the_loop(t
     asyncio.run(serve())
     with pytest.raises(NotOpen):
         _ = app.admin
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 @pytest.mark.slow
