@@ -39,7 +39,7 @@ class Opening:
         if not self.is_open:
             raise NotOpen
 
-    # Not one context manager: a loop that ends closes all generators at once, and one within another could not be closed.
+    # Not one context manager: a loop that ends closes all generators at once, and none within another can be closed so.
 
     async def enter(self) -> None:
         """Have the app open until `leave`. Raises DeclarationError on another loop than it is open on."""
