@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from headgate.http.refusal import Refusal
 from headgate.http.stream import Stream
 from headgate.http.watch import Watch
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+HELLO = "retry: 2000\n\n"
 
 
 class Source:
@@ -35,28 +38,72 @@ class Source:
         return await self._app.admin.overview()
 
 
-def make(clock: VirtualClock, **options: Any) -> tuple[Headgate, Source, Stream]:
-    app = Headgate("memory://", clock=clock)
+@dataclass(frozen=True, slots=True)
+class Live:
+    """An open app, and the stream of what goes on in it."""
 
-    @app.task
-    async def work(name: str) -> None: ...
+    clock: VirtualClock
+    app: Headgate
+    source: Source
+    stream: Stream
 
-    source = Source(app)
-    return app, source, Stream(Watch(source.read, clock), clock, **options)
+    async def listen(self, *, known: str | None = None) -> AsyncGenerator[str, None]:
+        """What one browser is sent."""
+        headers = [] if known is None else [(b"last-event-id", known.encode())]
+        response = await self.stream.response(Request({"type": "http", "headers": headers}), lambda overview: overview)
+        assert response.media_type == "text/event-stream"
+        assert response.headers["x-accel-buffering"] == "no"
+        assert response.headers["cache-control"] == "no-store"
+        events = response.body_iterator
+        assert isinstance(events, AsyncGenerator)
+        async with aclosing(events):
+            async for chunk in events:
+                assert isinstance(chunk, bytes)
+                yield chunk.decode()
+
+    async def begun(self) -> tuple[AsyncGenerator[str, None], str]:
+        """A stream that has told what goes on, and the id of that."""
+        events = self.listen()
+        assert await anext(events) == HELLO
+        name, id, _ = parsed(await anext(events))
+        assert name == "overview"
+        return events, id
+
+    async def refusal(self) -> Refusal:
+        """Why no stream begins."""
+        with pytest.raises(Refusal) as refused:
+            await anext(self.listen())
+        assert refused.value.status == 503
+        assert refused.value.headers["Retry-After"]
+        return refused.value
+
+    async def enqueue(self, name: str) -> None:
+        await self.app.tasks["work"].using(delay=3600).enqueue(name)
 
 
-async def listen(stream: Stream, *, known: str | None = None) -> AsyncGenerator[str, None]:
-    headers = [] if known is None else [(b"last-event-id", known.encode())]
-    response = await stream.response(Request({"type": "http", "headers": headers}), lambda overview: overview)
-    assert response.media_type == "text/event-stream"
-    assert response.headers["x-accel-buffering"] == "no"
-    assert response.headers["cache-control"] == "no-store"
-    events = response.body_iterator
-    assert isinstance(events, AsyncGenerator)
-    async with aclosing(events):
-        async for chunk in events:
-            assert isinstance(chunk, bytes)
-            yield chunk.decode()
+def live(test: Callable[[Live], Awaitable[None]], **options: Any) -> Callable[[], None]:
+    """The test in virtual time."""
+
+    def run() -> None:
+        async def main(clock: VirtualClock) -> None:
+            app = Headgate("memory://", clock=clock)
+
+            @app.task
+            async def work(name: str) -> None: ...
+
+            source = Source(app)
+            async with app.open():
+                await test(Live(clock, app, source, Stream(Watch(source.read, clock), clock, **options)))
+
+        run_virtual(main)
+
+    run.__name__ = test.__name__
+    return run
+
+
+def for_two(test: Callable[[Live], Awaitable[None]]) -> Callable[[], None]:
+    """The test of a stream that two may listen to."""
+    return live(test, most_clients=2)
 
 
 def parsed(event: str) -> tuple[str, str, Any]:
@@ -64,223 +111,149 @@ def parsed(event: str) -> tuple[str, str, Any]:
     return name, id, json.loads(data)
 
 
-def test_what_is_going_on_is_sent_at_once_and_whenever_it_has_changed() -> None:
-    async def main(clock: VirtualClock) -> None:
-        app, _, stream = make(clock)
-        async with app.open():
-            events = listen(stream)
-            assert await anext(events) == "retry: 2000\n\n"
-            name, first, data = parsed(await anext(events))
-            assert (name, data["totals"]["scheduled"]) == ("overview", 0)
-            await app.tasks["work"].using(delay=3600).enqueue("a")
-            before = clock.monotonic()
-            name, second, data = parsed(await anext(events))
-            assert (name, data["totals"]["scheduled"]) == ("overview", 1)
-            assert second != first
-            assert clock.monotonic() - before <= 1_000_000
-            await events.aclose()
-
-    run_virtual(main)
+@live
+async def test_what_is_going_on_is_sent_at_once_and_whenever_it_has_changed(it: Live) -> None:
+    events, first = await it.begun()
+    await it.enqueue("a")
+    before = it.clock.monotonic()
+    name, second, data = parsed(await anext(events))
+    assert (name, data["totals"]["scheduled"]) == ("overview", 1)
+    assert second != first
+    assert it.clock.monotonic() - before <= 1_000_000
+    await events.aclose()
 
 
-def test_while_nothing_changes_only_a_heartbeat_is_sent_after_15_seconds() -> None:
-    async def main(clock: VirtualClock) -> None:
-        app, _, stream = make(clock)
-        async with app.open():
-            events = listen(stream)
-            await anext(events)
-            await anext(events)
-            before = clock.monotonic()
-            assert await anext(events) == ": alive\n\n"
-            assert 15_000_000 <= clock.monotonic() - before <= 16_000_000
-            await events.aclose()
-
-    run_virtual(main)
+@live
+async def test_while_nothing_changes_only_a_heartbeat_is_sent_after_15_seconds(it: Live) -> None:
+    events, _ = await it.begun()
+    before = it.clock.monotonic()
+    assert await anext(events) == ": alive\n\n"
+    assert 15_000_000 <= it.clock.monotonic() - before <= 16_000_000
+    await events.aclose()
 
 
-def test_however_many_listen_the_store_is_read_once_a_second_and_not_at_all_when_nobody_does() -> None:
-    async def main(clock: VirtualClock) -> None:
-        app, source, stream = make(clock)
+@live
+async def test_however_many_listen_the_store_is_read_once_a_second_and_not_at_all_when_nobody_does(it: Live) -> None:
+    async def browser() -> None:
+        async for _ in it.listen():
+            pass
 
-        async def browser() -> None:
-            async for _ in listen(stream):
-                pass
-
-        async with app.open():
-            listening = [asyncio.create_task(browser()) for _ in range(200)]
-            await asyncio.sleep(10.5)
-            assert stream.clients == 200
-            assert 10 <= source.reads <= 12
-            for each in listening:
-                each.cancel()
-            await asyncio.gather(*listening, return_exceptions=True)
-            assert stream.clients == 0
-            reads = source.reads
-            await asyncio.sleep(60)
-            assert source.reads == reads
-
-    run_virtual(main)
+    listening = [asyncio.create_task(browser()) for _ in range(200)]
+    await asyncio.sleep(10.5)
+    assert it.stream.clients == 200
+    assert 10 <= it.source.reads <= 12
+    for each in listening:
+        each.cancel()
+    await asyncio.gather(*listening, return_exceptions=True)
+    assert it.stream.clients == 0
+    reads = it.source.reads
+    await asyncio.sleep(60)
+    assert it.source.reads == reads
 
 
-def test_a_browser_that_reads_slowly_is_told_that_it_missed_something_and_nothing_is_kept_for_it() -> None:
-    async def main(clock: VirtualClock) -> None:
-        app, _, stream = make(clock)
-        async with app.open():
-            slow, quick = listen(stream), listen(stream)
-            for events in (slow, quick):
-                await anext(events)
-                await anext(events)
-            for number in range(5):
-                await app.tasks["work"].using(delay=3600).enqueue(str(number))
-                assert parsed(await anext(quick))[2]["totals"]["scheduled"] == number + 1
-            assert parsed(await anext(slow))[0] == "resync"
-            assert parsed(await anext(slow))[2]["totals"]["scheduled"] == 5
-            await slow.aclose()
-            await quick.aclose()
-
-    run_virtual(main)
+@live
+async def test_a_browser_that_reads_slowly_is_told_that_it_missed_something_and_nothing_is_kept_for_it(
+    it: Live,
+) -> None:
+    (slow, _), (quick, _) = await it.begun(), await it.begun()
+    for number in range(5):
+        await it.enqueue(str(number))
+        assert parsed(await anext(quick))[2]["totals"]["scheduled"] == number + 1
+    assert parsed(await anext(slow))[0] == "resync"
+    assert parsed(await anext(slow))[2]["totals"]["scheduled"] == 5
+    await slow.aclose()
+    await quick.aclose()
 
 
-def test_a_browser_that_comes_back_is_not_told_what_it_knows() -> None:
-    async def main(clock: VirtualClock) -> None:
-        app, _, stream = make(clock)
-        async with app.open():
-            first = listen(stream)
-            await anext(first)
-            _, id, _ = parsed(await anext(first))
-            await first.aclose()
-            again = listen(stream, known=id)
-            await anext(again)
-            assert await anext(again) == ": alive\n\n"
-            await again.aclose()
-
-    run_virtual(main)
+@live
+async def test_a_browser_that_comes_back_is_not_told_what_it_knows(it: Live) -> None:
+    first, id = await it.begun()
+    await first.aclose()
+    again = it.listen(known=id)
+    assert [await anext(again), await anext(again)] == [HELLO, ": alive\n\n"]
+    await again.aclose()
 
 
-def test_a_stream_lives_for_half_a_minute_and_lets_the_browser_come_back_at_once() -> None:
-    async def main(clock: VirtualClock) -> None:
-        app, _, stream = make(clock)
-        async with app.open():
-            began = clock.monotonic()
-            events = [event async for event in listen(stream)]
-            assert 30_000_000 <= clock.monotonic() - began <= 31_000_000
-            assert [event for event in events if event.startswith("retry")] == ["retry: 2000\n\n", "retry: 100\n\n"]
-            assert events[-1].startswith("retry")
-
-    run_virtual(main)
+@live
+async def test_a_stream_lives_for_half_a_minute_and_lets_the_browser_come_back_at_once(it: Live) -> None:
+    began = it.clock.monotonic()
+    events = [event async for event in it.listen()]
+    assert 30_000_000 <= it.clock.monotonic() - began <= 31_000_000
+    assert [event for event in events if event.startswith("retry")] == [HELLO, "retry: 100\n\n"]
+    assert events[-1].startswith("retry")
 
 
-def test_streams_end_when_the_site_ends_and_no_other_begins_until_it_begins_anew() -> None:
-    async def main(clock: VirtualClock) -> None:
-        app, _, stream = make(clock)
-        async with app.open():
-            events = listen(stream)
-            await anext(events)
-            await anext(events)
-            before = clock.monotonic()
-            stream.end()
-            with pytest.raises(StopAsyncIteration):
-                await anext(events)
-            assert clock.monotonic() == before
-            with pytest.raises(Refusal, match="this server ends"):
-                await anext(listen(stream))
-            stream.begin()
-            assert await anext(listen(stream)) == "retry: 2000\n\n"
-
-    run_virtual(main)
+@live
+async def test_streams_end_when_the_site_ends_and_no_other_begins_until_it_begins_anew(it: Live) -> None:
+    events, _ = await it.begun()
+    before = it.clock.monotonic()
+    it.stream.end()
+    assert [event async for event in events] == []
+    assert it.clock.monotonic() == before
+    assert (await it.refusal()).code == "ending"
+    it.stream.begin()
+    assert await anext(it.listen()) == HELLO
 
 
 def test_streams_end_within_a_second_when_the_server_is_told_to_end() -> None:
-    async def main(clock: VirtualClock) -> None:
-        told = [False]
-        app, _, stream = make(clock, is_leaving=lambda: told[0])
-        async with app.open():
-            events = listen(stream)
-            await anext(events)
-            await anext(events)
-            told[0] = True
-            before = clock.monotonic()
-            with pytest.raises(StopAsyncIteration):
-                await anext(events)
-            assert clock.monotonic() - before <= 1_000_000
-            with pytest.raises(Refusal, match="this server ends") as refused:
-                await anext(listen(stream))
-            assert refused.value.headers["Retry-After"]
+    told = [False]
 
-    run_virtual(main)
+    async def test(it: Live) -> None:
+        events, _ = await it.begun()
+        told[0] = True
+        before = it.clock.monotonic()
+        assert [event async for event in events] == []
+        assert it.clock.monotonic() - before <= 1_000_000
+        assert (await it.refusal()).code == "ending"
+
+    live(test, is_leaving=lambda: told[0])()
 
 
-def test_one_browser_too_many_is_refused_and_told_what_to_do_instead() -> None:
-    async def main(clock: VirtualClock) -> None:
-        app, _, stream = make(clock, most_clients=2)
-        async with app.open():
-            kept = [listen(stream) for _ in range(2)]
-            for each in kept:
-                await anext(each)
-            with pytest.raises(Refusal, match="2 browsers listen here already") as refused:
-                await anext(listen(stream))
-            assert refused.value.status == 503
-            await kept[0].aclose()
-            assert await anext(listen(stream)) == "retry: 2000\n\n"
-
-    run_virtual(main)
+@for_two
+async def test_one_browser_too_many_is_refused_and_told_what_to_do_instead(it: Live) -> None:
+    (first, _), (_second, _) = await it.begun(), await it.begun()
+    assert (await it.refusal()).code == "too_many_streams"
+    await first.aclose()
+    assert await anext(it.listen()) == HELLO
 
 
-def test_browsers_that_come_all_at_once_are_no_more_than_may_listen() -> None:
-    async def main(clock: VirtualClock) -> None:
-        app, _, stream = make(clock, most_clients=2)
-        async with app.open():
-            arriving = [listen(stream) for _ in range(5)]
-            first = await asyncio.gather(*(anext(each) for each in arriving))
-            assert first == ["retry: 2000\n\n"] * 2 + ["retry: 5000\n\n"] * 3
-            assert stream.clients == 2
-
-    run_virtual(main)
+@for_two
+async def test_browsers_that_come_all_at_once_are_no_more_than_may_listen(it: Live) -> None:
+    arriving = [it.listen() for _ in range(5)]
+    first = await asyncio.gather(*(anext(each) for each in arriving))
+    assert first == [HELLO] * 2 + ["retry: 5000\n\n"] * 3
+    assert it.stream.clients == 2
 
 
-def test_a_stream_ends_when_the_store_is_away_and_none_begins_until_it_is_back() -> None:
-    async def main(clock: VirtualClock) -> None:
-        app, source, stream = make(clock)
-        async with app.open():
-            events = listen(stream)
-            await anext(events)
-            await anext(events)
-            source.error = StorageUnavailable("away")
-            with pytest.raises(StopAsyncIteration):
-                await anext(events)
-            with pytest.raises(Refusal) as refused:
-                await anext(listen(stream))
-            assert refused.value.status == 503
-            source.error = None
-            assert await anext(listen(stream)) == "retry: 2000\n\n"
-
-    run_virtual(main)
+@live
+async def test_a_stream_ends_when_the_store_is_away_and_none_begins_until_it_is_back(it: Live) -> None:
+    events, _ = await it.begun()
+    it.source.error = StorageUnavailable("away")
+    assert [event async for event in events] == []
+    assert (await it.refusal()).code == "storage_unavailable"
+    it.source.error = None
+    assert await anext(it.listen()) == HELLO
 
 
-def test_a_read_that_began_before_a_change_is_not_shown_after_it() -> None:
-    async def main(clock: VirtualClock) -> None:
-        app, source, _ = make(clock)
+@live
+async def test_a_read_that_began_before_a_change_is_not_shown_after_it(it: Live) -> None:
+    async def read_slowly() -> Overview:
+        overview = await it.source.read()
+        await asyncio.sleep(0.5)
+        return overview
 
-        async def read_slowly() -> Overview:
-            overview = await source.read()
-            await asyncio.sleep(0.5)
-            return overview
-
-        watch = Watch(read_slowly, clock)
-        async with app.open():
-            early = asyncio.create_task(watch.look())
-            await asyncio.sleep(0.1)
-            await app.admin.queues.pause("default")
-            watch.changed()
-            late = await watch.look()
-            assert not (await early).overview.queues[0].is_paused
-            assert late.overview.queues[0].is_paused
-            assert (await watch.look()) is late
-            # Reading took half a second, so it is shown for five.
-            await asyncio.sleep(4)
-            assert (await watch.look()) is late
-            await asyncio.sleep(1)
-            assert (await watch.look()) is not late
-            assert source.reads == 3
-
-    run_virtual(main)
+    watch = Watch(read_slowly, it.clock)
+    early = asyncio.create_task(watch.look())
+    await asyncio.sleep(0.1)
+    await it.app.admin.queues.pause("default")
+    watch.changed()
+    late = await watch.look()
+    assert not (await early).overview.queues[0].is_paused
+    assert late.overview.queues[0].is_paused
+    assert (await watch.look()) is late
+    # Reading took half a second, so it is shown for five.
+    await asyncio.sleep(4)
+    assert (await watch.look()) is late
+    await asyncio.sleep(1)
+    assert (await watch.look()) is not late
+    assert it.source.reads == 3
