@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from headgate import Headgate
-    from headgate.testing import Workbench
+    from headgate.testing import LiveApp, Workbench
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,3 +55,15 @@ def headgate_inline(headgate_app: Headgate) -> Iterator[Workbench]:
 
     with inline(headgate_app) as jobs:
         yield jobs
+
+
+@pytest.fixture
+def headgate_live(headgate_app: Headgate, tmp_path: Path) -> Iterator[LiveApp]:
+    """A real engine runs in a thread beside the test, on a SQLite file, for tests that cannot await.
+
+    See `headgate.testing.live`, which also is for those that can.
+    """
+    from headgate.testing import live
+
+    with live(headgate_app, file=tmp_path / "jobs.db") as running:
+        yield running

@@ -102,7 +102,7 @@ def test_the_dashboard_serves_its_page_and_modules_from_the_wheel(programs: Path
 def test_the_examples_of_the_testing_page_pass_with_it(programs: Path, project: Path) -> None:
     (project / "test_store.py").unlink()
     ran = run(programs / "python", "-m", "pytest", *ASYNCIO, ".", cwd=project)
-    assert "6 passed" in ran.stdout
+    assert "7 passed" in ran.stdout
 
 
 def test_a_store_of_ones_own_runs_the_conformance_suite(programs: Path, project: Path) -> None:
@@ -123,13 +123,13 @@ def test_a_run_without_pytest_asyncio_works_and_imports_nothing_of_headgate_by_i
     for plugin in others:
         pytest_plain += ["-p", f"no:{plugin}"]
     assert "1 passed" in run(*pytest_plain, "test_plain.py", cwd=project).stdout
-    assert "3 passed" in run(*pytest_plain, "test_with_fixtures.py", cwd=project).stdout
+    assert "4 passed" in run(*pytest_plain, "test_with_fixtures.py", cwd=project).stdout
 
 
 def test_pytest_does_not_mind_that_headgate_was_imported_before_it(programs: Path, project: Path) -> None:
     main = "import headgate, pytest, sys; sys.exit(pytest.main(['-W', 'error', *sys.argv[1:]]))"
     ran = run(programs / "python", "-c", main, *ASYNCIO, "test_with_fixtures.py", cwd=project)
-    assert "3 passed" in ran.stdout
+    assert "4 passed" in ran.stdout
 
 
 def test_an_app_that_is_not_named_is_asked_for(programs: Path, project: Path) -> None:

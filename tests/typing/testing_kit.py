@@ -44,5 +44,6 @@ async def a_test_is_typed_all_the_way() -> None:
         assert_type(jobs, Workbench)
     async with live(app) as running:
         assert_type(running, LiveApp)
-    with live(app):  # type: ignore[attr-defined]
-        pass
+    with live(app, file="jobs.db") as beside:
+        assert_type(beside, LiveApp)
+        assert_type(beside.sync.wait_until_idle(timeout=1), None)

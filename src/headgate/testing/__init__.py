@@ -2,7 +2,7 @@
 
 from headgate.testing.enqueued import Enqueued
 from headgate.testing.inline_mode import inline
-from headgate.testing.live_mode import LiveApp, live
+from headgate.testing.live_mode import Live, LiveApp, SyncLiveApp, live
 from headgate.testing.manual_mode import manual
 from headgate.testing.stepped_node import Performed
 from headgate.testing.workbench import Drained, SyncWorkbench, Workbench
@@ -15,7 +15,9 @@ __all__ = [
     # what the test has in hand
     "Workbench",
     "SyncWorkbench",
+    "Live",
     "LiveApp",
+    "SyncLiveApp",
     "Enqueued",
     "Drained",
     "Performed",

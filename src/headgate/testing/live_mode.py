@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import TracebackType
 
 from headgate.app import Headgate
 from headgate.clock import SECOND, Clock, SystemClock, wait_for_event
+from headgate.errors import HeadgateError
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.sync import LoopPortal
 from headgate.testing.stand_in import InTest, in_test
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop
 
@@ -19,10 +22,11 @@ LOOK_EVERY = 1.0
 
 
 class LiveApp:
-    """What a test has in hand of an app that runs."""
+    """What a test has in hand of an app that runs; `.sync` has the same verbs for tests that cannot await."""
 
     def __init__(self, app: Headgate, storage: Storage, clock: Clock) -> None:
         self.app: Headgate = app
+        self.sync: SyncLiveApp = SyncLiveApp(self)
         self._storage = storage
         self._clock = clock
 
@@ -46,17 +50,83 @@ class LiveApp:
             unwatch()
 
 
-@contextlib.asynccontextmanager
-async def live(app: Headgate, *, file: Path | str | None = None) -> AsyncIterator[LiveApp]:
+class SyncLiveApp:
+    """The verbs of a `LiveApp` for tests that cannot await."""
+
+    def __init__(self, running: LiveApp) -> None:
+        self._running = running
+
+    def wait_until_idle(self, timeout: float = 10.0) -> None:
+        """As `LiveApp.wait_until_idle`."""
+        self._running.app.sync.run(self._running.wait_until_idle(timeout))
+
+
+class Live:
+    """What `live` returns: enter it once, with or without `async`."""
+
+    def __init__(self, app: Headgate, file: Path | str | None) -> None:
+        self._app = app
+        self._file = file
+        self._held = contextlib.ExitStack()
+        self._held_async = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> LiveApp:
+        loop = asyncio.get_running_loop()
+        clock: Clock = VirtualClock(loop) if isinstance(loop, VirtualTimeLoop) else SystemClock()
+        return await self._held_async.enter_async_context(_beside_the_test(self._app, self._storage(clock), clock))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._held_async.__aexit__(kind, error, traceback)
+
+    def __enter__(self) -> LiveApp:
+        clock = SystemClock()
+        return self._held.enter_context(_in_a_thread(self._app, self._storage(clock), clock))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._held.__exit__(kind, error, traceback)
+
+    def _storage(self, clock: Clock) -> Storage:
+        return MemoryStorage(clock) if self._file is None else SqliteStorage(str(self._file), clock)
+
+
+def live(app: Headgate, *, file: Path | str | None = None) -> Live:
     """Run the app's jobs in this test, as `async with app:` does, on a store in memory, or in a SQLite `file`.
 
-    Its own store, and what keeps its limits, is never connected to. On a loop of `run_virtual` its time is virtual, and
-    an hour passes in less than a second; otherwise it is the machine's. Process tasks run in threads. Raises
-    HeadgateError for an app that is open.
+    `async with live(app) as running:` runs them on the loop of the test; on one of `run_virtual` time is virtual, and
+    an hour passes in less than a second; otherwise it is the machine's. `with live(app) as running:` is for tests that
+    cannot await: the engine has a thread of its own. What the app is configured for, limits included, is never
+    connected to. Process tasks run in threads. Raises HeadgateError for an app that is open.
     """
-    loop = asyncio.get_running_loop()
-    clock: Clock = VirtualClock(loop) if isinstance(loop, VirtualTimeLoop) else SystemClock()
-    storage: Storage = MemoryStorage(clock) if file is None else SqliteStorage(str(file), clock)
+    return Live(app, file)
+
+
+class _InThread(InTest):
+    """An app that runs in another thread than its test."""
+
+    def _require_open(self) -> None:
+        super()._require_open()
+        if asyncio._get_running_loop() not in {None, self._loop}:
+            raise HeadgateError(
+                "the engine of this test runs in a thread of its own, for code that cannot await; an async test enters "
+                "`async with headgate.testing.live(app):` instead"
+            )
+
+
+@contextlib.asynccontextmanager
+async def _beside_the_test(app: Headgate, storage: Storage, clock: Clock) -> AsyncIterator[LiveApp]:
     with in_test(app, InTest, storage, clock) as in_hand:
         async with in_hand:
+            yield LiveApp(in_hand, storage, clock)
+
+
+@contextlib.contextmanager
+def _in_a_thread(app: Headgate, storage: Storage, clock: Clock) -> Iterator[LiveApp]:
+    with in_test(app, _InThread, storage, clock) as in_hand:
+        # Whoever uses a sync verb meets the loop on which the engine runs.
+        in_hand._portal = LoopPortal(lambda: in_hand, in_hand._loop_here)
+        with in_hand.sync:
             yield LiveApp(in_hand, storage, clock)

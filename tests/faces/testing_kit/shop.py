@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from time import CLOCK_MONOTONIC, clock_gettime
 
 from headgate import (
     INJECTED,
@@ -99,6 +100,11 @@ async def broken() -> None:
 @app.task(limits=[StrictRate("15/m", key="{tenant}", margin=0)])
 async def sync_tenant(tenant: str) -> None:
     seen.append(tenant)
+
+
+@app.task(limits=[StrictRate(2, per=0.03, key="{tenant}", margin=0)])
+async def quickly(tenant: str) -> None:
+    seen.append(clock_gettime(CLOCK_MONOTONIC))
 
 
 @app.task(limits=[Concurrency(1, name="one")])

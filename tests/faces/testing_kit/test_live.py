@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import time_machine
+from freezegun import freeze_time
 
-from headgate import Headgate
-from headgate.jobs.event import Event, JobStarted
-from headgate.testing import live
+from headgate import Headgate, HeadgateError
+from headgate.testing import live, manual
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.testing_kit import shop
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +43,69 @@ async def test_a_file_may_be_the_store(tmp_path: Path) -> None:
     async with live(shop.app, file=tmp_path / "jobs.db"):
         assert await (await shop.greet.enqueue("ada")).result(timeout=5) == "ada"
     assert (tmp_path / "jobs.db").exists()
+
+
+def test_code_that_cannot_await_has_a_real_engine_beside_it(tmp_path: Path) -> None:
+    with live(shop.app, file=tmp_path / "jobs.db") as running:
+        assert shop.greet.sync.enqueue("ada").result(timeout=5) == "ada"
+        shop.fan_out.sync.enqueue(["a", "b"])
+        running.sync.wait_until_idle(timeout=5)
+        assert ("b", False) in shop.seen
+        shop.greet.using(delay=3600).sync.enqueue("later")
+        with pytest.raises(TimeoutError, match="1 jobs wait and 0 run"):
+            running.sync.wait_until_idle(timeout=0.05)
+        with pytest.raises(HeadgateError, match="do not go into one another"), manual(shop.app):
+            raise AssertionError("nobody may get here")
+    assert type(shop.app) is Headgate
+    with live(shop.app):
+        assert shop.greet.sync.enqueue("once more").result(timeout=5) == "once more"
+
+
+async def test_an_async_test_is_told_which_form_is_for_it() -> None:
+    with live(shop.app), pytest.raises(HeadgateError, match="an async test enters"):
+        await shop.greet.enqueue("ada")
+
+
+def test_a_block_that_fails_leaves_the_app_as_it_was() -> None:
+    with pytest.raises(ZeroDivisionError), live(shop.app):
+        raise ZeroDivisionError
+    assert type(shop.app) is Headgate
+
+
+# ------------------------------------------------------------------------------------------------ a time that stands
+
+
+def frozen_by_freezegun() -> AbstractContextManager[object]:
+    return freeze_time(NOON, real_asyncio=True)
+
+
+def frozen_by_time_machine() -> AbstractContextManager[object]:
+    return time_machine.travel(NOON, tick=False)
+
+
+@pytest.mark.parametrize("frozen", [frozen_by_freezegun, frozen_by_time_machine])
+def test_manual_begins_at_a_frozen_time_and_goes_on_by_itself(
+    frozen: Callable[[], AbstractContextManager[object]],
+) -> None:
+    with frozen(), manual(shop.app) as jobs:
+        shop.greet.using(delay=60).sync.enqueue("ada")
+        jobs.assert_enqueued(shop.greet, at=NOON + timedelta(minutes=1))
+        jobs.sync.travel(minutes=1)
+        assert shop.seen == [("ada", False)]
+
+
+@pytest.mark.parametrize("frozen", [frozen_by_freezegun, frozen_by_time_machine])
+def test_a_real_engine_runs_and_keeps_its_limits_in_a_frozen_time(
+    frozen: Callable[[], AbstractContextManager[object]],
+) -> None:
+    with frozen(), live(shop.app) as running:
+        assert shop.greet.sync.enqueue("ada").result(timeout=5) == "ada"
+        shop.quickly.sync.enqueue_many([("acme",)] * 3)
+        running.sync.wait_until_idle(timeout=5)
+    _, first, _, third = shop.seen
+    assert isinstance(first, float)
+    assert isinstance(third, float)
+    assert third - first >= 0.03
 
 
 def test_hours_pass_at_once_on_virtual_time() -> None:
