@@ -19,39 +19,54 @@ PAGES = [
     "migrating.md",
     "payloads.md",
     "retries.md",
+    "standalone.md",
     "start.md",
     "tracing.md",
 ]
 
 
+DECLARING = ["index.md", "limits.md", "operating.md", "redis.md"]
+
+
+def blocks_of(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_of_a_page_do_what_it_says(page: str, tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
-    (tmp_path / "example.py").write_text("\n\n".join(blocks))
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "example.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=15,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    blocks = blocks_of((DOCS / page).read_text())
+    run("\n\n".join(blocks), tmp_path)
+
+
+@pytest.mark.parametrize("page", DECLARING)
+def test_the_examples_of_a_page_can_be_declared(page: str) -> None:
+    exec("\n\n".join(blocks_of((DOCS / page).read_text())), {"__name__": "example"})
+
+
+@pytest.mark.slow
+def test_the_chains_and_batches_of_the_page_run(tmp_path: Path) -> None:
+    blocks = [block for block in blocks_of((DOCS / "chains.md").read_text()) if "current_job().follows" not in block]
+    assert run("\n\n".join(blocks), tmp_path).endswith("of 20 are not final\nacme is here 190\n")
 
 
 @pytest.mark.slow
 def test_a_step_of_a_chain_reads_what_the_one_before_it_returned_as_the_page_says(tmp_path: Path) -> None:
     page = (DOCS / "chains.md").read_text()
-    (program,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "asyncio.run(" in block]
-    (tmp_path / "program.py").write_text(program)
+    (program,) = [block for block in blocks_of(page) if "current_job().follows" in block]
+    assert f"It prints `{run(program, tmp_path).strip()}`" in page
+
+
+def run(program: str, folder: Path) -> str:
+    """What it prints."""
+    (folder / "program.py").write_text(program)
     ran = subprocess.run(
         [sys.executable, "-W", "error", "program.py"],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=15,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert f"It prints `{ran.stdout.strip()}`" in page
+    return ran.stdout
