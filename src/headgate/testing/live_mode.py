@@ -10,6 +10,7 @@ from types import TracebackType
 
 from headgate.app import Headgate
 from headgate.clock import SECOND, Clock, SystemClock, wait_for_event
+from headgate.engine.opening import Opening
 from headgate.errors import HeadgateError
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Storage
@@ -104,12 +105,12 @@ def live(app: Headgate, *, file: Path | str | None = None) -> Live:
     return Live(app, file)
 
 
-class _InThread(InTest):
-    """An app that runs in another thread than its test."""
+class _InAThread(Opening):
+    """The opening of an app that runs in another thread than its test."""
 
-    def _require_open(self) -> None:
-        super()._require_open()
-        if asyncio._get_running_loop() not in {None, self._loop}:
+    def require(self) -> None:
+        super().require()
+        if asyncio._get_running_loop() not in {None, self.loop}:
             raise HeadgateError(
                 "the engine of this test runs in a thread of its own, for code that cannot await; an async test enters "
                 "`async with headgate.testing.live(app):` instead"
@@ -125,8 +126,9 @@ async def _beside_the_test(app: Headgate, storage: Storage, clock: Clock) -> Asy
 
 @contextlib.contextmanager
 def _in_a_thread(app: Headgate, storage: Storage, clock: Clock) -> Iterator[LiveApp]:
-    with in_test(app, _InThread, storage, clock) as in_hand:
+    with in_test(app, InTest, storage, clock) as in_hand:
+        in_hand._opening = _InAThread(open=in_hand._open, last_words=in_hand._say_last_words, close=in_hand._close)
         # Whoever uses a sync verb meets the loop on which the engine runs.
-        in_hand._portal = LoopPortal(lambda: in_hand, in_hand._loop_here)
+        in_hand._portal = LoopPortal(lambda: in_hand, in_hand._loop)
         with in_hand.sync:
             yield LiveApp(in_hand, storage, clock)
