@@ -54,7 +54,8 @@ from headgate.storage.choice import address_of, choose_storage
 from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.migrations import Migrates
-from headgate.storage.protocol import JobFilter, Storage
+from headgate.storage.protocol import Storage
+from headgate.storage.scratch import HasScratch
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.sync import LoopPortal, SyncApp
@@ -491,6 +492,19 @@ class Headgate:
         if not isinstance(self._storage, Migrates):
             return []
         return [str(migration) for migration in await self._storage.migrate(dry_run=dry_run)]
+
+    @contextlib.asynccontextmanager
+    async def scratch(self) -> AsyncIterator[Callable[..., Headgate]]:
+        """Apps on an empty store beside this one's, for measuring: what is given makes one, with its settings.
+
+        On SQLite it is a file on the same disk, on PostgreSQL a schema of the same database. It is deleted when the
+        block ends, by when the apps have to be closed. Raises DeclarationError for memory:// and stores of your own.
+        """
+        storage = self._storage
+        if not isinstance(storage, HasScratch):
+            raise DeclarationError(f"nothing can be made beside {self._address.shown}; use sqlite:/// or postgresql://")
+        async with storage.scratch() as make:
+            yield lambda **settings: Headgate(make(), clock=self._clock, **settings)
 
     async def __aenter__(self) -> Self:
         """Open, and run jobs in this process until the block ends.

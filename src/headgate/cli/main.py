@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "migrate": Lazy("headgate.cli.migrate", "Make the tables, or bring them up to date."),
     "dashboard": Lazy("headgate.cli.dashboard", "Serve the dashboard and its API until told to stop."),
     "completion": Lazy("headgate.cli.completion", "Print what makes a shell complete `headgate`: bash, zsh or fish."),
+    "bench": Lazy("headgate.cli.bench", "Measure how fast a store is on this machine: enqueueing, running, starting."),
     "simulate": Lazy("headgate.cli.simulate", "Tell what a limit would do to a load, before it does."),
     "demo": Lazy("headgate.cli.demo", "Watch Headgate keep its promises, in under a minute."),
     "version": Lazy("headgate.cli.version", "Show the versions of Headgate and of what it runs on."),

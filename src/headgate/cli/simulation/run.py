@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from random import Random
 from typing import NamedTuple
 
 from headgate.app import Headgate
+from headgate.cli.quiet import quiet
 from headgate.cli.simulation.arrivals import in_groups
 from headgate.cli.simulation.scenario import Scenario
 from headgate.clock import SECOND, sleep, sleep_until
@@ -40,7 +38,7 @@ class Happened(NamedTuple):
 
 def run_scenario(scenario: Scenario) -> Happened:
     """The same for the same scenario, however often."""
-    with _quiet():
+    with quiet():
         return run_virtual(lambda clock: _run(scenario, clock), seed=scenario.seed)
 
 
@@ -77,15 +75,3 @@ async def _run(scenario: Scenario, clock: VirtualClock) -> Happened:
     rejected = counts.failed + counts.cancelled
     ran.sort(key=lambda each: each.started_at)
     return Happened(ran, rejected, len(scenario.arrivals) - come + counts.waiting + counts.running)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """A simulated worker has nothing to say about the machine that it is simulated on."""
-    logger = logging.getLogger("headgate")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

@@ -44,6 +44,18 @@ async def migrate(database: Database, clock: Clock, *, dry_run: bool = False) ->
     raise AssertionError
 
 
+async def drop(database: Database, schema: str) -> None:
+    """Delete another schema of the database with all that is in it, if it is there."""
+    try:
+        connection = await connect(database.url)
+        try:
+            await connection.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+        finally:
+            connection.terminate()
+    except Exception as error:
+        raise (translate(error, database.name, opening=True) or error) from error
+
+
 async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
     where = f"schema {database.schema!r} of {database.name}"
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -42,7 +44,7 @@ from headgate.storage.postgres.following import batch_record
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.permits import give_permits
 from headgate.storage.postgres.rows import as_json, decode_draws, drawn, limit_needle, optional_terms
-from headgate.storage.postgres.schema import migrate
+from headgate.storage.postgres.schema import drop, migrate
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.settings import CachedRules, read_settings
 from headgate.storage.postgres.statements import checked_schema
@@ -133,6 +135,21 @@ class PostgresStorage:
     def place(self) -> object:
         """Where its tables are: equal for two of the same, as far as their URLs tell."""
         return (*place_of(self._database.url), self.schema)
+
+    @contextlib.asynccontextmanager
+    async def scratch(self) -> AsyncIterator[Callable[[], PostgresStorage]]:
+        """A schema of its own in the same database; see `HasScratch`."""
+        schema = f"headgate_scratch_{secrets.token_hex(4)}"
+        try:
+            yield lambda: PostgresStorage(
+                self._database.url,
+                self._clock,
+                schema=schema,
+                listen_url=self._listen_url,
+                connections=self._connections,
+            )
+        finally:
+            await drop(self._database, schema)
 
     # ---------------------------------------------------------------------------------------- open, close
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sqlite3
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -161,6 +163,17 @@ class SqliteStorage:
 
     def __str__(self) -> str:
         return f"sqlite:///{self.path}"
+
+    @contextlib.asynccontextmanager
+    async def scratch(self) -> AsyncIterator[Callable[[], SqliteStorage]]:
+        """A file of its own in a folder beside this one; see `HasScratch`."""
+        try:
+            folder = tempfile.TemporaryDirectory(prefix=".headgate-scratch-", dir=self.path.parent)
+        except OSError as error:
+            raise StorageUnusable(f"no file can be made beside {self.path}: {error.strerror or error}") from error
+        with folder as name:
+            path = Path(name) / self.path.name
+            yield lambda: SqliteStorage(path, self._clock, synchronous=self._synchronous, patience=self._patience)
 
     # ---------------------------------------------------------------------------------------- open, close
 

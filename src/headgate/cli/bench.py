@@ -1,0 +1,142 @@
+"""`headgate bench`: how fast this store is, on this machine, for jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+
+import click
+
+from headgate.app import Headgate
+from headgate.cli.benchmark.figures import Figures, Rate
+from headgate.cli.benchmark.measure import measure
+from headgate.cli.exit_codes import TERMINATED
+from headgate.cli.locate import locate
+from headgate.cli.output import json_option, print_json, print_table
+from headgate.cli.quiet import quiet
+from headgate.cli.worker_process import loop_factory, tune_process
+from headgate.clock import SystemClock
+
+
+@click.command()
+@click.argument("where", required=False, metavar="[URL | MODULE:APP]")
+@click.option("-A", "--app", "named", envvar="HEADGATE_APP", metavar="MODULE:APP", help="The app to work on.")
+@click.option("--seconds", type=click.FloatRange(1, 600), default=20.0, show_default=True, help="For about how long.")
+@click.option("--slots", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Slots of the worker.")
+@json_option
+def bench(where: str | None, named: str | None, seconds: float, slots: int, as_json: bool) -> None:
+    """Measure how fast a store is on this machine: enqueueing, running, starting.
+
+    Of an app, of a URL, or of HEADGATE_URL. Your jobs are not touched: it works on an empty store beside yours, in a
+    folder on the same disk or a schema of the same database, and deletes that at the end, after Ctrl-C as well. It
+    does load the disk or the server meanwhile.
+
+    \b
+    Exit codes:
+      0    measured
+      1    something did not work, told in one line
+      130  ended by Ctrl-C, 143 by SIGTERM; nothing is left behind
+    """
+    app = _app(where, named)
+    is_told = sys.stderr.isatty()
+
+    def say(what: str) -> None:
+        if is_told:
+            click.echo(f"{what} ...", err=True)
+
+    tune_process()
+    with quiet(), asyncio.Runner(loop_factory=loop_factory()) as runner:
+        try:
+            figures = runner.run(_measured(app, seconds, slots, say))
+        except asyncio.CancelledError:
+            raise SystemExit(TERMINATED) from None
+    if as_json:
+        print_json(figures)
+    else:
+        print_figures(figures)
+
+
+def _app(where: str | None, named: str | None) -> Headgate:
+    chosen = where or named
+    if chosen is None:
+        return Headgate()
+    return Headgate(chosen) if "://" in chosen else locate(chosen)
+
+
+async def _measured(app: Headgate, seconds: float, slots: int, say: Callable[[str], None]) -> Figures:
+    loop, own = asyncio.get_running_loop(), asyncio.current_task()
+    assert own is not None
+    # As Ctrl-C does: what was made beside the store goes.
+    loop.add_signal_handler(signal.SIGTERM, own.cancel)
+    try:
+        return await measure(app, SystemClock(), seconds=seconds, slots=slots, say=say)
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+# ------------------------------------------------------------------------------------------------- printing
+
+
+def print_figures(figures: Figures) -> None:
+    """Print what was measured, and how to read it."""
+    ground = figures.ground
+    click.echo(f"Store: {ground.store}")
+    click.echo(f"{ground.setup}; Python {ground.python}, {ground.event_loop}; {ground.cores} cores")
+    print_table(
+        "Jobs a second",
+        ("what", "a second", "of", "how"),
+        [
+            ("enqueued by one caller", *_told(figures.single), "each waits until its commit is there"),
+            (f"enqueued by {figures.callers} callers", *_told(figures.together), "at once; they share commits"),
+            ("enqueued in bulk", *_told(figures.bulk), f"enqueue_many of {figures.bulk_size}, a commit each"),
+            ("run", *_told(figures.drain), f"no-op jobs in {figures.slots} slots, each recorded"),
+        ],
+        empty="",
+    )
+    idle, beside = figures.idle, figures.beside_backlog
+    print_table(
+        "From the enqueue to the start",
+        ("where", "p50", "p99", "of"),
+        [
+            ("on an idle worker", f"{idle.p50:g} ms", f"{idle.p99:g} ms", f"{idle.probes:,}"),
+            (
+                f"beside {figures.backlog:,} jobs that wait for a limit",
+                f"{beside.p50:g} ms",
+                f"{beside.p99:g} ms",
+                f"{beside.probes:,}",
+            ),
+        ],
+        empty="",
+    )
+    click.echo("How to read it")
+    for line in advice(figures):
+        click.echo(f"- {line}")
+
+
+def advice(figures: Figures) -> list[str]:
+    """What the figures mean for who sizes an installation."""
+    ground = figures.ground
+    told: list[str] = []
+    if ground.is_busy:
+        told.append(
+            f"Others were at work (load {ground.load:g} on {ground.cores} cores), so an idle machine does better."
+        )
+    if ground.syncs is not None:
+        told.append(f"This disk syncs {ground.syncs:,.0f} pages a second: one caller cannot enqueue faster than that.")
+    if not ground.is_durable:
+        told.append("A power cut may lose what was acknowledged last, as the store is set up; safe is slower.")
+    told += [
+        "Enqueue in bulk, or from several callers at once, where one by one is too slow.",
+        f"Slots are a bound of their own: jobs of 100 ms in {figures.slots} slots come to {figures.slots * 10:,} a "
+        "second at most, whatever the store can.",
+        "Jobs that wait for a limit should cost the others nothing: compare the two starts.",
+        "All of it was one process. On PostgreSQL more workers run more; on SQLite they share one file.",
+        "The store that was measured lay beside yours and is gone; your jobs were not touched.",
+    ]
+    return told
+
+
+def _told(rate: Rate) -> tuple[str, str]:
+    return f"{rate.per_second:,.0f}", f"{rate.jobs:,} in {rate.seconds:.1f} s"

@@ -1,0 +1,1 @@
+"""What `headgate bench` measures, and how."""

@@ -1,0 +1,201 @@
+"""Measures a store: apps of its own on a scratch store beside it, one that enqueues and one that runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from headgate.app import Headgate
+from headgate.cli.benchmark.figures import Figures, Latency, Rate
+from headgate.cli.benchmark.ground import ground_of
+from headgate.clock import SECOND, Clock, sleep, wait_for_event
+from headgate.errors import HeadgateError
+from headgate.limits.strict_rate import StrictRate
+from headgate.tasks.task import Task
+
+CALLERS = 20
+"""Who enqueue at the same time, where many do."""
+
+BULK = 500
+"""Jobs of one `enqueue_many`."""
+
+MOST_DRAINED = 20_000
+MOST_WAITING = 10_000
+
+KEYS = 100
+"""Over which the jobs that wait for a limit spread."""
+
+PATIENCE = 30.0
+"""Seconds in which an idle worker has to start a job, or something is wrong."""
+
+GAPS = (0.005, 0.035)
+"""Seconds between two probes: uneven, so that they do not fall into step with anything that polls."""
+
+Make = Callable[..., Headgate]
+
+
+class BenchBroken(HeadgateError):
+    """What was measured did not work."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tasks:
+    no_op: Task[Any, None]
+    probe: Task[Any, None]
+    gated: Task[Any, None]
+
+
+class _Worked:
+    """What the handlers of one worker tell."""
+
+    def __init__(self, clock: Clock, expected: int = 0) -> None:
+        self._clock = clock
+        self._expected = expected
+        self.ran = 0
+        self.first_at = 0
+        self.all_ran = asyncio.Event()
+        self.began: asyncio.Queue[int] = asyncio.Queue()
+
+    def note_run(self) -> None:
+        if not self.ran:
+            self.first_at = self._clock.monotonic()
+        self.ran += 1
+        if self.ran == self._expected:
+            self.all_ran.set()
+
+    def note_probe(self) -> None:
+        self.began.put_nowait(self._clock.monotonic())
+
+
+def _declare(app: Headgate, worked: _Worked) -> _Tasks:
+    @app.task
+    async def no_op(number: int) -> None:
+        worked.note_run()
+
+    @app.task
+    async def probe(number: int) -> None:
+        worked.note_probe()
+
+    @app.task(limits=[StrictRate("1/h", key="{key}")])
+    async def gated(key: int) -> None: ...
+
+    return _Tasks(no_op, probe, gated)
+
+
+async def measure(app: Headgate, clock: Clock, *, seconds: float, slots: int, say: Callable[[str], None]) -> Figures:
+    """Measure for about so many seconds, on a store beside that of the app; `say` is told what is done."""
+    part = seconds / 10
+    say("looking at the ground")
+    ground = await ground_of(app, part / 4)
+    async with app.scratch() as make:
+        producer = make()
+        tasks = _declare(producer, _Worked(clock))
+        async with producer.open():
+            say("enqueueing one by one")
+            single = await _enqueue(tasks, clock, part, callers=1)
+            say(f"enqueueing by {CALLERS} at once")
+            together = await _enqueue(tasks, clock, part, callers=CALLERS)
+            say("enqueueing in bulk")
+            bulk = await _enqueue_bulk(tasks, clock, part)
+        say(f"running them in {slots} slots")
+        drain = await _drain(make, clock, single.jobs + together.jobs + bulk.jobs, 3 * part, slots)
+    async with app.scratch() as make:
+        producer, worker, worked = make(), make(concurrency=slots), _Worked(clock)
+        tasks = _declare(producer, worked)
+        _declare(worker, worked)
+        async with producer.open(), worker:
+            say("starting jobs on an idle worker")
+            idle = await _latency(tasks, worked, clock, 1.5 * part)
+            say("filling the lanes of keys whose budget is used up")
+            backlog = await _fill(producer, tasks, clock, part)
+            say("starting jobs beside them")
+            beside = await _latency(tasks, worked, clock, 1.5 * part)
+    return Figures(
+        ground=ground,
+        single=single,
+        callers=CALLERS,
+        together=together,
+        bulk_size=BULK,
+        bulk=bulk,
+        slots=slots,
+        drain=drain,
+        idle=idle,
+        backlog=backlog,
+        beside_backlog=beside,
+    )
+
+
+async def _enqueue(tasks: _Tasks, clock: Clock, seconds: float, *, callers: int) -> Rate:
+    begin = clock.monotonic()
+    end = begin + round(seconds * SECOND)
+
+    async def caller() -> int:
+        count = 0
+        while clock.monotonic() < end:
+            await tasks.no_op.enqueue(count)
+            count += 1
+        return count
+
+    counts = await asyncio.gather(*(caller() for _ in range(callers)))
+    return Rate.of(sum(counts), (clock.monotonic() - begin) / SECOND)
+
+
+async def _enqueue_bulk(tasks: _Tasks, clock: Clock, seconds: float) -> Rate:
+    begin = clock.monotonic()
+    count = 0
+    while count < MOST_DRAINED and clock.monotonic() < begin + round(seconds * SECOND):
+        await tasks.no_op.enqueue_many([(number,) for number in range(BULK)])
+        count += BULK
+    return Rate.of(count, (clock.monotonic() - begin) / SECOND)
+
+
+async def _drain(make: Make, clock: Clock, jobs: int, seconds: float, slots: int) -> Rate:
+    """What a worker runs and records that finds so many jobs."""
+    worker, worked = make(concurrency=slots), _Worked(clock, expected=jobs)
+    _declare(worker, worked)
+    async with worker:
+        await wait_for_event(clock, worked.all_ran, seconds)
+        ran, ended_at = worked.ran, clock.monotonic()
+    if not ran:
+        raise BenchBroken(f"none of {jobs} jobs was run in {seconds:g} s")
+    return Rate.of(ran, (ended_at - worked.first_at) / SECOND)
+
+
+async def _latency(tasks: _Tasks, worked: _Worked, clock: Clock, seconds: float) -> Latency:
+    found: list[int] = []
+    uneven = Random(len(GAPS))
+    end = clock.monotonic() + round(seconds * SECOND)
+    while clock.monotonic() < end or not found:
+        await sleep(clock, uneven.uniform(*GAPS))
+        asked_at = clock.monotonic()
+        await tasks.probe.enqueue(len(found))
+        found.append(await _began(worked) - asked_at)
+    return Latency.of(found)
+
+
+async def _began(worked: _Worked) -> int:
+    beginning = asyncio.ensure_future(worked.began.get())
+    done, _ = await asyncio.wait([beginning], timeout=PATIENCE)
+    if not done:
+        beginning.cancel()
+        raise BenchBroken(f"an idle worker did not start a job for {PATIENCE:g} s")
+    return beginning.result()
+
+
+async def _fill(producer: Headgate, tasks: _Tasks, clock: Clock, seconds: float) -> int:
+    """Enqueue jobs of which each key may start one; how many wait when all the others have started."""
+    end = clock.monotonic() + round(seconds * SECOND)
+    count = 0
+    while count < MOST_WAITING and (clock.monotonic() < end or not count):
+        await tasks.gated.enqueue_many([(number % KEYS,) for number in range(BULK)])
+        count += BULK
+    while _waits(await producer.admin.waiting(), "ready"):
+        await sleep(clock, 0.05)
+    return _waits(await producer.admin.waiting(), "throttled")
+
+
+def _waits(counts: Sequence[Any], view: str) -> int:
+    return sum(each.jobs for each in counts if each.view == view)

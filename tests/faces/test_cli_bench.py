@@ -1,0 +1,200 @@
+"""`headgate bench`: what it measures, on a store beside the user's, of which nothing is left however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+from click.testing import CliRunner
+
+from headgate import DeclarationError, Headgate
+from headgate.cli.bench import advice, print_figures
+from headgate.cli.benchmark.figures import Figures, Ground, Latency, Rate
+from headgate.cli.main import main
+from headgate.errors import StorageUnusable
+from headgate.storage.facts import SqliteFacts
+
+GROUND = Ground("/srv/jobs.db", "SQLite 3.51.3, synchronous FULL", True, "3.13.1", "uvloop", 4, 0.5, 812.0)
+FIGURES = Figures(
+    ground=GROUND,
+    single=Rate.of(1500, 2.0),
+    callers=20,
+    together=Rate.of(9000, 2.0),
+    bulk_size=500,
+    bulk=Rate.of(20_000, 1.0),
+    slots=40,
+    drain=Rate.of(20_000, 2.0),
+    idle=Latency(100, 0.9, 4.1),
+    backlog=9900,
+    beside_backlog=Latency(100, 1.0, 4.4),
+)
+
+
+def begun(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "headgate", "bench", *words],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextmanager
+def database(server: str) -> Iterator[str]:
+    """A database of the test's own; its URL."""
+    name = f"bench_{uuid.uuid4().hex[:12]}"
+
+    async def ask(query: str) -> None:
+        connection = await asyncpg.connect(server)
+        try:
+            await connection.execute(query)
+        finally:
+            await connection.close()
+
+    asyncio.run(ask(f"CREATE DATABASE {name}"))
+    try:
+        yield urlsplit(server)._replace(path=f"/{name}").geturl()
+    finally:
+        asyncio.run(ask(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+def schemas(url: str) -> list[str]:
+    async def ask() -> list[str]:
+        connection = await asyncpg.connect(url)
+        try:
+            rows = await connection.fetch("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'headgate%'")
+            return [str(row[0]) for row in rows]
+        finally:
+            await connection.close()
+
+    return asyncio.run(ask())
+
+
+def wait_for(there: Callable[[], object]) -> None:
+    give_up_at = time.monotonic() + 15
+    while not there():
+        assert time.monotonic() < give_up_at
+
+
+@pytest.mark.slow
+def test_a_file_is_measured_beside_it_and_nothing_of_it_is_touched(tmp_path: Path) -> None:
+    with begun("sqlite:///jobs.db", "--seconds", "1", "--slots", "7", "--json", cwd=tmp_path) as process:
+        told, said = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    figures = json.loads(told)
+    assert figures["ground"]["store"] == str(tmp_path / "jobs.db")
+    assert figures["ground"]["syncs"] > 0
+    assert figures["slots"] == 7
+    assert all(figures[name]["per_second"] > 0 for name in ("single", "together", "bulk", "drain"))
+    assert figures["drain"]["jobs"] <= sum(figures[name]["jobs"] for name in ("single", "together", "bulk"))
+    assert figures["backlog"] > 0
+    assert all(0 < figures[name]["p50"] <= figures[name]["p99"] for name in ("idle", "beside_backlog"))
+    assert said == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_file_when_it_is_interrupted(tmp_path: Path) -> None:
+    with begun("sqlite:///jobs.db", cwd=tmp_path) as process:
+        try:
+            wait_for(lambda: list(tmp_path.glob(".headgate-scratch-*/jobs.db")))
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=15)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_database_is_measured_in_a_schema_of_its_own_which_goes_when_it_is_terminated(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    with database(postgres_url) as url, begun(url, cwd=tmp_path) as process:
+        try:
+            wait_for(lambda: schemas(url))
+            [schema] = schemas(url)
+            assert schema.startswith("headgate_scratch_")
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=15)
+        finally:
+            process.kill()
+        assert process.returncode == 143
+        assert schemas(url) == []
+
+
+def test_apps_on_a_scratch_store_share_it_and_have_settings_of_their_own(tmp_path: Path) -> None:
+    async def work_on_it() -> None:
+        async with Headgate(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF", history=False).scratch() as make:
+            one, other = make(), make(log_lines=3)
+
+            @one.task
+            async def work() -> None: ...
+
+            async with one.open(), other.open():
+                job = await work.enqueue()
+                assert (await other.admin.status(job.id)).task == "work"
+                facts = (await other.admin.checkup()).store
+                assert isinstance(facts, SqliteFacts)
+                assert facts.synchronous == "OFF"
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(work_on_it())
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_where_nothing_can_be_made_beside_it_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DeclarationError, match="nothing can be made beside memory:"):
+        async with Headgate("memory://").scratch():
+            pass
+    with pytest.raises(StorageUnusable, match="no file can be made beside"):
+        async with Headgate(f"sqlite:///{tmp_path}/missing/jobs.db").scratch():
+            pass
+
+
+def test_what_cannot_be_measured_is_told_in_one_line() -> None:
+    result = CliRunner().invoke(main, ["bench", "mysql://jobs"])
+    assert result.exit_code == 1
+    assert "scheme 'mysql' is not known" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_percentiles_are_of_what_was_measured() -> None:
+    assert Latency.of([1000 * n for n in range(100, 0, -1)]) == Latency(100, 50.0, 99.0)
+    assert Latency.of([700]) == Latency(1, 0.7, 0.7)
+    assert Rate.of(1500, 2.0).per_second == 750
+
+
+def test_it_is_said_how_to_read_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    print_figures(FIGURES)
+    told = capsys.readouterr().out
+    assert "beside 9,900 jobs that wait for a limit" in told
+    assert "This disk syncs 812 pages a second" in told
+    assert "jobs of 100 ms in 40 slots come to 400 a second at most" in told
+    assert not any("Others were at work" in line or "power cut" in line for line in advice(FIGURES))
+
+
+def test_what_makes_figures_doubtful_is_said() -> None:
+    ground = Ground("postgresql://db/jobs", "PostgreSQL 18.1, fsync off", False, "3.13.1", "uvloop", 2, 6.0, None)
+    told = "\n".join(advice(replace(FIGURES, ground=ground)))
+    assert "Others were at work (load 6 on 2 cores)" in told
+    assert "A power cut may lose what was acknowledged last" in told
+    assert "syncs" not in told
+
+
+def test_the_help_says_what_happens_to_the_jobs_of_the_user() -> None:
+    assert "Your jobs are not touched" in CliRunner().invoke(main, ["bench", "--help"]).output
