@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import uuid
 from collections.abc import Callable
@@ -161,4 +163,57 @@ def test_a_port_that_cannot_be_is_told_in_one_line(make: Make) -> None:
     assert result.stderr.startswith(
         "Error: storage URL 'postgresql://postgres@127.0.0.1:99999/jobs' has the port 99999"
     )
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_locale_without_utf8_changes_no_payload_and_breaks_no_table(make: Make, tmp_path: Path) -> None:
+    """The SQL has characters that ASCII lacks, so that nothing could be opened."""
+    target = make(APP)
+    Path("jobs.db").touch()
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "headgate", *words], cwd=tmp_path, env=plain, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode("ascii")
+
+    id = run("jobs", "enqueue", target, "sync", "--payload", '{"tenant": "Müller ☃"}').strip()
+    assert "|default" in run("status", target)
+    (shown,) = json.loads(call("jobs", "show", target, id, "--json").stdout)
+    assert shown["payload"] == {"tenant": "Müller ☃"}
+
+
+def test_an_output_that_takes_nothing_is_told_in_one_line() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "headgate", "version"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: [Errno 28]")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_output_that_is_closed_is_nothing_to_write_to(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make(APP)
+    Path("jobs.db").touch()
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["status", target])
+    assert ended.value.code == 0
+    sys.stdout.close()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_that_this_user_may_not_read_is_told_in_one_line(make: Make) -> None:
+    target = make(APP)
+    assert call("migrate", target).exit_code == 0
+    Path("jobs.db").chmod(0)
+    result = call("status", target)
+    assert result.exit_code == 1
+    assert "jobs.db cannot be opened" in result.stderr
     assert len(result.stderr.splitlines()) == 1

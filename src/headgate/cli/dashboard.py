@@ -152,7 +152,7 @@ def _secret(file: Path) -> str:
     """What a file holds, without the end of its line."""
     if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         click.echo(f"warning: others of this machine may read {file}; chmod 600 {file}", err=True)
-    return file.read_text().rstrip("\r\n")
+    return file.read_text(encoding="utf-8").rstrip("\r\n")
 
 
 def _is_loopback(host: str) -> bool:

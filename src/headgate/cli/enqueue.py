@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -84,7 +85,8 @@ def enqueue(
     if payloads is not None:
         _enqueue_many(app, task, payloads, dry_run=dry_run, as_json=as_json)
     else:
-        text = sys.stdin.buffer.read() if payload == "-" else payload or "{}"
+        # As it was given, also where the locale does not know its characters.
+        text = sys.stdin.buffer.read() if payload == "-" else os.fsencode(payload or "{}")
         _enqueue_one(app, task, _call(task, text), dry_run=dry_run, as_json=as_json)
 
 

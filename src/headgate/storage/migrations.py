@@ -46,7 +46,7 @@ def read_migrations(folder: Traversable) -> Sequence[Migration]:
     found: list[Migration] = []
     for entry in folder.iterdir():
         if entry.name.endswith(".sql"):
-            script = entry.read_text()
+            script = entry.read_text(encoding="utf-8")
             number, _, name = entry.name.removesuffix(".sql").partition("_")
             found.append(Migration(int(number), name, script, hashlib.sha256(script.encode()).hexdigest()))
     return sorted(found)

@@ -134,7 +134,7 @@ class PayloadType:
         """Arguments that somebody wrote as a JSON object, as a call. Raises PayloadError, which names the argument."""
         try:
             given = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeError) as error:
             raise PayloadError(f"the arguments of {self._where} are no JSON: {error}") from None
         if not isinstance(given, dict):
             raise PayloadError(f"the arguments of {self._where} have to be a JSON object, and this is {shown(given)}")

@@ -38,7 +38,7 @@ def checked_schema(schema: str) -> str:
 def load_statements(schema: str) -> dict[str, Statement]:
     """All statements, by the names of their files. `@name` stands for a part that several of them share."""
     texts = {
-        entry.name.removesuffix(".sql"): entry.read_text()
+        entry.name.removesuffix(".sql"): entry.read_text(encoding="utf-8")
         for entry in (resources.files(__package__) / "queries").iterdir()
         if entry.name.endswith(".sql")
     }

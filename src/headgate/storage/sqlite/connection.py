@@ -197,7 +197,12 @@ def _stated_application_id(path: Path) -> int | None:
     """
     if path.stat().st_size < SMALLEST_DATABASE:
         return None
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)
+    except sqlite3.OperationalError as error:
+        raise StorageUnusable(
+            f"{path} cannot be opened: {error}; let this user read and write the file, and files beside it"
+        ) from error
     try:
         return int(connection.execute("PRAGMA application_id").fetchone()[0]) & 0xFFFFFFFF
     except sqlite3.DatabaseError as error:

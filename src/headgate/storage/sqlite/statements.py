@@ -20,7 +20,9 @@ _encode = msgspec.json.Encoder().encode
 def _load() -> dict[str, str]:
     folder = resources.files(__package__) / "queries"
     statements = {
-        entry.name.removesuffix(".sql"): entry.read_text() for entry in folder.iterdir() if entry.name.endswith(".sql")
+        entry.name.removesuffix(".sql"): entry.read_text(encoding="utf-8")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".sql")
     }
     # `@name` stands for a condition that several statements share.
     return {
