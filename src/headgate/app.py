@@ -137,7 +137,7 @@ class Headgate:
         self._clock = clock
         self._bus = bus
         self._teller = Teller(storage, self._registry, clock, bus)
-        self._historian = Historian(storage, clock=clock, bus=bus, is_on=history)
+        self._historian = Historian(storage, clock=clock, bus=bus, ids=self._ids, is_on=history)
         self._intake = Intake(
             storage,
             self._registry,

@@ -88,7 +88,7 @@ async def test_no_statement_reads_in_proportion_to_the_backlog(hands: Hands) -> 
     await the_engine_reads_what_it_handles(hands)
     await arrivals_do_not_pile_up(hands)
     await people_get_their_pages(hands)
-    await charts_read_their_own_lines(hands)
+    await charts_read_their_own_curves(hands)
 
 
 async def the_engine_reads_what_it_handles(hands: Hands) -> None:
@@ -232,7 +232,7 @@ async def people_get_their_pages(hands: Hands) -> None:
     assert most["buckets"] < 10 * Backlog.LANES
 
 
-async def charts_read_their_own_lines(hands: Hands) -> None:
+async def charts_read_their_own_curves(hands: Hands) -> None:
     """What is kept of a thousand other tasks and keys is in nobody's way, nor is it when the oldest is forgotten."""
     storage = hands.storage
     await ask(hands.url, JOBS_HISTORY)
@@ -245,11 +245,16 @@ async def charts_read_their_own_lines(hands: Hands) -> None:
     uses = [LimitStep(10, "api", f"key {number}", number, 1) for number in range(50)]
     await storage.add_history(places, uses)
     await storage.add_history(places, uses)
+    await ask(
+        hands.url,
+        "INSERT INTO headgate.history_note SELECT 'mail', 'task 1', 1e15, 0, 0, 1 FROM generate_series(0, 999) AS n",
+    )
+    assert await storage.gather_history(500) == 500
     assert await storage.prune_history(60, 2, 500) == 500
     assert await storage.prune_history(10, 2, 500) == 500
     ran = hands.ran()
     about = {each.statement for each in ran if "history" in each.statement}
-    assert len(about) == 7
+    assert len(about) == 9
     for each in ran:
         assert not each.scanned & {"jobs_history", "limit_history"}, f"{each.statement}\n{each.text}"
         assert each.pages <= 3000, f"{each.statement} looks at {each.pages} pages\n{each.text}"

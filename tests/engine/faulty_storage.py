@@ -57,10 +57,15 @@ class FaultyStorage:
             await self._wait()
             if self._random.random() < self._faults.before:
                 raise StorageUnavailable(f"{name} did not happen")
-            result = await self._happen(name, attribute, arguments, named)
-            await self._wait()
-            if self._random.random() < self._faults.after:
-                raise StorageUnavailable(f"{name} happened, but the reply was lost")
+            result: Any = None
+            try:
+                result = await self._happen(name, attribute, arguments, named)
+                await self._wait()
+                if self._random.random() < self._faults.after:
+                    raise StorageUnavailable(f"{name} happened, but the reply was lost")
+            except (StorageUnavailable, asyncio.CancelledError):
+                self._unheard(name, arguments, result)
+                raise
             return result
 
         return call
@@ -71,6 +76,9 @@ class FaultyStorage:
         result = await verb(*arguments, **named)
         self._history.note(name, arguments, result, self._shared.limit_now())
         return result
+
+    def _unheard(self, name: str, arguments: Sequence[Any], result: Any) -> None:
+        """A call has happened, or may have, and its caller does not know."""
 
     async def _wait(self) -> None:
         frozen = self._faults.frozen.get(self._name)

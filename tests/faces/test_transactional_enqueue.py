@@ -33,6 +33,7 @@ from headgate import (
     Task,
     UnfitConnection,
 )
+from headgate.jobs.history import ALL
 
 Run = Callable[[str], Awaitable[Any]]
 """Runs a statement of the caller's in the caller's transaction."""
@@ -222,6 +223,13 @@ async def is_there(world: World, job_id: str) -> bool:
     return True
 
 
+async def enqueued(world: World) -> int:
+    """How many jobs charts tell of that were enqueued in transactions."""
+    store = world.app._storage
+    await store.gather_history()
+    return sum(row.enqueued for row in await store.jobs_history(3600, ALL, ALL, 0))
+
+
 async def test_a_job_exists_from_the_commit_on_and_runs(driven: tuple[World, Any]) -> None:
     world, begin = driven
     async with begin(world) as (connection, _run):
@@ -229,6 +237,7 @@ async def test_a_job_exists_from_the_commit_on_and_runs(driven: tuple[World, Any
         many = await world.plain.using(connection=connection).enqueue_many([("eve",), ("bob",)])
         assert not await is_there(world, job.id)
     assert (await job.status()).state is JobState.WAITING
+    assert await enqueued(world) == 3
     async with world.app:
         assert await job.result(timeout=5) == "ada"
         assert [await each.result(timeout=5) for each in many] == ["eve", "bob"]
@@ -242,6 +251,7 @@ async def test_a_rollback_leaves_nothing(driven: tuple[World, Any]) -> None:
             job = await world.mail.using(connection=connection).enqueue("ada")
             raise Undone
     assert not await is_there(world, job.id)
+    assert await enqueued(world) == 0
     async with world.app:
         after = await world.mail.enqueue("eve")
         assert await after.result(timeout=5) == "eve"

@@ -158,14 +158,14 @@ def rows_of_jobs(steps: Iterable[HistoryStep]) -> list[JobsStep]:
     """The rows of all lengths: of each queue and task, of each queue, and of all together."""
     totals: dict[tuple[int, str, str, int], Tally] = {}
     for step in steps:
-        lines: dict[tuple[str, str], Tally] = {}
+        curves: dict[tuple[str, str], Tally] = {}
         for (queue, task), tally in step.tallies.items():
             for place in ((queue, task), (queue, ALL), (ALL, ALL)):
-                known = lines.get(place)
-                lines[place] = tally if known is None else known.plus(tally)
+                known = curves.get(place)
+                curves[place] = tally if known is None else known.plus(tally)
         for length in KEPT_FOR:
             at = step_at(step.at, length)
-            for (queue, task), tally in lines.items():
+            for (queue, task), tally in curves.items():
                 before = totals.get((length, queue, task, at))
                 totals[length, queue, task, at] = tally if before is None else before.plus(tally)
     return [tally.row(*place) for place, tally in totals.items()]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from headgate.clock import SECOND, Clock, sleep
 from headgate.engine.bus import EventBus
-from headgate.engine.historian import Historian
 from headgate.engine.teller import Teller
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobFailure, JobFinished, StorageTroubled
@@ -21,12 +20,17 @@ FORGET_EVERY = 30
 PAUSE = 0.05
 """Seconds between two steps, in which others have their turn."""
 
+GATHER_EVERY = 10
+"""Seconds between two looks for what the store has counted for charts itself."""
+
 EXPIRED_AT_ONCE = 100
 
 EXPIRING_STEPS = 100
 """How many steps of expiring may come one after the other before there is time for other work."""
 
 PRUNED_AT_ONCE = 500
+
+GATHERED_AT_ONCE = 1000
 
 
 class Housekeeper:
@@ -39,14 +43,12 @@ class Housekeeper:
         clock: Clock,
         bus: EventBus,
         teller: Teller,
-        historian: Historian,
         retention: Retention,
     ) -> None:
         self._storage = storage
         self._clock = clock
         self._bus = bus
         self._teller = teller
-        self._historian = historian
         self._retention = retention
         self._kept_for: dict[int, set[JobState]] = {}
         for state in FINAL_STATES:
@@ -61,11 +63,12 @@ class Housekeeper:
                 await self._expire()
             except StorageUnavailable as error:
                 self._troubled("looking for what has expired", error)
-            if turns % FORGET_EVERY:
-                continue
             # Not with the other in one: what keeps jobs from expiring is no reason to keep what is old.
             try:
-                await self._forget()
+                if turns % GATHER_EVERY == 0:
+                    await self._gather()
+                if turns % FORGET_EVERY == 0:
+                    await self._forget()
             except StorageUnavailable as error:
                 self._troubled("housekeeping", error)
 
@@ -76,10 +79,13 @@ class Housekeeper:
         """However many are late, as whole backlogs are: a step a second would leave the last of them for hours."""
         for _ in range(EXPIRING_STEPS):
             dropped = await self._storage.expire(EXPIRED_AT_ONCE)
-            self._historian.note_dropped(dropped)
             publish_dropped(self._bus, self._teller, self._clock, dropped)
             if len(dropped) < EXPIRED_AT_ONCE:
                 return
+            await sleep(self._clock, PAUSE)
+
+    async def _gather(self) -> None:
+        while await self._storage.gather_history(GATHERED_AT_ONCE) >= GATHERED_AT_ONCE:
             await sleep(self._clock, PAUSE)
 
     async def _forget(self) -> None:

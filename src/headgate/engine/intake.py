@@ -100,10 +100,7 @@ class Intake:
         counts = queue_counts(task, parts)
         # Waiting for room with a transaction open would keep others waiting, and on SQLite those who make room.
         queues = {wanted: await self._backlogs.admit(wanted, count, may_wait=False) for wanted, count in counts.items()}
-        jobs = self._jobs_of(task, parts, queues)
-        # Whether their transaction commits is not known here; most do.
-        self._historian.note_enqueued(jobs)
-        return jobs
+        return self._jobs_of(task, parts, queues)
 
     async def enlist(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         """Add the jobs to the transaction of the caller's connection; who stands for which, as `Storage.add`."""

@@ -161,12 +161,8 @@ class Node:
             **{name: Fetched(limit.limit.rule) for name, limit in self._elsewhere.items()},
         }
         self._regater = Regater(storage, registry, clock=clock, bus=bus)
-        self._housekeeper = Housekeeper(
-            storage, clock=clock, bus=bus, teller=teller, historian=historian, retention=settings.retention
-        )
-        self._recurring = Recurring(
-            storage, registry, clock=clock, bus=bus, teller=teller, historian=historian, ids=ids, random=random
-        )
+        self._housekeeper = Housekeeper(storage, clock=clock, bus=bus, teller=teller, retention=settings.retention)
+        self._recurring = Recurring(storage, registry, clock=clock, bus=bus, teller=teller, ids=ids, random=random)
         self._look = asyncio.Event()
         self._beating = asyncio.Lock()
         self._is_sweep = False
@@ -332,7 +328,6 @@ class Node:
             self._arm(asked_at, claimed.next_in)
             if claimed.throttled:
                 self._publish_throttled(claimed.throttled)
-            self._historian.note_dropped(claimed.dropped)
             publish_dropped(self._bus, self._teller, self._clock, claimed.dropped)
             for task in claimed.unknown:
                 if task not in self._unknown_tasks:
@@ -608,13 +603,13 @@ class Node:
         if job_id in self._running or job_id in self._recorder.pending:
             return
         job = record.as_claimed()
+        self._historian.note_started([job])
         free = self._settings.queues.get(job.queue, 0) - self._busy.get(job.queue, 0)
         if self._claiming_since is not None:
             # It was promised every slot that is free.
             free = 0
         elsewhere = any(draw.limit in self._elsewhere for draw in job.draws)
         if free > 0 and job.task in self._registry.names and not elsewhere and not self._stopping.is_set():
-            self._historian.note_started([job])
             self._start(job)
         else:
             self._hand_back(job)

@@ -11,7 +11,6 @@ from headgate.clock import SECOND, Clock, Timer, sleep
 from headgate.engine.bus import EventBus
 from headgate.engine.declaration import trigger_of
 from headgate.engine.declarer import Declarer
-from headgate.engine.historian import Historian
 from headgate.engine.hopeless import reject_hopeless
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.occurrence import last_job_of, occurrence
@@ -45,7 +44,6 @@ class Recurring:
         clock: Clock,
         bus: EventBus,
         teller: Teller,
-        historian: Historian,
         ids: IdSource,
         random: Random,
     ) -> None:
@@ -54,7 +52,6 @@ class Recurring:
         self._clock = clock
         self._bus = bus
         self._teller = teller
-        self._historian = historian
         self._ids = ids
         self._random = random
         self._look = asyncio.Event()
@@ -168,7 +165,6 @@ class Recurring:
         return Fired(record.name, record.revision, what.next_at, what.last_at, jobs, what.skipped, skipped_at)
 
     def _tell(self, record: ScheduleRecord, what: Due, jobs: Sequence[NewJob]) -> None:
-        self._historian.note_enqueued(jobs)
         at = self._clock.now()
         if self._bus.wants(JobEnqueued):
             for job in jobs:

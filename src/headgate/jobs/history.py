@@ -88,6 +88,16 @@ class LimitStep(msgspec.Struct, frozen=True, array_like=True):
     used: int
 
 
+class Flush(msgspec.Struct, frozen=True):
+    """Which of its writes a process makes: what is sent again because its answer was lost is not added twice.
+
+    `writer` is nobody else's, and `number` grows with each write.
+    """
+
+    writer: str
+    number: int
+
+
 def step_at(instant: int, step: int) -> int:
     """When the step of that length (seconds) began to which the instant belongs; both in wall microseconds."""
     return instant - instant % (step * SECOND)

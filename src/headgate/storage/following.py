@@ -160,6 +160,21 @@ def places(
     return placed
 
 
+def final_at_once(jobs: Sequence[NewJob], placed: Mapping[str, Place]) -> list[tuple[NewJob, JobState]]:
+    """Those of new jobs that do not even wait, and as what they are final."""
+    found: list[tuple[NewJob, JobState]] = []
+    for job in jobs:
+        place = placed.get(job.id) if job.rejection is None else _rejected(job)
+        if place is not None and place.state.is_final:
+            found.append((job, place.state))
+    return found
+
+
+def _rejected(job: NewJob) -> Place:
+    state = JobState.FAILED if job.terms is None else job.terms.rejected_as
+    return Place(state, error=job.rejection)
+
+
 def _cause_of_batch(batch: str, error: JobError | None, before: Cause | None) -> Cause:
     if before is not None and (before.error is None or before.error.type != LEADER_NOT_SUCCEEDED):
         return before
@@ -175,8 +190,7 @@ def _place(
 ) -> Place:
     leader = None if job.origin is None else job.origin.follows
     if job.rejection is not None:
-        state = JobState.FAILED if job.terms is None else job.terms.rejected_as
-        return Place(state, error=job.rejection)
+        return _rejected(job)
     if leader is None or job.origin is None:
         return Place(JobState.WAITING)
     if leader in totals:

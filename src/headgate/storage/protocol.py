@@ -23,7 +23,7 @@ from headgate.clock import SECOND
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import GatedJob, Regated
-from headgate.jobs.history import JobsStep, LimitStep
+from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, ClaimedJob, Draw, JobError, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.report import LogLine, Report
@@ -693,10 +693,25 @@ class Storage(Protocol):
         """Delete up to `count` audit entries of before then that are not about a job; how many were deleted."""
         ...
 
-    async def add_history(self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep]) -> None:
-        """Add these steps to what is kept of the same lines of charts; several nodes may do it at once.
+    async def add_history(
+        self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None = None
+    ) -> None:
+        """Add these steps to what is kept of the same curves; several nodes may do it at once.
 
-        No other verb is kept waiting by it, so it may take several commits. To repeat it counts everything twice.
+        No other verb is kept waiting by it, so it may take several commits. To repeat the last `flush` of a writer with
+        the same steps, within an hour, adds what was not added; without one, or later, everything is counted twice.
+
+        What no attempt tells of is counted by the store itself, in the commit that does it: jobs that become final
+        without an attempt's word (rejected, expired, cancelled as they wait or with what they follow, poisonous, or
+        cancelled instead of waiting again), and what `fire` and `Enlists.add_in` have added.
+        """
+        ...
+
+    async def gather_history(self, count: int = 1000) -> int:
+        """Add up to `count` notes of what the store has counted itself to its history; how many there were.
+
+        Nodes do it every ten seconds. A store in which commits can add to the same rows without waiting for each other
+        leaves no notes.
         """
         ...
 

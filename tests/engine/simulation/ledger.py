@@ -11,6 +11,7 @@ from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobRecord, JobState
 from headgate.storage.protocol import Storage
 from tests.engine.faulty_storage import FAULTY, FaultyStorage
+from tests.engine.simulation.charts import Charts
 
 WATCHED = frozenset({"keyed", "step", "tied", "choosy", "tick"})
 """Tasks whose jobs mind each other."""
@@ -129,15 +130,20 @@ class Ledger:
 class Line(FaultyStorage):
     """The way of a node to the store: a bad one, on which adds may be repeated, and every change is put down."""
 
-    verbs = FAULTY | {"retry", "fire", "put_schedule", "due_schedules", "schedules", "remove_schedule"}
+    verbs = FAULTY | {"retry", "fire", "put_schedule", "due_schedules", "schedules", "remove_schedule", "add_history"}
 
-    def __init__(self, *arguments: Any, ledger: Ledger) -> None:
+    def __init__(self, *arguments: Any, ledger: Ledger, charts: Charts) -> None:
         super().__init__(*arguments)
         self._ledger = ledger
+        self._charts = charts
+
+    def _unheard(self, name: str, arguments: Sequence[Any], result: Any) -> None:
+        self._charts.unheard(name, arguments, result)
 
     async def _happen(
         self, name: str, verb: Callable[..., Awaitable[Any]], arguments: Sequence[Any], named: Mapping[str, Any]
     ) -> Any:
+        finals = await self._charts.finals() if name == "retry" else None
         try:
             result = await super()._happen(name, verb, arguments, named)
         except DuplicateJob as error:
@@ -147,6 +153,8 @@ class Line(FaultyStorage):
             # As a driver does that has lost the reply of a commit and does not know of it.
             again = await verb(*arguments, **named)
             self._ledger.require(again == result, f"a repeated add answered {again} after {result}")
+        if finals is not None:
+            await self._charts.note_retry(finals)
         await self._ledger.read(self._name, name, arguments, named, result)
         return result
 

@@ -39,6 +39,7 @@ from headgate.storage.protocol import Storage
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
 from tests.engine.faulty_storage import Faults, History
+from tests.engine.simulation.charts import Charts
 from tests.engine.simulation.ledger import WATCHED, Ledger, Line
 from tests.engine.simulation.recurring import Recurring
 from tests.engine.simulation.ties import Ties
@@ -90,6 +91,7 @@ class World:
         # When somebody last turned the clock, or no node was at work (monotonic).
         self.troubled_at = clock.monotonic()
         self.ledger = Ledger(self.store, is_exact=isinstance(self.store, MemoryStorage))
+        self.charts = Charts(self)
         self.keys = UniqueKeys(self, self.ledger)
         self.ties = Ties(self, self.ledger)
         self.recurring = Recurring(self, self.ledger)
@@ -100,10 +102,11 @@ class World:
         self.producer, self.tasks = self.app("producer")
         self.nodes: dict[str, tuple[Headgate, Node, asyncio.Task[None]]] = {}
         self.born = 0
+        self.opened = contextlib.AsyncExitStack()
 
     def app(self, name: str) -> tuple[Headgate, dict[str, Task[..., None]]]:
         random = Random(self.random.random())
-        storage = Line(name, self.store, self.faults, random, self.history, ledger=self.ledger)
+        storage = Line(name, self.store, self.faults, random, self.history, ledger=self.ledger, charts=self.charts)
         app = Headgate(
             storage,
             clock=self.own_clock(),
@@ -144,6 +147,7 @@ class World:
         }
         for subject in (self.keys, self.ties, self.recurring):
             subject.declare(app, name)
+        self.charts.declare(app)
         app.subscribe(self.note, JobFinished, JobStarted)
         return app, tasks
 
@@ -201,7 +205,8 @@ class World:
         self.born += 1
         name = f"n{self.born}"
         app, _ = self.app(name)
-        await app.open().__aenter__()
+        # Until the world ends: a process that is killed closes nothing.
+        await self.opened.enter_async_context(app.open())
         node = app._make_node()
         self.nodes[name] = (app, node, asyncio.ensure_future(node.run()))
 
@@ -221,7 +226,7 @@ class World:
         """As kill -9: it stops in the middle of whatever it does, and says goodbye to nobody."""
         self.troubled_at = self.clock.monotonic()
         name = self.random.choice(list(self.nodes))
-        _, node, running = self.nodes.pop(name)
+        app, node, running = self.nodes.pop(name)
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError, StorageUnavailable, ExceptionGroup):
             await running
@@ -229,6 +234,7 @@ class World:
             assert attempt._asyncio_task is not None
             attempt._asyncio_task.cancel()
         await asyncio.sleep(0)
+        self.charts.crash(app)
 
     async def enqueue_some(self) -> None:
         task = self.tasks[self.random.choice(list(self.tasks))]
@@ -257,7 +263,7 @@ class World:
                 await job.cancel()
 
     async def live(self, steps: int) -> None:
-        async with self.producer.open():
+        async with self.producer.open(), self.opened:
             await self.start_node()
             for _ in range(steps):
                 await asyncio.sleep(self.random.expovariate(1 / 5))
@@ -307,6 +313,7 @@ class World:
                 await running
                 await app._bus.drain()
                 assert node.statistics()["swept"] == 0, "a wake-up was lost"
+            await self.charts.settle()
 
     async def retry_some(self) -> None:
         """As an operator does with what has failed."""
@@ -371,7 +378,7 @@ class World:
         await self.ledger.read_all()
         assert not self.ledger.wrong, self.ledger.wrong[0]
         await self.check_nothing_lost()
-        for subject in (self.keys, self.ties, self.recurring):
+        for subject in (self.keys, self.ties, self.recurring, self.charts):
             await subject.check()
         assert not self.crowds, self.crowds[0]
         self.check_limits()

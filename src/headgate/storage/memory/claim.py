@@ -388,7 +388,7 @@ class Claiming:
             self._end(job, *late_ending(self._visit.wall, job.expires_at, job.give_up_at, job.new.terms, None))
 
     def _end(self, job: Job[Lane], state: JobState, error: JobError) -> None:
-        self._jobs.end(job, state, self._visit.wall, self._now, error)
+        self._jobs.end_unrun(job, state, self._visit.wall, self._now, error)
         self._dropped.append(Dropped(job.id, job.new.task, job.new.queue, state, error))
 
     def _in_wall_time(self, instant: int | None) -> int | None:

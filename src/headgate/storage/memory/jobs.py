@@ -34,6 +34,7 @@ from headgate.storage.following import (
 )
 from headgate.storage.memory.bucket import Bucket
 from headgate.storage.memory.following import Batch, Following
+from headgate.storage.memory.history import History
 from headgate.storage.memory.holders import Holders
 from headgate.storage.memory.job import CANCELLED, FAILED, RUNNING, SUCCEEDED, WAITING, Job
 from headgate.storage.memory.lane import Lane
@@ -47,7 +48,7 @@ from headgate.storage.protocol import Dropped
 class Jobs:
     """The jobs by id, and in the orders of id, of end and of deadline. `wall` and `now` are wall and limit time."""
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: Lanes, history: History) -> None:
         self.by_id: dict[str, Job[Lane]] = {}
         self.holders = Holders(lanes)
         self.schedules = Schedules()
@@ -55,6 +56,7 @@ class Jobs:
         self.under_key: dict[Key, list[Job[Lane]]] = {}
         self.following = Following()
         self._lanes = lanes
+        self._history = history
         self._ids: list[str] = []
         self._ticks = 0
         self._finals: dict[JobState, list[tuple[int, int, Job[Lane]]]] = {SUCCEEDED: [], FAILED: [], CANCELLED: []}
@@ -91,10 +93,12 @@ class Jobs:
                 continue
             if place is not None and place.error is not None:
                 self._end_unheard(job, place.state, new.enqueued_at, now, place.error)
+                self._history.note_unrun(new, place.state, new.enqueued_at)
                 continue
             if new.rejection is not None:
                 state = FAILED if new.terms is None else new.terms.rejected_as
                 self._end_unheard(job, state, new.enqueued_at, now, new.rejection)
+                self._history.note_unrun(new, state, new.enqueued_at)
                 continue
             if new.unique_key is not None:
                 self.stand(job)
@@ -375,7 +379,7 @@ class Jobs:
             job.lane.tally.waiting -= 1
         else:
             self._leave(job, now)
-        self.end(job, state, wall, now, error)
+        self.end_unrun(job, state, wall, now, error)
 
     def _leave(self, job: Job[Lane], now: int) -> None:
         lane = job.lane
@@ -434,10 +438,10 @@ class Jobs:
         successor = None if job.cancel_requested else self.rival(job)
         job.attempt -= is_unspent and successor is None
         if job.cancel_requested:
-            self.end(job, CANCELLED, wall, now, error=job.error)
+            self.end_unrun(job, CANCELLED, wall, now, error=job.error)
             return False
         if successor is not None:
-            self.end(job, CANCELLED, wall, now, error=superseded_error(successor.id))
+            self.end_unrun(job, CANCELLED, wall, now, error=superseded_error(successor.id))
             return False
         if job.new.terms is not None:
             self.holders.keep(job, WAITING, now)
@@ -455,6 +459,11 @@ class Jobs:
     def stop_running(self, job: Job[Lane]) -> None:
         job.lane.running -= 1
         job.lane.tally.running -= 1
+
+    def end_unrun(self, job: Job[Lane], state: JobState, wall: int, now: int, error: JobError | None) -> None:
+        """Make a job final of which no attempt tells, so that nobody else counts it."""
+        self._history.note_unrun(job.new, state, wall)
+        self.end(job, state, wall, now, error)
 
     def end(self, job: Job[Lane], state: JobState, wall: int, now: int, error: JobError | None) -> None:
         """Make a job final; its followers hear of it when they are told."""

@@ -18,7 +18,7 @@ from headgate.errors import IllegalTransition
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import GatedJob, Regated
-from headgate.jobs.history import JobsStep, LimitStep
+from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, is_poisonous, require_scheduled, require_transition
 from headgate.jobs.report import LogLine, Report
@@ -86,12 +86,12 @@ class MemoryStorage:
         self._ahead = clock.now() - clock.monotonic()
         self._last_limit_time = 0
         self._lanes = Lanes()
-        self._jobs = Jobs(self._lanes)
+        self._history = History()
+        self._jobs = Jobs(self._lanes, self._history)
         self._nodes: dict[str, Node] = {}
         self._notes = Notes()
         self._gates = Gates()
         self._trail = Trail()
-        self._history = History()
         self._wakes: list[Callable[[], None]] = []
 
     async def open(self) -> None:
@@ -508,6 +508,8 @@ class MemoryStorage:
         for each, is_unchanged in zip(fired, written, strict=True):
             if is_unchanged:
                 self._jobs.add(each.jobs, self.limit_now())
+                for job in each.jobs:
+                    self._history.note_enqueued(job, self._clock.now())
                 self._jobs.schedules.advance(each)
         self._wake()
         return written
@@ -570,7 +572,7 @@ class MemoryStorage:
             job.lost += 1
             if is_poisonous(job.lost) and not job.cancel_requested:
                 self._jobs.stop_running(job)
-                self._jobs.end(job, FAILED, wall, now, error=poison_error(job.lost))
+                self._jobs.end_unrun(job, FAILED, wall, now, error=poison_error(job.lost))
                 poisonous.append(job.id)
             elif self._jobs.wait_or_cancel(job, wall, now):
                 returned.append(job.id)
@@ -606,8 +608,13 @@ class MemoryStorage:
     async def prune_audit(self, before: int, count: int = 1000) -> int:
         return self._trail.prune(before, count)
 
-    async def add_history(self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep]) -> None:
-        self._history.add(jobs, limits)
+    async def add_history(
+        self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None = None
+    ) -> None:
+        self._history.add(jobs, limits, flush)
+
+    async def gather_history(self, count: int = 1000) -> int:
+        return 0
 
     async def jobs_history(self, step: int, queue: str, task: str, since: int) -> Sequence[JobsStep]:
         return self._history.jobs(step, queue, task, since)

@@ -44,7 +44,7 @@ async def _insert(session: Session, jobs: Sequence[NewJob], placed: Mapping[str,
     known = {lane.id: lane for lane in lanes}
     # Each array costs a little to send, and most jobs need none of the rest.
     rest: dict[str, Any] = {}
-    if not all(job.is_plain for job in jobs):
+    if not all(job.is_plain and job.rejection is None for job in jobs):
         rest = {
             "unique_keys": [job.unique_key for job in jobs],
             "origins": [optional_json(job.origin) for job in jobs],

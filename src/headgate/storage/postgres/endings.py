@@ -157,8 +157,8 @@ async def finish(
     for job, ending in returned:
         if ending.closed_for is not None and job.rates:
             await close_buckets(session, job.rates, limit_now + ending.closed_for)
-    ended = [job.ended(ending.state) for job, ending in finished] + _cancelled(backs, superseded)
-    await tell_followers(session, ended, now, limit_now)
+    as_told = [job.ended(ending.state) for job, ending in finished]
+    await tell_followers(session, _cancelled(backs, superseded), now, limit_now, as_told=as_told)
     # One that is not to be had is another's for the moment. Whether it ends here is known when that one is through.
     written: dict[str, bool | None] = {job.id: None for job in running} | {job.id: True for job in jobs}
     gone = [ending for ending in endings if ending.id not in written]

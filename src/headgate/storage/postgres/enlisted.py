@@ -12,6 +12,7 @@ from headgate.jobs.job import NewJob
 from headgate.storage.enlisting import Enlisted
 from headgate.storage.postgres.addition import add_tied
 from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.history import note_enqueued
 from headgate.storage.postgres.statements import Statement
 from headgate.storage.postgres.unique import add_unique
 
@@ -49,6 +50,7 @@ async def add_enlisted(
     await _require_same_place(session, identity, has_unique=has_unique)
     if not has_unique:
         await add_tied(session, jobs, limit_now, now=now)
+        await note_enqueued(session, jobs, now)
         return {}
     # What was stored before a duplicate is met must not be there if the caller goes on.
     await session.script("SAVEPOINT headgate_add")
@@ -58,6 +60,7 @@ async def add_enlisted(
         await session.script("ROLLBACK TO SAVEPOINT headgate_add; RELEASE SAVEPOINT headgate_add")
         raise
     await session.script("RELEASE SAVEPOINT headgate_add")
+    await note_enqueued(session, [job for job in jobs if job.id not in others], now)
     return others
 
 

@@ -31,6 +31,7 @@ from headgate.storage.following import (
 from headgate.storage.permits import draws_of_batch
 from headgate.storage.postgres.arrivals import Arrival, arrive, lane_of
 from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.history import note_unrun
 from headgate.storage.postgres.permits import give_up
 from headgate.storage.postgres.rows import decode_draws, optional_json, optional_terms
 
@@ -77,12 +78,22 @@ async def store_ties(
         )
 
 
-async def tell_followers(session: Session, ended: Sequence[Ended], now: int, limit_now: int) -> None:
-    """Let go or cancel those who follow jobs that have just become final, and whoever follows these."""
-    while ended:
-        leaders = {job.id: job.state for job in ended if job.is_followed}
-        leaders |= await _count(session, batch_counts(ended), now, limit_now)
-        ended = await _tell(session, leaders, now, limit_now) if leaders else []
+async def tell_followers(
+    session: Session, ended: Sequence[Ended], now: int, limit_now: int, *, as_told: Sequence[Ended] = ()
+) -> None:
+    """Let go or cancel those who follow jobs that have just become final, and whoever follows these.
+
+    All of them are noted for the charts but those that are final `as_told` by their attempts: of these their nodes do
+    it.
+    """
+    unrun = [job.id for job in ended]
+    told: Sequence[Ended] = [*as_told, *ended]
+    while told:
+        leaders = {job.id: job.state for job in told if job.is_followed}
+        leaders |= await _count(session, batch_counts(told), now, limit_now)
+        told = await _tell(session, leaders, now, limit_now) if leaders else []
+        unrun += [job.id for job in told]
+    await note_unrun(session, unrun, now)
 
 
 async def _tell(session: Session, leaders: dict[str, JobState], now: int, limit_now: int) -> list[Ended]:

@@ -7,15 +7,21 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from headgate.jobs.history import ALL, JobsStep, LimitStep
+from headgate.jobs.history import ALL, KEPT_FOR, SHORTEST, Flush, JobsStep, LimitStep
+from headgate.jobs.job import NewJob
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.rows import as_json
 
 _decode_counts = msgspec.json.Decoder(tuple[int, ...]).decode
 
 
-async def add(session: Session, jobs: Sequence[JobsStep], limits: Sequence[LimitStep]) -> None:
+async def add(
+    session: Session, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None, now: int
+) -> None:
     """Add them to what is kept, inside a transaction."""
+    if flush is not None and not await session.execute("note_flush", writer=flush.writer, number=flush.number, now=now):
+        # It was made, and only its answer was lost.
+        return
     if jobs:
         await session.execute(
             "add_jobs_history",
@@ -46,8 +52,28 @@ async def add(session: Session, jobs: Sequence[JobsStep], limits: Sequence[Limit
         )
 
 
+async def note_enqueued(session: Session, jobs: Sequence[NewJob], now: int) -> None:
+    """Note jobs that are enqueued if this transaction commits, and whom nobody else counts."""
+    if jobs:
+        await session.execute(
+            "note_enqueued", queues=[job.queue for job in jobs], tasks=[job.task for job in jobs], now=now
+        )
+
+
+async def note_unrun(session: Session, ids: Sequence[str], now: int) -> None:
+    """Note jobs that have become final in this transaction, and of which no attempt tells."""
+    if ids:
+        await session.execute("note_unrun", ids=ids, now=now)
+
+
+async def gather(session: Session, count: int) -> int:
+    """Add up to so many notes to what is kept; how many there were."""
+    ((gathered,),) = await session.fetch("gather_history", count=count, lengths=list(KEPT_FOR))
+    return int(gathered)
+
+
 async def of_jobs(session: Session, step: int, queue: str, task: str, since: int) -> list[JobsStep]:
-    """The steps of one line, in order; of a task in ALL queues those of each."""
+    """The steps of one curve, in order; of a task in ALL queues those of each."""
     if queue == ALL != task:
         rows = await session.fetch("task_history", step=step, task=task, since=since)
     else:
@@ -66,5 +92,7 @@ async def of_limit(session: Session, step: int, limit: str, key: str | None, sin
 
 async def prune(session: Session, step: int, before: int, count: int) -> int:
     """Forget steps that began before then; how many."""
+    if step == SHORTEST:
+        await session.execute("prune_history_flushes", before=before)
     jobs = await session.execute("prune_jobs_history", step=step, before=before, count=count)
     return jobs + await session.execute("prune_limit_history", step=step, before=before, count=count)

@@ -11,6 +11,8 @@ from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.schedule import Course, ScheduleRules
 from headgate.storage.postgres.addition import add_tied
 from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.history import note_enqueued
+from headgate.storage.postgres.rows import as_json
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 
 _decode_call = msgspec.json.Decoder(ScheduledCall).decode
@@ -45,7 +47,27 @@ async def take_over(session: Session, record: ScheduleRecord, was: str, replaces
     return True
 
 
-async def fire(session: Session, fired: Sequence[Fired], limit_now: int) -> list[bool]:
+def _values(record: ScheduleRecord) -> dict[str, Any]:
+    course = record.course
+    return {
+        "name": record.name,
+        "task": record.call.task,
+        "call": as_json(record.call),
+        "rules": as_json(record.rules),
+        "started_at": course.started_at,
+        "next_at": course.next_at,
+        "last_at": course.last_at,
+        "runs": course.runs,
+        "last_job": record.last_job,
+        "paused_at": record.paused_at,
+        "is_declared": record.is_declared,
+        "formerly": record.formerly,
+        "skipped": record.skipped,
+        "skipped_at": record.skipped_at,
+    }
+
+
+async def fire(session: Session, fired: Sequence[Fired], limit_now: int, now: int) -> list[bool]:
     """Advance the schedules that are as they were read, and add their jobs; whether each was."""
     locked = await session.fetch(
         "lock_schedules", names=[each.name for each in fired], revisions=[each.revision for each in fired]
@@ -64,7 +86,9 @@ async def fire(session: Session, fired: Sequence[Fired], limit_now: int) -> list
             skipped=[each.skipped for each in written],
             skipped_at=[each.skipped_at for each in written],
         )
-        await add_tied(session, [job for each in written for job in each.jobs], limit_now)
+        jobs = [job for each in written for job in each.jobs]
+        await add_tied(session, jobs, limit_now)
+        await note_enqueued(session, jobs, now)
     return [each.name in names for each in fired]
 
 

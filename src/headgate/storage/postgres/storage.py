@@ -17,7 +17,7 @@ from headgate.errors import ForkedConnection, StorageUnavailable
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import GatedJob, Regated
-from headgate.jobs.history import JobsStep, LimitStep
+from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.report import LogLine, Report
@@ -473,7 +473,7 @@ class PostgresStorage:
         return [schedules.schedule_record(row) for row in rows]
 
     async def fire(self, fired: Sequence[Fired]) -> Sequence[bool]:
-        written = await self._transact(lambda session: schedules.fire(session, fired, self.limit_now()))
+        written = await self._transact(lambda session: schedules.fire(session, fired, self.limit_now(), self.now()))
         if any(job.draws for each in fired for job in each.jobs):
             self._claimer.expect_arrivals()
         self._changed()
@@ -618,10 +618,17 @@ class PostgresStorage:
     async def prune_audit(self, before: int, count: int = 1000) -> int:
         return await self._run(lambda session: session.execute("prune_audit", before=before, count=count))
 
-    async def add_history(self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep]) -> None:
+    async def add_history(
+        self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None = None
+    ) -> None:
         self._require_usable()
         # The last commits may be lost with the server: nobody is to wait for a disk for the sake of a chart.
-        await self._database.transact(lambda session: history.add(session, jobs, limits), {"synchronous_commit": "off"})
+        await self._database.transact(
+            lambda session: history.add(session, jobs, limits, flush, self.now()), {"synchronous_commit": "off"}
+        )
+
+    async def gather_history(self, count: int = 1000) -> int:
+        return await self._run(lambda session: history.gather(session, count))
 
     async def jobs_history(self, step: int, queue: str, task: str, since: int) -> Sequence[JobsStep]:
         return await self._look_up(lambda session: history.of_jobs(session, step, queue, task, since))

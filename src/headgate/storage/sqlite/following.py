@@ -25,6 +25,7 @@ from headgate.storage.following import (
     went_wrong,
 )
 from headgate.storage.permits import draws_of_batch
+from headgate.storage.sqlite import history
 from headgate.storage.sqlite.permits import give_up
 from headgate.storage.sqlite.statements import as_json, execute, fetch
 
@@ -108,20 +109,25 @@ class Following:
             ]
             execute(self._connection, "add_batches", batches=as_json(rows), now=self._now)
 
-    def tell(self, seqs: Sequence[int]) -> bool:
+    def tell(self, seqs: Sequence[int], *, as_told: Sequence[int] = ()) -> bool:
         """Let go or cancel those who follow jobs that have just become final, and whoever follows these.
 
-        Returns whether anybody was to be told.
+        All of them are counted in the charts but those that are final `as_told` by their attempts: of these their nodes
+        do it. Returns whether anybody was to be told.
         """
-        ended = self._ended(seqs)
-        if not ended:
-            return False
+        unrun = list(seqs)
+        ended = self._ended([*as_told, *seqs])
+        has_told = bool(ended)
         while ended:
             leaders = {job.id: job.state for job in ended if job.is_followed} | self._count(batch_counts(ended))
-            ended = self._tell(leaders) if leaders else []
-        return True
+            cancelled = self._tell(leaders) if leaders else []
+            unrun += cancelled
+            ended = self._ended(cancelled)
+        if unrun:
+            history.note_unrun(self._connection, unrun, self._now)
+        return has_told
 
-    def _tell(self, leaders: dict[str, JobState]) -> list[Ended]:
+    def _tell(self, leaders: dict[str, JobState]) -> list[int]:
         followers = _decode_followers(fetch(self._connection, "followers", leaders=as_json(list(leaders))))
         released = [job for job in followers if is_let_go(job.on, leaders[job.leader])]
         cancelled = [job for job in followers if not is_let_go(job.on, leaders[job.leader])]
@@ -142,7 +148,7 @@ class Following:
             self.cancel(
                 [(job.seq, leader_error(job.leader, leaders[job.leader], causes.get(job.leader))) for job in cancelled]
             )
-        return self._ended([job.seq for job in cancelled])
+        return [job.seq for job in cancelled]
 
     def cancel(self, jobs: Sequence[tuple[int, JobError | None]]) -> None:
         """Blocked jobs are cancelled."""

@@ -22,7 +22,7 @@ from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable,
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import GatedJob, Regated
-from headgate.jobs.history import ALL, JobsStep, LimitStep
+from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.report import LogLine, Report
@@ -294,7 +294,7 @@ class SqliteStorage:
         self._require_usable()
 
         def add(callers: sqlite3.Connection) -> Mapping[str, str]:
-            return Transaction(callers, self._clock, self._ahead, self._live).add_all(jobs)
+            return Transaction(callers, self._clock, self._ahead, self._live).enlist(jobs)
 
         return await run_in(await enlisted(connection), self.path, add)
 
@@ -428,11 +428,19 @@ class SqliteStorage:
             _Write(lambda transaction: transaction.prune_audit(before, count))
         )
 
-    async def add_history(self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep]) -> None:
+    async def add_history(
+        self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None = None
+    ) -> None:
         # In portions, each its own commit: a claim that comes meanwhile waits for one of them and not for all.
         for start in range(0, max(len(jobs), len(limits)), STEPS_AT_ONCE):
             portion = slice(start, start + STEPS_AT_ONCE)
-            await self._write(_Write(partial(Transaction.add_history, jobs=jobs[portion], limits=limits[portion])))
+            add = partial(
+                Transaction.add_history, jobs=jobs[portion], limits=limits[portion], flush=flush, portion=start
+            )
+            await self._write(_Write(add))
+
+    async def gather_history(self, count: int = 1000) -> int:
+        return 0
 
     async def prune_history(self, step: int, before: int, count: int = 1000) -> int:
         return await self._write(  # type: ignore[no-any-return]

@@ -13,7 +13,8 @@ from headgate.clock import Clock
 from headgate.errors import DuplicateJob
 from headgate.jobs.audit import Deed
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.history import JobsStep, LimitStep
+from headgate.jobs.gating import Regated
+from headgate.jobs.history import SHORTEST, Flush, JobsStep, LimitStep
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import (
     Charge,
@@ -23,8 +24,17 @@ from headgate.jobs.lifecycle import (
     is_poisonous,
 )
 from headgate.jobs.report import Report, too_many
-from headgate.jobs.terms import GateTerms, spread, without
-from headgate.storage.endings import EndedHere, poison_error, prunable_at_once
+from headgate.jobs.terms import GateTerms, bits, kept_permits, spread, without
+from headgate.jobs.uniqueness import key_taken
+from headgate.limits.concurrency import dump_permits, load_permits, without_unused
+from headgate.limits.limit import AnyRule
+from headgate.limits.rule import NEVER
+from headgate.storage.admission import BucketVisit
+from headgate.storage.endings import EndedHere, late_ending, limit_in_use, poison_error, prunable_at_once
+from headgate.storage.fetched import dump_balance, load_balance
+from headgate.storage.following import Ended, final_at_once
+from headgate.storage.live_rules import LimitSetting
+from headgate.storage.permits import Given
 from headgate.storage.process import is_running, pid_space, process_started
 from headgate.storage.protocol import (
     GATE_LIVES,
@@ -35,8 +45,8 @@ from headgate.storage.protocol import (
     Recovered,
 )
 from headgate.storage.schedules import Fired, ScheduleRecord
-from headgate.storage.sqlite import schedules
-from headgate.storage.sqlite.buckets import Buckets
+from headgate.storage.sqlite import history, schedules
+from headgate.storage.sqlite.bucket_views import BucketViews
 from headgate.storage.sqlite.claim import ClaimTransaction
 from headgate.storage.sqlite.following import Following
 from headgate.storage.sqlite.lanes import Lanes
@@ -135,6 +145,8 @@ class Transaction:
             return
         if placed is not None:
             self._following.add(jobs, batches, placed)
+        unrun = final_at_once(jobs, placed or {})
+        history.note(self._connection, [(job.queue, job.task, 0, *_ends(state)) for job, state in unrun], self._now)
         execute(self._connection, "add_arm", lanes=lanes, limit_now=self._limit_now)
 
     def add_all(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
@@ -143,6 +155,13 @@ class Transaction:
             return Unique(self._connection, self.add, self._lanes, self._limit_now).add(jobs, batches)
         self.add(jobs, batches)
         return {}
+
+    def enlist(self, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+        """Store jobs in a transaction that somebody else may yet undo, and with them that they were enqueued."""
+        others = self.add_all(jobs)
+        enqueued = [(job.queue, job.task, 1, 0, 0) for job in jobs if job.id not in others]
+        history.note(self._connection, enqueued, self._now)
+        return others
 
     def add_unique(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str] | DuplicateJob:
         """The same, but a duplicate is told by its error, so that others' writes in this transaction go on."""
@@ -246,9 +265,8 @@ class Transaction:
                 self._close_buckets(row, self._limit_now + ending.closed_for)
         self._lanes.arm([running[ending.id, ending.fence].seq for ending in returned])
         self._tell(
-            [running[e.id, e.fence].seq for e in finished]
-            + superseded
-            + [row.seq for e in returned if (row := running[e.id, e.fence]).cancel_requested]
+            superseded + [row.seq for e in returned if (row := running[e.id, e.fence]).cancel_requested],
+            as_told=[running[e.id, e.fence].seq for e in finished],
         )
         gone = [ending.id for ending in endings if (ending.id, ending.fence) not in running]
         repeated = self._ended_here(node, gone) if gone else {}
@@ -261,9 +279,9 @@ class Transaction:
         found = fetch(self._connection, "ended_here", node=node, ids=as_json(ids))
         return {job.id: job for job in _decode_ended(found)}
 
-    def _tell(self, seqs: Sequence[int]) -> None:
+    def _tell(self, seqs: Sequence[int], *, as_told: Sequence[int] = ()) -> None:
         """These jobs have become final: whoever follows them hears of it in the same commit."""
-        self._following.tell(seqs)
+        self._following.tell(seqs, as_told=as_told)
 
     def _settle(self, charges: Sequence[tuple[Running, Charge]]) -> None:
         if charges:
@@ -319,7 +337,9 @@ class Transaction:
     def fire(self, fired: Sequence[Fired]) -> list[bool]:
         """Add the jobs of the schedules that have not changed."""
         written = schedules.advance(self._connection, fired)
-        self.add([job for each, is_written in zip(fired, written, strict=True) if is_written for job in each.jobs])
+        jobs = [job for each, is_written in zip(fired, written, strict=True) if is_written for job in each.jobs]
+        self.add(jobs)
+        history.note(self._connection, [(job.queue, job.task, 1, 0, 0) for job in jobs], self._now)
         return written
 
     def put_schedule(self, record: ScheduleRecord, replaces: int | None, *, anew: bool) -> bool:
@@ -455,13 +475,20 @@ class Transaction:
     def prune_audit(self, before: int, count: int) -> int:
         return execute(self._connection, "prune_audit", before=before, count=count)
 
-    def add_history(self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep]) -> None:
+    def add_history(
+        self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None, portion: int
+    ) -> None:
+        if flush is not None and not history.note_flush(self._connection, flush, portion, self._now):
+            # It was made, and only its answer was lost.
+            return
         if jobs:
             execute(self._connection, "add_jobs_history", steps=as_json(jobs))
         if limits:
             execute(self._connection, "add_limit_history", steps=as_json(limits))
 
     def prune_history(self, step: int, before: int, count: int) -> int:
+        if step == SHORTEST:
+            execute(self._connection, "prune_history_flushes", before=before)
         return sum(
             execute(self._connection, statement, step=step, before=before, count=count)
             for statement in ("prune_jobs_history", "prune_limit_history")
@@ -471,6 +498,10 @@ class Transaction:
         buckets = execute(self._connection, "evict_buckets", limit_now=self._limit_now, count=count)
         buckets += execute(self._connection, "evict_notes", limit_now=self._limit_now, count=count)
         return buckets + execute(self._connection, "evict_lanes", count=count)
+
+
+def _ends(state: JobState) -> tuple[int, int]:
+    return int(state is JobState.FAILED), int(state is JobState.CANCELLED)
 
 
 LaneArrivals = tuple[str, str, str, int, int, int | None]

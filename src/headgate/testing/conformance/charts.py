@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from headgate.clock import SECOND
-from headgate.jobs.history import ALL, JobsStep, LimitStep
-from headgate.testing.conformance.hands import Conformance, Hands
+from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep, step_at
+from headgate.jobs.job import Origin
+from headgate.testing.conformance.hands import BOOM, Conformance, Hands
 
 AT = 1_700_000_000 * SECOND
 """A whole multiple of ten seconds."""
@@ -38,7 +40,7 @@ class ChartsConformance(Conformance):
         (row,) = await hands.storage.jobs_history(10, "q", "t", AT)
         assert row.waits == tuple(3 * count for count in counts)
 
-    async def test_a_line_is_told_from_an_instant_on_in_order_and_without_the_others(self, hands: Hands) -> None:
+    async def test_a_curve_is_told_from_an_instant_on_in_order_and_without_the_others(self, hands: Hands) -> None:
         places = [(10, "q", "t"), (10, "q", "u"), (10, "q", ALL), (10, ALL, ALL), (60, "q", "t")]
         rows = [JobsStep(*place, at(number), enqueued=number) for place in places for number in (3, 1, 2, 0)]
         await hands.storage.add_history(rows, ())
@@ -89,6 +91,51 @@ class ChartsConformance(Conformance):
         assert [row.at for row in await hands.storage.limit_history(10, "calls", None, 0)] == [at(4)]
         assert len(await hands.storage.jobs_history(60, "q", "t", 0)) == 5
         assert len(await hands.storage.limit_history(60, "calls", None, 0)) == 5
+
+    async def test_a_write_that_is_repeated_under_its_number_adds_nothing(self, hands: Hands) -> None:
+        jobs = [JobsStep(10, "q", f"t{number}", AT, enqueued=1) for number in range(150)]
+        used = [LimitStep(10, "calls", f"k{number}", AT, 1) for number in range(250)]
+        for number, writer in ((1, "a"), (1, "a"), (1, "b"), (2, "a"), (2, "a"), (1, "a")):
+            await hands.storage.add_history(jobs, used, Flush(writer, number))
+        for task in ("t0", "t149"):
+            assert [row.enqueued for row in await hands.storage.jobs_history(10, "q", task, AT)] == [3]
+        for key in ("k0", "k249"):
+            assert [row.used for row in await hands.storage.limit_history(10, "calls", key, AT)] == [3]
+        # Long after, nobody repeats anything.
+        await hands.storage.prune_history(10, hands.clock.now() + 3600 * SECOND)
+        await hands.storage.add_history(jobs[:1], (), Flush("a", 1))
+        assert [row.enqueued for row in await hands.storage.jobs_history(10, "q", "t0", AT)] == [1]
+
+    async def test_what_the_store_counts_itself_is_told_in_steps_of_every_length_and_curve(self, hands: Hands) -> None:
+        now = hands.storage.now()
+        for queue, task in (("q", "t"), ("q", "t"), ("q", "u"), ("r", "t")):
+            await hands.storage.cancel(await hands.add_one(queue=queue, task=task))
+        await hands.storage.add_history([JobsStep(10, "q", "t", step_at(now, 10), succeeded=1, runs=(1,))], ())
+        while await hands.storage.gather_history(1):
+            pass
+        for step in (10, 60, 3600):
+            at = step_at(now, step)
+            for place, cancelled in (
+                (("q", "t"), 2),
+                (("q", "u"), 1),
+                (("q", ALL), 3),
+                (("r", ALL), 1),
+                ((ALL, ALL), 4),
+            ):
+                (row,) = await hands.storage.jobs_history(step, *place, 0)
+                is_both = (step, *place) == (10, "q", "t")
+                assert row == JobsStep(step, *place, at, cancelled=cancelled, succeeded=is_both, runs=(1,) * is_both)
+
+    async def test_a_job_that_is_final_as_it_is_stored_is_counted_once_however_often_it_is_added(
+        self, hands: Hands
+    ) -> None:
+        leader = await hands.add_one()
+        await hands.fail(*await hands.take())
+        rejected = hands.new(patience=30, rejection=BOOM)
+        follower = replace(hands.new(), origin=Origin(follows=leader))
+        for _ in range(3):
+            await hands.storage.add([rejected, follower])
+        assert await hands.unrun() == (1, 1)
 
     @pytest.mark.parametrize("name", ['"quoted"', "it's", "Zoë 🎈", "%s :name {}"])
     async def test_any_name_is_a_name(self, hands: Hands, name: str) -> None:

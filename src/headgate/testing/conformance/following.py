@@ -214,6 +214,10 @@ class FollowingConformance(Conformance):
         assert (await hands.record(third)).finished_at == hands.clock.now()
         assert await hands.take() == []
         assert (await hands.counts()).waiting == 0
+        # What its attempt told is counted by the node that heard it, and so nowhere here.
+        has_failed = (await hands.record(first)).state is JobState.FAILED
+        by_attempt = ends in (_fail, _cancel_running)
+        assert await hands.unrun() == (int(has_failed and not by_attempt), 2 + (not has_failed and not by_attempt))
 
     @pytest.mark.parametrize("ends", UNHAPPY, ids=lambda ends: ends.__name__.strip("_"))
     async def test_whoever_follows_any_end_runs_after_it(self, hands: Hands, ends: Ending) -> None:

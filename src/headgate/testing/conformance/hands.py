@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from headgate.clock import SECOND, SystemClock, microseconds, sleep
+from headgate.jobs.history import ALL
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished, Returned
@@ -224,6 +225,12 @@ class Hands:
 
     async def states(self, job_ids: Iterable[str]) -> list[JobState]:
         return [(await self.record(id)).state for id in job_ids]
+
+    async def unrun(self) -> tuple[int, int]:
+        """How many jobs the store has counted for charts itself: as failed, and as cancelled."""
+        await self.storage.gather_history()
+        rows = await self.storage.jobs_history(3600, ALL, ALL, 0)
+        return sum(row.failed for row in rows), sum(row.cancelled for row in rows)
 
     async def counts(self, queue: str = "default") -> QueueCounts:
         for counts in await self.storage.counts():

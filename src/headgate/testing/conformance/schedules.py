@@ -9,6 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
+from headgate.jobs.history import ALL
 from headgate.jobs.job import JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Finished
 from headgate.jobs.scheduled import ScheduledCall
@@ -138,6 +139,8 @@ class SchedulesConformance(Conformance):
         # A repeat whose reply was lost adds nothing either.
         assert await hands.storage.fire(nodes[0]) == [False, False, False]
         assert await hands.take() == []
+        await hands.storage.gather_history()
+        assert sum(row.enqueued for row in await hands.storage.jobs_history(3600, ALL, ALL, 0)) == 3
 
     async def test_jobs_and_advance_are_one_commit(self, hands: Hands, clock: ManualClock) -> None:
         own = ScheduleHands(hands, clock)

@@ -219,6 +219,7 @@ class TermsConformance(Conformance):
         assert (await hands.record(accepted)).lane_waiting == 1
         assert [record.id for record in await hands.storage.final([rejected, accepted])] == [rejected]
         assert await hands.counts() == QueueCounts("default", 1, 0, 0, int(not cancels), int(cancels))
+        assert await hands.unrun() == (int(not cancels), int(cancels))
         clock.advance(60)
         assert await hands.take_ids() == []
         assert [dropped.id for dropped in await hands.storage.expire()] == []

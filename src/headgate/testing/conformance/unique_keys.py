@@ -349,6 +349,7 @@ class UniqueKeysConformance(Conformance):
         assert (record.error.type, record.error.data) == ("Superseded", {"successor": successor})
         assert len(await hands.storage.attempts(running.id)) == 1
         assert record.attempt == 1, "spent or not, it was its last"
+        assert await hands.unrun() == (0, 1)
         assert [(job.id, job.payload) for job in await hands.take()] == [(successor, "2")]
 
     async def test_a_permit_of_the_one_that_gave_its_place_comes_back(self, hands: Hands) -> None:

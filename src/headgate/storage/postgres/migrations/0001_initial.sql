@@ -334,6 +334,24 @@ CREATE TABLE headgate.limit_history (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
 CREATE INDEX limit_history_age ON headgate.limit_history (step, at);
 
+-- What no process counts: jobs that became final without an attempt's word, and those enqueued in transactions of their
+-- users'. Noted in the commit that does it, which so waits for nobody, and added to jobs_history by nodes, ten seconds later.
+CREATE TABLE headgate.history_note (
+    queue      text COLLATE "C" NOT NULL,
+    task       text COLLATE "C" NOT NULL,
+    at         bigint NOT NULL,
+    enqueued   bigint NOT NULL,
+    failed     bigint NOT NULL,
+    cancelled  bigint NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+
+-- The last write that a process has made to the history, which it may repeat because it did not hear that it was made.
+CREATE TABLE headgate.history_flush (
+    writer  text COLLATE "C" PRIMARY KEY,
+    number  bigint NOT NULL,
+    at      bigint NOT NULL
+) WITH (fillfactor = 70);
+
 -- A process that runs jobs; its lease is the beat, which other nodes watch for growth. What tells the process itself
 -- is for nodes of the same machine, which see at once that it has ended.
 CREATE TABLE headgate.node (

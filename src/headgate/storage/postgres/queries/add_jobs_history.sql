@@ -1,4 +1,4 @@
--- Add steps to what is kept of the same lines; in one order, so that nodes that do it at once wait for each other in turn.
+-- Add steps to what is kept of the same curves; in one order, so that nodes that do it at once wait for each other in turn.
 INSERT INTO headgate.jobs_history AS kept (
     step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
 )

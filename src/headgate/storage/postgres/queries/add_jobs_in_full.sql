@@ -20,7 +20,16 @@ WITH new AS (
         terms, give_up_at, state, error, unique_key, origin, audit
     )
     ON CONFLICT DO NOTHING
-    RETURNING lane, delayed, run_at, waiting
+    RETURNING lane, delayed, run_at, waiting, queue, task, enqueued_at, state
+), unrun AS (
+    -- They are final at once, and no attempt will tell of them.
+    INSERT INTO headgate.history_note (queue, task, at, enqueued, failed, cancelled)
+    SELECT
+        queue, task, max(enqueued_at), 0, count(*) FILTER (WHERE state = 'failed'),
+        count(*) FILTER (WHERE state = 'cancelled')
+    FROM new
+    WHERE state IN ('failed', 'cancelled')
+    GROUP BY queue, task
 )
 INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at)
 SELECT

@@ -1,4 +1,4 @@
--- Add what was charged to what is kept of the same lines; in one order, as in add_jobs_history.
+-- Add what was charged to what is kept of the same curves; in one order, as in add_jobs_history.
 INSERT INTO headgate.limit_history AS kept (step, limit_name, of_all, key, at, used)
 SELECT * FROM unnest(
     :steps::integer[], :limits::text[], :of_all::boolean[], :keys::text[], :at::bigint[], :used::bigint[]

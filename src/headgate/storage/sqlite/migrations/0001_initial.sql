@@ -309,6 +309,14 @@ CREATE TABLE limit_history (
 ) WITHOUT ROWID;
 CREATE INDEX limit_history_age ON limit_history (step, at);
 
+-- The last write that a process has made to these two, which it may repeat because it did not hear that it was made.
+CREATE TABLE history_flush (
+    writer   TEXT PRIMARY KEY,
+    number   INTEGER NOT NULL,
+    portion  INTEGER NOT NULL,
+    at       INTEGER NOT NULL
+) WITHOUT ROWID;
+
 -- A process that runs jobs; its lease is the beat, which other nodes watch for growth.
 CREATE TABLE node (
     id               TEXT PRIMARY KEY,

@@ -1,4 +1,4 @@
--- Add steps to what is kept of the same lines; :steps is an array of steps, each an array in the order of the columns.
+-- Add steps to what is kept of the same curves; :steps is an array of steps, each an array in the order of the columns.
 INSERT INTO jobs_history (
     step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
 )

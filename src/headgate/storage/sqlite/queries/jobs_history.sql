@@ -1,4 +1,4 @@
--- The steps of one line, in order.
+-- The steps of one curve, in order.
 SELECT json_group_array(json_array(
     step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, json(waits),
     json(runs)

@@ -1,4 +1,4 @@
--- The steps of one line, in order; that of all keys together if :key is null.
+-- The steps of one curve, in order; that of all keys together if :key is null.
 SELECT json_group_array(json_array(step, limit_name, CASE WHEN of_all THEN NULL ELSE key END, at, used))
 FROM (
     SELECT * FROM limit_history

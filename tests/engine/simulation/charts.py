@@ -1,0 +1,91 @@
+"""Charts: what they show in the end is what has happened, but for what nobody lived to hear or to write."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headgate import Headgate
+from headgate.engine.historian import Historian
+from headgate.jobs.history import ALL, SHORTEST, JobsStep
+from headgate.jobs.lifecycle import Finished
+from headgate.storage.protocol import FINAL_STATES
+
+if TYPE_CHECKING:
+    from tests.engine.simulation.world import World
+
+KINDS = ("enqueued", "started", "succeeded", "failed", "cancelled")
+
+
+class Charts:
+    """What may be missing in the charts of a world, and how many final jobs have come back."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._apps: list[Headgate] = []
+        self._missing: Counter[str] = Counter()
+        self._came_back: Counter[str] = Counter()
+
+    def declare(self, app: Headgate) -> None:
+        self._apps.append(app)
+
+    async def finals(self) -> Counter[str]:
+        """How many jobs are final in the store."""
+        counts = await self._world.store.counts()
+        return Counter({state.value: sum(getattr(each, state.value) for each in counts) for state in FINAL_STATES})
+
+    async def note_retry(self, before: Counter[str]) -> None:
+        """An operator has let one wait again, and with it whoever was cancelled because of it."""
+        self._came_back.update(before - await self.finals())
+
+    def unheard(self, verb: str, arguments: Sequence[Any], result: Any) -> None:
+        """A verb has happened, or may have, and whoever called it does not know."""
+        if verb == "add":
+            self._missing["enqueued"] += len(arguments[0])
+        elif verb == "fire":
+            self._missing["enqueued"] += sum(len(fired.jobs) for fired in arguments[0])
+        elif verb == "claim" and result is not None:
+            self._missing["started"] += len(result.jobs)
+        elif verb == "finish":
+            self._missing.update(ending.state.value for ending in arguments[1] if isinstance(ending, Finished))
+
+    def crash(self, app: Headgate) -> None:
+        """A process is killed: what it has counted and not written is lost, and what was sent may be."""
+        self._apps.remove(app)
+        historian = app._historian
+        for row in _unwritten(historian):
+            self._missing.update({kind: getattr(row, kind) for kind in KINDS})
+        historian._is_on = False
+        historian._steps, historian._waiting, historian._sent = {}, {}, None
+        if historian._timer is not None:
+            historian._timer.cancel()
+        if historian._writing is not None:
+            historian._writing.cancel()
+
+    async def settle(self) -> None:
+        """Everybody who lives writes what is left."""
+        for app in self._apps:
+            await app._historian.close(60)
+            assert app._historian.statistics() == {"unwritten": 0, "lost": 0}, app._historian.statistics()
+        await self._world.store.gather_history()
+
+    async def check(self) -> None:
+        """Nothing is counted twice, and nothing is missing that somebody lived to write."""
+        rows = await self._world.store.jobs_history(3600, ALL, ALL, 0)
+        shown = {kind: sum(getattr(row, kind) for row in rows) for kind in KINDS}
+        happened: Mapping[str, int] = {
+            "enqueued": len(self._world.history.stored),
+            "started": len(self._world.history.starts),
+            **(await self.finals() + self._came_back),
+        }
+        for kind in KINDS:
+            most, fewest = happened.get(kind, 0), happened.get(kind, 0) - self._missing[kind]
+            assert fewest <= shown[kind] <= most, f"{shown[kind]} {kind} in charts, and there were {fewest} to {most}"
+
+
+def _unwritten(historian: Historian) -> list[JobsStep]:
+    steps = [*historian._steps.values(), *historian._waiting.values()]
+    rows = [tally.row(SHORTEST, *place, step.at) for step in steps for place, tally in step.tallies.items()]
+    sent = () if historian._sent is None else historian._sent.jobs
+    return rows + [row for row in sent if (row.step, row.queue) == (SHORTEST, ALL)]
