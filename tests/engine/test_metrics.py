@@ -176,17 +176,26 @@ def test_names_that_this_program_does_not_declare_share_one_label() -> None:
     run_virtual(main)
 
 
-def test_a_declared_task_is_there_with_zero_before_its_first_job() -> None:
+def test_what_is_declared_is_there_with_zero_before_anything_happens() -> None:
+    """The fault: `increase` sees nothing of a counter that appears with 1, so the first poisonous job alerted nobody."""
+
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
         metrics = measured(app)
 
-        @app.task
+        @app.task(limits=[StrictRate("15/m", name="calls")])
         async def work() -> None: ...
 
         async with app:
             await asyncio.sleep(2)
             assert value(metrics, "headgate_jobs_finished_total", queue="default", task="work", outcome="failed") == 0
+            assert value(metrics, "headgate_jobs_recovered_total", outcome="poisonous") == 0
+            assert value(metrics, "headgate_limit_decisions_total", limit="calls", decision="rejected") == 0
+            assert value(metrics, "headgate_limit_store_errors_total", limit="calls") == 0
+            assert value(metrics, "headgate_fenced_writes_total", task="work") == 0
+            assert value(metrics, "headgate_callbacks_failed_total", task="work") == 0
+            assert value(metrics, "headgate_occurrences_skipped_total", reason="misfire") == 0
+            assert value(metrics, "headgate_store_errors_total", op="claim") == 0
 
     run_virtual(main)
 

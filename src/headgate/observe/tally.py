@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from headgate.jobs.event import (
     CallbackFailed,
@@ -29,6 +29,7 @@ from headgate.jobs.event import (
 from headgate.observe import metric
 from headgate.observe.instrument import Observed
 from headgate.observe.labels import Labels
+from headgate.schedules.schedule import Skipped
 from headgate.storage.endings import REJECTED
 
 Values = tuple[str, ...]
@@ -155,8 +156,20 @@ class Tally:
 
     def _begin(self, event: NodeStarted) -> None:
         # Counters that are there with 0 from the start: Prometheus cannot see that one which appears has grown.
-        for task in self._observed.registry.tasks.values():
+        registry = self._observed.registry
+        for task in registry.tasks.values():
             self._new_series(task.queue, task.name)
+            self._count(metric.FENCED, task.name, by=0)
+            self._count(metric.CALLBACKS_FAILED, task.name, by=0)
+        for name in registry.limits:
+            self._limit(name)
+            self._count(metric.LIMIT_STORE_ERRORS, name, by=0)
+        for outcome in ("returned", "poisonous"):
+            self._count(metric.RECOVERED, outcome, by=0)
+        for reason in get_args(Skipped):
+            self._count(metric.SKIPPED, reason, by=0)
+        for op in (*OPS.values(), "other"):
+            self._count(metric.STORE_ERRORS, op, by=0)
 
     def _limit(self, name: str) -> _Limit:
         found = self._limits.get(name)
