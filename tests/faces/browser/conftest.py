@@ -122,9 +122,12 @@ class Visit:
 
 
 @pytest.fixture(scope="session")
-def screenshots() -> Path:
-    """Where pictures of all pages go: $HEADGATE_SCREENSHOTS, else a folder that git ignores."""
-    folder = Path(os.environ.get("HEADGATE_SCREENSHOTS", ROOT / "screenshots"))
+def screenshots() -> Path | None:
+    """Where pictures of all pages go, which take a while: $HEADGATE_SCREENSHOTS, if somebody wants to look at them."""
+    asked = os.environ.get("HEADGATE_SCREENSHOTS")
+    if asked is None:
+        return None
+    folder = Path(asked)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
