@@ -82,6 +82,9 @@ R = TypeVar("R")
 logger = logging.getLogger("headgate.storage")
 
 _decode_slots = msgspec.json.Decoder(dict[str, int]).decode
+FEW = 5_000
+"""Waiting jobs of a key that are all looked at to list some of them."""
+
 OBSTRUCTED_FOR = 60 * SECOND
 """How long locked jobs are looked out for after endings could not be written."""
 
@@ -705,12 +708,20 @@ class PostgresStorage:
         now, limit_now = self.now(), self.limit_now()
         statement = "jobs_oldest" if filter.oldest_first else "jobs"
         asked = {**_asked(filter), "now": now, "limit_now": limit_now, "count": filter.count}
-        rows = await self._survey(lambda session: session.fetch(statement, **asked))
-        return [records.job_record(row, now, limit_now) for row in rows]
+
+        async def listed(session: Session) -> Sequence[Any]:
+            return await session.fetch(statement, **asked, lanes=await _few_lanes(session, filter, asked["needle"]))
+
+        return [records.job_record(row, now, limit_now) for row in await self._survey(listed)]
 
     async def count_jobs(self, filter: JobFilter, most: int) -> int:
         asked = {**_asked(filter), "now": self.now(), "limit_now": self.limit_now(), "most": most}
-        return int(await self._survey(lambda session: session.value("count_jobs", **asked)))
+
+        async def counted(session: Session) -> int:
+            lanes = await _few_lanes(session, filter, asked["needle"])
+            return int(await session.value("count_jobs", **asked, lanes=lanes))
+
+        return await self._survey(counted)
 
     async def waiting(self, most: int = 100_000) -> Sequence[WaitingCount]:
         now, limit_now = self.now(), self.limit_now()
@@ -835,6 +846,17 @@ class PostgresStorage:
 async def _limits_waited_for(session: Session) -> set[str]:
     rows = await session.fetch("limits_waited_for")
     return {limit for row in rows for (limit,) in _decode_limits(row[0])}
+
+
+async def _few_lanes(session: Session, filter: JobFilter, needle: str | None) -> list[bytes] | None:
+    """The lanes of the waiting jobs that a filter lets through by what they draw on, if those are few.
+
+    Where they are many, a page of them is found sooner in the order of all jobs.
+    """
+    if needle is None or filter.view == "blocked" or (filter.view is None and filter.state is not JobState.WAITING):
+        return None
+    rows = await session.fetch("lanes_drawing", needle=needle)
+    return None if sum(row["waiting"] for row in rows) > FEW else [row["id"] for row in rows]
 
 
 def _asked(filter: JobFilter) -> dict[str, Any]:

@@ -219,6 +219,24 @@ class ListingConformance(Conformance):
         with pytest.raises(IllegalTransition, match="follows"):
             await hands.storage.run_now(follower.id)
 
+    async def test_waiting_jobs_of_a_key_are_listed_whatever_they_wait_for(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        leader = hands.new()
+        follower = replace(hands.new(draws=[("api", "acme")]), origin=Origin(follows=leader.id))
+        await hands.storage.add([leader, follower])
+        first, second = await hands.add(2, draws=[("api", "acme")])
+        (delayed,) = await hands.add(1, draws=[("api", "acme")], delay=60)
+        await hands.add(1, draws=[("api", "globex")])
+        mine = {"limit": "api", "key": "acme"}
+        assert await found(hands, state=JobState.WAITING, **mine) == [delayed, second, first, follower.id]
+        assert await found(hands, state=JobState.WAITING, key="nobody") == []
+        await hands.take(4)
+        assert await found(hands, state=JobState.WAITING, **mine) == [delayed, second, follower.id]
+        assert await found(hands, view="throttled", **mine) == [second]
+        assert await found(hands, view="scheduled", **mine) == [delayed]
+        assert await found(hands, view="blocked", **mine) == [follower.id]
+        assert await found(hands, view="ready", **mine) == []
+
     # ---------------------------------------------------------------------------------------- buckets
 
     async def test_buckets_come_in_pages_that_miss_nothing(self, hands: Hands) -> None:

@@ -1,5 +1,5 @@
 -- What a filter lets through. It is planned for its values, so that what is not asked for is not there. :needle is what the
--- draws of a job have to contain.
+-- draws of a job have to contain, and :lanes are those of the waiting ones, where that is known.
 (:state::text IS NULL OR job.state = :state OR (:state = 'waiting' AND job.state = 'blocked'))
 AND (:view::text IS NULL OR :view = 'blocked' OR job.waiting)
 AND (:view::text IS DISTINCT FROM 'blocked' OR job.state = 'blocked')
@@ -21,6 +21,7 @@ AND (
         SELECT lane FROM headgate.arrival WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
     )
 )
+AND (:lanes::bytea[] IS NULL OR job.state = 'blocked' OR (job.waiting AND job.lane = ANY(:lanes)))
 AND (:queue::text IS NULL OR job.queue = :queue)
 AND (:task::text IS NULL OR job.task = :task)
 AND (:unique_key::text IS NULL OR job.unique_key = :unique_key)

@@ -29,7 +29,7 @@ export function bucketTable(buckets, isOfOne, none) {
           bucketMarks(bucket),
         ],
       },
-      { name: "Rule", cell: (bucket) => ruleWords(bucket.rule) },
+      { name: "Rule", extra: "rule-cell", cell: (bucket) => ruleWords(bucket.rule) },
       {
         name: "Used",
         cell: (bucket) =>
