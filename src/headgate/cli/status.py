@@ -23,9 +23,11 @@ from headgate.cli.locate import ask_with_time, takes_app
 from headgate.cli.nodes import print_nodes
 from headgate.cli.output import json_option, lasting, print_json, print_table, printable, until
 from headgate.cli.queues import print_queues
+from headgate.cli.quiet import quiet
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.state import JobState
+from headgate.storage.protocol import Obstacle
 from headgate.tasks.schedule import ScheduleStatus
 
 COUNTS_FOR = 0.25
@@ -80,7 +82,9 @@ def status(target: str, as_json: bool) -> None:
 
     Final jobs are told if they can be counted in a moment, which millions cannot; `headgate queues list` counts them.
     """
-    answer, now = ask_with_time(target, _fetch)
+    with quiet():
+        # What the log would say of counts that fail is said by the answer, or is the error itself.
+        answer, now = ask_with_time(target, _fetch)
     if as_json:
         print_json(answer)
         return
@@ -126,24 +130,28 @@ def status(target: str, as_json: bool) -> None:
 
 async def _fetch(admin: Admin) -> Status:
     """The whole answer; if somebody's lock keeps the database from it, the error tells whose."""
-    answering = asyncio.ensure_future(_answer(admin))
-    done, _ = await asyncio.wait([answering], timeout=STUCK_AFTER)
-    blocking = [] if done else [each for each in await admin.obstacles() if each.kind == "blocks"]
+    counts = SlowCounts(SystemClock(), patience=COUNTS_FOR)
     try:
-        return await answering
-    except StorageUnavailable as error:
-        if not blocking:
-            raise
-        who = "; ".join(f"{each} (pid {each.pid}; pg_terminate_backend ends it)" for each in blocking)
-        raise StorageUnavailable(f"{error}; {who}") from error
-
-
-async def _answer(admin: Admin) -> Status:
-    counts = FinalCounts(SystemClock(), patience=COUNTS_FOR)
-    try:
-        seen = await admin.overview(counts)
+        answering = asyncio.ensure_future(_answer(admin, counts))
+        done, _ = await asyncio.wait([answering], timeout=STUCK_AFTER)
+        blocking: list[Obstacle] = []
+        if not done:
+            # It waits for the same, on the connection that it takes to look for that.
+            await counts.close()
+            blocking = [each for each in await admin.obstacles() if each.kind == "blocks"]
+        try:
+            return await answering
+        except StorageUnavailable as error:
+            if not blocking:
+                raise
+            who = "; ".join(f"{each} (pid {each.pid}; pg_terminate_backend ends it)" for each in blocking)
+            raise StorageUnavailable(f"{error}; {who}") from error
     finally:
         await counts.close()
+
+
+async def _answer(admin: Admin, counts: SlowCounts) -> Status:
+    seen = await admin.overview(counts)
     return Status(
         store=seen.store,
         finals_at=seen.finals_at,

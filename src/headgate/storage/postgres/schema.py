@@ -44,6 +44,22 @@ async def migrate(database: Database, clock: Clock, *, dry_run: bool = False) ->
     raise AssertionError
 
 
+async def create(database: Database, schema: str) -> None:
+    """Make another, empty schema in the database. Raises StorageUnusable if this user may not."""
+    try:
+        connection = await connect(database.url)
+        try:
+            await connection.execute(f'CREATE SCHEMA "{schema}"')
+        finally:
+            connection.terminate()
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise StorageUnusable(
+            f"{database.name} has to get another schema, and this user may not make it: {error}; its owner may"
+        ) from error
+    except Exception as error:
+        raise (translate(error, database.name, opening=True) or error) from error
+
+
 async def drop(database: Database, schema: str) -> None:
     """Delete another schema of the database with all that is in it, if it is there."""
     try:

@@ -44,7 +44,7 @@ from headgate.storage.postgres.following import batch_record
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.permits import give_permits
 from headgate.storage.postgres.rows import as_json, decode_draws, drawn, limit_needle, optional_terms
-from headgate.storage.postgres.schema import drop, migrate
+from headgate.storage.postgres.schema import create, drop, migrate
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.settings import CachedRules, read_settings
 from headgate.storage.postgres.statements import checked_schema
@@ -143,6 +143,7 @@ class PostgresStorage:
     async def scratch(self) -> AsyncIterator[Callable[[], PostgresStorage]]:
         """A schema of its own in the same database; see `HasScratch`."""
         schema = f"headgate_scratch_{secrets.token_hex(4)}"
+        await create(self._database, schema)
         try:
             yield lambda: PostgresStorage(
                 self._database.url,
