@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import subprocess
 import sys
@@ -22,7 +21,9 @@ from click.testing import CliRunner
 from headgate import DeclarationError, Headgate
 from headgate.cli.bench import advice, print_figures
 from headgate.cli.benchmark.figures import Figures, Ground, Latency, Rate
+from headgate.cli.benchmark.measure import measure
 from headgate.cli.main import main
+from headgate.clock import SystemClock
 from headgate.errors import StorageUnusable
 from headgate.storage.facts import SqliteFacts
 
@@ -91,31 +92,17 @@ def wait_for(there: Callable[[], object]) -> None:
 
 @pytest.mark.slow
 def test_a_file_is_measured_beside_it_and_nothing_of_it_is_touched(tmp_path: Path) -> None:
-    with begun("sqlite:///jobs.db", "--seconds", "1", "--slots", "7", "--json", cwd=tmp_path) as process:
-        told, said = process.communicate(timeout=30)
-    assert process.returncode == 0, said
-    figures = json.loads(told)
-    assert figures["ground"]["store"] == str(tmp_path / "jobs.db")
-    assert figures["ground"]["syncs"] > 0
-    assert figures["slots"] == 7
-    assert all(figures[name]["per_second"] > 0 for name in ("single", "together", "bulk", "drain"))
-    assert figures["drain"]["jobs"] <= sum(figures[name]["jobs"] for name in ("single", "together", "bulk"))
-    assert figures["backlog"] > 0
-    assert all(0 < figures[name]["p50"] <= figures[name]["p99"] for name in ("idle", "beside_backlog"))
-    assert said == ""
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_nothing_is_left_of_a_file_when_it_is_interrupted(tmp_path: Path) -> None:
-    with begun("sqlite:///jobs.db", cwd=tmp_path) as process:
-        try:
-            wait_for(lambda: list(tmp_path.glob(".headgate-scratch-*/jobs.db")))
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=15)
-        finally:
-            process.kill()
-    assert process.returncode == 130
+    app, told = Headgate(f"sqlite:///{tmp_path}/jobs.db"), list[str]()
+    figures = asyncio.run(measure(app, SystemClock(), seconds=0.2, slots=7, say=told.append))
+    assert figures.ground.store == str(tmp_path / "jobs.db")
+    assert figures.ground.syncs is not None
+    assert figures.ground.is_durable
+    enqueued = (figures.single, figures.together, figures.bulk)
+    assert all(rate.per_second > 0 for rate in (*enqueued, figures.drain))
+    assert 0 < figures.drain.jobs <= sum(rate.jobs for rate in enqueued)
+    assert figures.backlog > 0
+    assert all(0 < latency.p50 <= latency.p99 for latency in (figures.idle, figures.beside_backlog))
+    assert "running them in 7 slots" in told
     assert list(tmp_path.iterdir()) == []
 
 
