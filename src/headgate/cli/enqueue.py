@@ -73,7 +73,7 @@ def enqueue(
 
     \b
       headgate jobs enqueue shop:app sync --payload '{"tenant": "acme"}' --delay 5m
-      psql -c "COPY (SELECT json_build_object('tenant', id) FROM tenants) TO STDOUT" db |
+      psql db -At -c "SELECT json_build_object('tenant', id) FROM tenants" |
           headgate jobs enqueue shop:app sync --payloads -
     """
     if payload is not None and payloads is not None:
