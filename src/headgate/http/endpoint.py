@@ -137,7 +137,7 @@ class Answering:
     async def __call__(self, request: Request, caller: Caller) -> Response:
         """The answer. Raises Refusal."""
         given: dict[str, Any] = {name: require_text(name, value) for name, value in request.path_params.items()}
-        query = parse_query(request.url.query, self._query or Query)
+        query = parse_query(request.scope.get("query_string", b""), self._query or Query)
         if self._query is not None:
             given["query"] = query
         if self._body is not None:
@@ -149,10 +149,10 @@ class Answering:
         return Response(self._encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
-def parse_query(text: str, kind: type[Query]) -> Query:
+def parse_query(text: bytes, kind: type[Query]) -> Query:
     """The parameters of a URL. Raises Refusal for one that is unknown, is there twice, or makes no sense."""
     try:
-        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
+        pairs = parse_qsl(text.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")
     except ValueError as error:
         raise _bad_request(f"the query cannot be read: {error}") from None
     given = dict(pairs)

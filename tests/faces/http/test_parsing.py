@@ -101,6 +101,22 @@ async def test_a_penalty_ends_at_an_instant_that_can_be_told(client: httpx.Async
     assert (await client.get("/api/limits")).status_code == 200
 
 
+async def test_a_query_of_bytes_that_are_no_text_is_refused_as_any_other() -> None:
+    """A client that is no browser sends what it likes; a library would escape it."""
+    app = make_app()
+    told: list[Any] = []
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/api/jobs", "query_string": b"key=\xff"}
+    scope |= {"headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 4711)}
+    async with app.open():
+        await dashboard(app, auth="local")(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]  # no body
+    assert told[0]["status"] == 400
+    assert b"the query cannot be read" in told[1]["body"]
+
+
 async def test_a_path_writes_no_lines_of_its_own_into_the_log(
     client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
