@@ -13,7 +13,7 @@ import pytest
 from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -124,10 +124,73 @@ def test_an_attempt_links_to_who_enqueued_it_and_holds_what_its_handler_does(tra
             "headgate.attempt": 1,
             "headgate.wait": 0.0,
             "headgate.limits": ("mails",),
+            "headgate.ratelimit.wait": 0.0,
             "headgate.outcome": "succeeded",
         }
 
     run_virtual(main)
+
+
+def test_a_throttled_job_tells_how_long_its_limits_held_it_back(traced: Traced) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.instrument(traced.instrument)
+
+        @app.task(limits=[StrictRate("1/10s", name="calls", margin=0)])
+        async def call() -> None: ...
+
+        async with app:
+            for job in await call.enqueue_many([()] * 3):
+                await job.result(timeout=60)
+        waits = [of(span)["headgate.ratelimit.wait"] for span in traced.spans("process default")]
+        assert waits == [0, pytest.approx(10), pytest.approx(20)]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("moment", ["start", "end", "both"])
+def test_a_processor_of_spans_that_raises_fails_no_enqueue_no_job_and_no_callback(
+    moment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fault: one that raised at the end of a span had a job that was done tried again."""
+
+    class Broken(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            if moment != "end":
+                raise OSError("no disk")
+
+        def on_end(self, span: Any) -> None:
+            if moment != "start":
+                raise OSError("no disk")
+
+    provider = TracerProvider()
+    provider.add_span_processor(Broken())
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=1, base=1, jitter=False))
+        app.instrument(OpenTelemetry(tracer_provider=provider, metrics=False))
+        done: list[int] = []
+
+        @app.task
+        async def work(number: int) -> int:
+            done.append(number)
+            if number == 2 and current_job().attempt == 1:
+                raise ValueError(number)
+            return number
+
+        @work.on_completed
+        async def completed(job: Any, result: int) -> None:
+            done.append(-result)
+
+        async with app:
+            for number in (1, 2):
+                job = await work.enqueue(number)
+                assert await job.result(timeout=60) == number
+            await asyncio.sleep(1)
+        assert done == [1, -1, 2, 2, -2]
+
+    run_virtual(main)
+    assert [record.name for record in caplog.records].count("headgate.tracing") == 1
 
 
 def test_a_run_can_be_a_child_of_who_enqueued_it_instead() -> None:

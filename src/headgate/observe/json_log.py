@@ -11,6 +11,7 @@ import msgspec
 
 from headgate.clock import to_datetime
 from headgate.errors import HeadgateError
+from headgate.jobs.job import truncated_error
 from headgate.tasks.context import current_job
 
 _ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -22,8 +23,9 @@ _encoder = msgspec.json.Encoder(enc_hook=repr, decimal_format="string")
 class JsonFormatter(logging.Formatter):
     """`handler.setFormatter(JsonFormatter())`: one JSON object a line, for whatever collects logs.
 
-    Each has `time`, `level`, `logger` and `message`, what was passed as `extra`, and the `error` with its traceback.
-    Inside a job: `job_id`, `task`, `queue` and `attempt`. Inside a span of OpenTelemetry: `trace_id` and `span_id`.
+    Each has `time`, `level`, `logger` and `message`, what was passed as `extra`, and of an exception the `error`, with
+    `type`, `message` and `traceback`. What was passed under a name that a line has already is under `extra`. Inside a
+    job: `job_id`, `task`, `queue` and `attempt`. Inside a span of OpenTelemetry: `trace_id` and `span_id`.
     Headgate's own lines have `event`, its kind, and `headgate`, its fields. Payloads are in none of it. `fields` are
     put into every line: `JsonFormatter({"service": "billing"})`.
     """
@@ -43,14 +45,21 @@ class JsonFormatter(logging.Formatter):
             **job_fields(),
             **_trace_fields(),
         }
-        for name, value in vars(record).items():
-            if name not in _ORDINARY and name not in line:
-                line[name] = value
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+        if record.exc_info and record.exc_info[1] is not None:
+            line["error"] = self._error(record.exc_info[1])
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
+        others: dict[str, Any] = {}
+        for name, value in vars(record).items():
+            if name not in _ORDINARY:
+                (others if name in line else line)[name] = value
+        if others:
+            line["extra"] = {**others, **({"extra": line["extra"]} if "extra" in line else {})}
         return _encoded(line)
+
+    def _error(self, error: BaseException) -> dict[str, str]:
+        told = truncated_error(error, self.formatException((type(error), error, error.__traceback__)))
+        return {"type": told.type, "message": told.message, "traceback": told.traceback or ""}
 
 
 def job_fields() -> dict[str, str | int]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from types import TracebackType
 from typing import Literal, assert_never
 
 from msgspec.structs import replace
@@ -51,6 +53,8 @@ SCOPE = "headgate"
 """The name of the instrumentation, as tracers and meters are known by it."""
 
 Relation = Literal["link", "child"]
+
+logger = logging.getLogger("headgate.tracing")
 
 _callbacks: ContextVar[trace.Span | None] = ContextVar("headgate_callbacks_span", default=None)
 
@@ -103,6 +107,7 @@ class Spans:
         self._labels = labels
         self._run_as = run_as
         self._salt = None if key_salt is None else key_salt.encode()
+        self._harm = _Harm()
 
     @contextmanager
     def sending(self, jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
@@ -119,9 +124,8 @@ class Spans:
         else:
             attributes["messaging.batch.message_count"] = len(jobs)
         name = "send" if queue is None else f"send {queue}"
-        with self._tracer.start_as_current_span(name, kind=trace.SpanKind.PRODUCER, attributes=attributes) as span:
-            carried: dict[str, str] = {}
-            propagate.inject(carried)
+        with self._current(name, trace.SpanKind.PRODUCER, attributes) as span:
+            carried = self.carried(None)
             try:
                 yield [replace(job, headers={**(job.headers or {}), **carried}) for job in jobs] if carried else jobs
             except Exception as error:
@@ -146,6 +150,7 @@ class Spans:
                 attributes["headgate.schedule"] = job.origin.schedule
         if job.draws:
             attributes["headgate.limits"] = [draw.limit for draw in job.draws]
+            attributes["headgate.ratelimit.wait"] = job.throttled_for / SECOND
             if self._salt is not None:
                 attributes["headgate.ratelimit.key_hash"] = [self._hash(draw.key, self._salt) for draw in job.draws]
         with self._following(job.headers, f"process {job.queue}", trace.SpanKind.CONSUMER, attributes) as span:
@@ -177,7 +182,10 @@ class Spans:
     def carried(self, headers: Mapping[str, str] | None) -> dict[str, str]:
         """The headers with the context of the span that is current here."""
         carried = dict(headers or {})
-        propagate.inject(carried)
+        try:
+            propagate.inject(carried)
+        except Exception as error:
+            self._harm.told(error)
         return carried
 
     @contextmanager
@@ -189,7 +197,11 @@ class Spans:
         attributes: Mapping[str, AttributeValue],
     ) -> Iterator[trace.Span]:
         """A span that follows who enqueued the job, in the way that is asked for; its baggage is there in both."""
-        producer = propagate.extract(headers or {}, context.Context())
+        producer = context.Context()
+        try:
+            producer = propagate.extract(headers or {}, producer)
+        except Exception as error:
+            self._harm.told(error)
         sent = trace.get_current_span(producer).get_span_context()
         links: list[trace.Link] = []
         if sent.is_valid and self._run_as == "link":
@@ -198,14 +210,63 @@ class Spans:
         # What is current where the job is claimed is of no concern to it.
         before = context.attach(producer)
         try:
-            with self._tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=links) as span:
+            with self._current(name, kind, attributes, links) as span:
                 yield span
         finally:
             context.detach(before)
 
+    def _current(
+        self,
+        name: str,
+        kind: trace.SpanKind,
+        attributes: Mapping[str, AttributeValue],
+        links: Sequence[trace.Link] = (),
+    ) -> _Harmless:
+        """A span that is current inside."""
+        span = self._tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=links)
+        return _Harmless(span, self._harm)
+
     @staticmethod
     def _hash(key: str, salt: bytes) -> str:
         return hmac.new(salt, key.encode(), hashlib.sha256).hexdigest()[:16]
+
+
+class _Harm:
+    """What the program's own processors and propagators raise: told once, and no harm to a job."""
+
+    def __init__(self) -> None:
+        self._is_told = False
+
+    def told(self, error: Exception) -> None:
+        if not self._is_told:
+            self._is_told = True
+            logger.warning("spans could not be made; jobs run on without", exc_info=error)
+
+
+class _Harmless:
+    """A span that is current around some work, and cannot fail it."""
+
+    __slots__ = ("_harm", "_span")
+
+    def __init__(self, span: AbstractContextManager[trace.Span], harm: _Harm) -> None:
+        self._span = span
+        self._harm = harm
+
+    def __enter__(self) -> trace.Span:
+        try:
+            return self._span.__enter__()
+        except Exception as error:
+            self._harm.told(error)
+            return trace.INVALID_SPAN
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._span.__exit__(kind, raised, traceback)
+        except Exception as error:
+            if error is not raised:
+                self._harm.told(error)
 
 
 def continued_trace() -> AbstractContextManager[None]:

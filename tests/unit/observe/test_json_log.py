@@ -40,13 +40,22 @@ def test_fields_of_the_program_are_in_every_line_and_nothing_takes_their_place()
     assert told["message"] == "hello"
 
 
-def test_an_error_is_there_with_its_traceback_in_the_same_line() -> None:
+def test_an_error_is_there_with_its_type_its_message_and_its_traceback_in_the_same_line() -> None:
     try:
         raise ValueError("no such page")
     except ValueError:
         told = line(exc_info=sys.exc_info())
-    assert told["error"].startswith("Traceback")
-    assert told["error"].endswith("ValueError: no such page")
+    assert (told["error"]["type"], told["error"]["message"]) == ("ValueError", "no such page")
+    assert told["error"]["traceback"].startswith("Traceback")
+    assert told["error"]["traceback"].endswith("ValueError: no such page")
+
+
+def test_what_is_passed_under_a_name_that_a_line_has_is_kept_beside_it() -> None:
+    """The fault: it was dropped, and nobody was told."""
+    told = line(JsonFormatter({"service": "billing"}), level="of the sea", service="other", extra=1)
+    assert told["level"] == "INFO"
+    assert told["service"] == "billing"
+    assert told["extra"] == {"level": "of the sea", "service": "other", "extra": 1}
 
 
 def test_what_has_no_json_form_never_costs_the_line() -> None:
