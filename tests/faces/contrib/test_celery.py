@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,18 +22,12 @@ from headgate.limits.concurrency import Concurrency
 from headgate.limits.redis.blocking_lines import BlockingLines
 from headgate.limits.strict_rate import StrictRate
 from tests.faces.contrib.workers import Log, Worker, assert_never_more, assert_none_is_lost, until, working
-from tests.redis_server import RedisServer, server_in
+from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 APP = "tests.faces.contrib.celery_app"
 WORKER = ("celery", "-A", APP, "worker", "-c", "2", "-l", "warning", "--without-gossip", "--without-mingle")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with server_in(tmp_path_factory.mktemp("redis")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +50,6 @@ def worker(server: RedisServer, m: Any, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture
 def log(server: RedisServer) -> Log:
     return Log(server.url, "celery")
-
-
-@pytest.fixture
-def key() -> str:
-    return uuid.uuid4().hex
 
 
 def in_broker(log: Log) -> set[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import time
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,19 +17,13 @@ from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.strict_rate import StrictRate
 from tests.faces.contrib.workers import Log, Worker, assert_never_more, assert_none_is_lost, until, working
-from tests.redis_server import RedisServer, server_in
+from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 APP = "tests.faces.contrib.dramatiq_app"
 WORKER = ("dramatiq", APP, "--processes", "1", "--threads", "4")
 AWAY = "redis://127.0.0.1:1/0"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with server_in(tmp_path_factory.mktemp("redis")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +45,6 @@ def worker(server: RedisServer, m: Any, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture
 def log(server: RedisServer) -> Log:
     return Log(server.url, "dramatiq")
-
-
-@pytest.fixture
-def key() -> str:
-    return uuid.uuid4().hex
 
 
 def in_broker(log: Log) -> set[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import re
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -16,19 +15,13 @@ from headgate.contrib.taskiq import TaskiqGate
 from headgate.errors import DeclarationError
 from headgate.limits.strict_rate import StrictRate
 from tests.faces.contrib.workers import Log, Worker, assert_never_more, assert_none_is_lost, until, working
-from tests.redis_server import RedisServer, server_in
+from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 APP = "tests.faces.contrib.taskiq_app"
 WORKER = ("taskiq", "worker", f"{APP}:broker", "--workers", "1", "--max-async-tasks", "4", "--max-prefetch", "4")
 AWAY = "redis://127.0.0.1:1/0"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with server_in(tmp_path_factory.mktemp("redis")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +50,6 @@ def worker(server: RedisServer, app: Any, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def log(server: RedisServer) -> Log:
     return Log(server.url, "taskiq")
-
-
-@pytest.fixture
-def key() -> str:
-    return uuid.uuid4().hex
 
 
 def in_broker(log: Log) -> set[str]:
