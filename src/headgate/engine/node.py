@@ -26,6 +26,7 @@ from headgate.engine.fetcher import Fetcher
 from headgate.engine.historian import Historian
 from headgate.engine.housekeeper import Housekeeper, publish_dropped
 from headgate.engine.lease import LeaseWatch
+from headgate.engine.lost_claims import LostClaims
 from headgate.engine.punctuality import Start, judge_start
 from headgate.engine.recorder import Recorder, Then
 from headgate.engine.recurring import Recurring
@@ -177,9 +178,8 @@ class Node:
         self._leases = LeaseWatch(round(settings.lease * SECOND), round(settings.heartbeat * SECOND))
         self._throttles = ThrottleLog()
         self._skew = SkewWatch()
-        self._unheard: set[tuple[str, int]] = set()
-        self._looks_for_unheard = 0
-        self._beaten_at = 0
+        self._lost_claims = LostClaims()
+        self._looks_for_lost = 0
         self._claiming_since: int | None = None
         self._unknown_tasks: set[str] = set()
         self._started = 0
@@ -305,7 +305,7 @@ class Node:
                 self._trouble("claiming", error)
                 self._claiming_since = None
                 # It may have been made, and its reply lost: jobs that were not there in two looks.
-                self._looks_for_unheard = 2
+                self._looks_for_lost = 2
                 await sleep(self._clock, self._random.uniform(0.5, 1.5))
                 self._wake()
                 continue
@@ -584,15 +584,11 @@ class Node:
         if not beat.known:
             await self._rejoin()
             return
-        # Jobs that the storage has this node own, but of which it never heard: the reply of their claim was lost.
-        # Only what was so twice counts, and not while a claim may be on its way that began before the first time.
-        # The same claim: one that was handed back meanwhile may have been made anew, and be on its way.
         heard = self._running.keys() | self._recorder.pending
-        unheard = {(id, fence) for id, fence in beat.owned.items() if id not in heard}
-        is_on_its_way = self._claiming_since is not None and self._claiming_since <= self._beaten_at
-        lost = set() if is_on_its_way else unheard & self._unheard
-        self._unheard, self._beaten_at = unheard, self._clock.monotonic()
-        for id, fence in sorted(lost):
+        lost = self._lost_claims.among(
+            beat.owned, heard, claiming_since=self._claiming_since, now=self._clock.monotonic()
+        )
+        for id, fence in lost:
             await self._take_up(id, fence)
 
     async def _take_up(self, job_id: str, fence: int) -> None:
@@ -646,8 +642,8 @@ class Node:
         while True:
             try:
                 await self._recover_dead()
-                if self._looks_for_unheard:
-                    self._looks_for_unheard -= 1
+                if self._looks_for_lost:
+                    self._looks_for_lost -= 1
                     await self._beat()
                 if self._running:
                     for job_id in await self._storage.cancels(self.id):

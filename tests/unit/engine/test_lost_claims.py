@@ -1,0 +1,26 @@
+"""Which jobs of a node are lost to it: pure, at each beat."""
+
+from __future__ import annotations
+
+from headgate.engine.lost_claims import LostClaims
+
+OWNED = {"b": 2, "a": 1}
+
+
+def test_what_was_unheard_of_twice_is_lost() -> None:
+    claims = LostClaims()
+    assert claims.among(OWNED, {}, claiming_since=None, now=10) == []
+    assert claims.among(OWNED, {}, claiming_since=None, now=20) == [("a", 1), ("b", 2)]
+
+
+def test_what_was_heard_of_or_claimed_again_meanwhile_is_not_lost() -> None:
+    claims = LostClaims()
+    claims.among(OWNED, {}, claiming_since=None, now=10)
+    assert claims.among({"b": 3, "a": 1}, {"a"}, claiming_since=None, now=20) == []
+
+
+def test_nothing_is_lost_while_a_claim_is_on_its_way_that_began_before_the_first_look() -> None:
+    claims = LostClaims()
+    claims.among(OWNED, {}, claiming_since=5, now=10)
+    assert claims.among(OWNED, {}, claiming_since=5, now=20) == []
+    assert claims.among(OWNED, {}, claiming_since=25, now=30) == [("a", 1), ("b", 2)]
