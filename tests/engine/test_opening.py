@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from headgate import Headgate
+from headgate.clock import SystemClock
 from headgate.errors import DeclarationError, StorageUnusable
 from headgate.storage.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -70,3 +71,21 @@ def test_an_app_that_sync_code_has_opened_is_not_opened_on_another_loop_beside()
     finally:
         app.sync.close()
     assert asyncio.run(main()) == 3
+
+
+def test_an_app_whose_store_could_not_be_closed_is_open_on_no_loop_any_more() -> None:
+    class Stuck(MemoryStorage):
+        async def close(self) -> None:
+            raise OSError("the disk is gone")
+
+    app = Headgate(Stuck(SystemClock()))
+
+    async def use() -> None:
+        async with app.open():
+            pass
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        asyncio.run(use())
+    # Not on the loop that has ended, where nobody would answer.
+    assert app.sync.ask(lambda admin: admin.counts()) == []
+    app.sync.close()

@@ -62,8 +62,10 @@ class Opening:
             self._entered -= 1
             if self._entered == 0:
                 # Who opens it meanwhile waits, as for somebody else's opening.
-                await self._change(self._close)
-                self._loop = None
+                try:
+                    await self._change(self._close)
+                finally:
+                    self._loop = None
 
     async def _change(self, step: Step) -> None:
         self._changing = asyncio.ensure_future(step())
