@@ -50,7 +50,7 @@ class OneModule:
         return self.do(work)
 
 
-def stand_in(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def go_into(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the command were called in that directory, where the file of the jobs is."""
     monkeypatch.chdir(path)
     monkeypatch.setattr(sys, "path", [str(path), *sys.path])

@@ -26,7 +26,7 @@ from headgate.cli.main import COMMANDS, main
 from headgate.cli.output import make_console, print_table
 from headgate.cli.supervisor import KEPT_DYING, Supervisor
 from headgate.clock import SystemClock
-from tests.faces.one_module import OneModule, answer, call, stand_in
+from tests.faces.one_module import OneModule, answer, call, go_into
 from tests.until import until
 
 R = TypeVar("R")
@@ -116,7 +116,7 @@ class Project(OneModule):
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    stand_in(tmp_path, monkeypatch)
+    go_into(tmp_path, monkeypatch)
     return Project(tmp_path)
 
 

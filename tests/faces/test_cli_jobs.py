@@ -19,7 +19,7 @@ from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, RetryPoli
 from headgate.admin import JobQuery
 from headgate.storage.address import address_of_url
 from headgate.storage.protocol import Claim, Room
-from tests.faces.one_module import OneModule, answer, call, stand_in
+from tests.faces.one_module import OneModule, answer, call, go_into
 
 R = TypeVar("R")
 
@@ -88,7 +88,7 @@ class Project(OneModule):
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    stand_in(tmp_path, monkeypatch)
+    go_into(tmp_path, monkeypatch)
     project = Project(tmp_path, APP)
     monkeypatch.setenv("HEADGATE_APP", project.target)
     return project

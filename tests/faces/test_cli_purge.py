@@ -15,7 +15,7 @@ import pytest
 from headgate import DeclarationError, Headgate, JobState
 from headgate.admin import JobQuery
 from headgate.testing.virtual_time import VirtualClock, run_virtual
-from tests.faces.one_module import OneModule, answer, call, stand_in
+from tests.faces.one_module import OneModule, answer, call, go_into
 
 R = TypeVar("R")
 
@@ -54,7 +54,7 @@ class Project(OneModule):
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    stand_in(tmp_path, monkeypatch)
+    go_into(tmp_path, monkeypatch)
     return Project(tmp_path, APP)
 
 

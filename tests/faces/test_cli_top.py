@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 from headgate import Headgate
 from headgate.cli.main import main
-from tests.faces.one_module import OneModule, stand_in
+from tests.faces.one_module import OneModule, go_into
 
 APP = """
 from headgate import Headgate, RetryPolicy, StrictRate
@@ -65,7 +65,7 @@ class Project(OneModule):
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    stand_in(tmp_path, monkeypatch)
+    go_into(tmp_path, monkeypatch)
     return Project(tmp_path)
 
 
