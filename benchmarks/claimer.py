@@ -23,7 +23,7 @@ from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.protocol import Claim, Room
-from headgate.tasks.registry import DEFAULT_QUEUE
+from headgate.tasks.queue import DEFAULT_QUEUE
 
 TASK = "claimed"
 LIMIT = "plenty"

@@ -11,7 +11,7 @@ from headgate.jobs.job import Draw, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.limit import AnyRule
 from headgate.storage.protocol import Claim, Room, Storage
-from headgate.tasks.registry import DEFAULT_QUEUE
+from headgate.tasks.queue import DEFAULT_QUEUE
 
 BATCH = 10_000
 

@@ -37,10 +37,8 @@ from headgate.jobs.audit import AuditWord, Deed
 from headgate.jobs.event import Event
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import JobState, NewJob
-from headgate.jobs.retry import RetryPolicy, require_policy
-from headgate.limits.bucket_store import BucketStore
-from headgate.limits.concurrency import Concurrency
-from headgate.limits.limit import Limit, require_list
+from headgate.jobs.retry import RetryPolicy
+from headgate.limits.limit import Limit, changed
 from headgate.limits.standalone.current_buckets import CurrentBuckets
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
@@ -66,10 +64,11 @@ from headgate.tasks.flow import TiedCall
 from headgate.tasks.handle import Job, JobStatus, Promise
 from headgate.tasks.handler import Handler, mark_declared
 from headgate.tasks.payload import Upgrade
-from headgate.tasks.registry import DEFAULT_QUEUE, Queue, Registry, WhenFull
+from headgate.tasks.queue import DEFAULT_QUEUE, WhenFull, declared_queue
+from headgate.tasks.registry import Registry
 from headgate.tasks.resource import declare_resource
 from headgate.tasks.schedule import DeclaredSchedule, First, Schedule, ScheduleSpec, ScheduleStatus, schedule_spec
-from headgate.tasks.task import Call, EnqueueOptions, Task, checked_timeout
+from headgate.tasks.task import Call, EnqueueOptions, Task
 from headgate.tasks.ties import Batch, BatchStatus, batch_status
 from headgate.tasks.tracing import Tracing
 from headgate.version import installed_version
@@ -390,14 +389,11 @@ class Headgate:
         `retry` and `timeout` are for tasks declared for this queue that have none of their own (default: the app's);
         a job that is enqueued to another queue keeps those of its task.
         """
-        where = f"queue {name!r}"
-        require_list(limits, where)
-        if retry is not None:
-            require_policy(retry, where)
-        seconds = None if timeout is None else checked_timeout(timeout, where)
-        self._registry.add_queue(
-            Queue(name, concurrency, global_concurrency, max_backlog, when_full, tuple(limits), retry, seconds)
-        )
+        queue = declared_queue(
+            name, concurrency=concurrency, global_concurrency=global_concurrency, max_backlog=max_backlog,
+            when_full=when_full, limits=limits, retry=retry, timeout=timeout,
+        )  # fmt: skip
+        self._registry.add_queue(queue)
         for limit in self._registry.limits.values():
             # A URL that cannot be read is told here, not by a worker.
             self._elsewhere.store_of(limit)

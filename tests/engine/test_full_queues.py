@@ -11,7 +11,7 @@ import pytest
 
 from headgate import DeclarationError, Headgate, JobState, NotOpen, QueueFull, RateLimit, RetryPolicy, StrictRate
 from headgate.storage.memory import MemoryStorage
-from headgate.tasks.registry import WhenFull
+from headgate.tasks.queue import WhenFull
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 

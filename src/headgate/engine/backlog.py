@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.errors import NotOpen, QueueFull
 from headgate.storage.protocol import Storage
-from headgate.tasks.registry import DEFAULT_QUEUE, Queue
+from headgate.tasks.queue import DEFAULT_QUEUE, Queue
 
 FRESH = SECOND // 10
 """How long a count is believed (microseconds), while a tenth of the room is left."""

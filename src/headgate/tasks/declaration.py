@@ -13,10 +13,11 @@ from headgate.jobs.retry import RetryPolicy, require_policy
 from headgate.limits.limit import Limit
 from headgate.tasks.gate import bind_limits
 from headgate.tasks.handler import handler_function
+from headgate.tasks.name import require_name
 from headgate.tasks.payload import PayloadType, Upgrade
 from headgate.tasks.place import Place, place_of
 from headgate.tasks.process_body import require_importable
-from headgate.tasks.registry import Registry, require_name
+from headgate.tasks.registry import Registry
 from headgate.tasks.resource import needs_of
 from headgate.tasks.task import Enqueuer, Task, checked_timeout, require_priority
 

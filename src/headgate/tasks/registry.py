@@ -3,49 +3,22 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from headgate.errors import DeclarationError, UnknownQueue
-from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import MUTEX, Mutex
 from headgate.limits.limit import AnyRule, Limit, require_limit_name
 from headgate.tasks.gate import BoundLimit, Gate
+from headgate.tasks.name import require_name
 from headgate.tasks.place import Place
+from headgate.tasks.queue import DEFAULT_QUEUE, Queue
 from headgate.tasks.queue_limits import RESERVED, QueueLimits
 from headgate.tasks.resource import Resource
 from headgate.tasks.schedule import DeclaredSchedule
 from headgate.tasks.task import Task
 
-DEFAULT_QUEUE = "default"
-
 _ANY_MUTEX: Limit = Mutex("any")
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
-
-
-WhenFull = Literal["wait", "raise", "fallback"]
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """A named set of jobs with its own concurrency per node; None chooses it by the kind of its tasks.
-
-    `global_concurrency` is how many of its jobs run at once over all nodes; None: as many as the nodes have slots.
-    `max_backlog` is how many may wait; None: any number. All its jobs draw on `limits`. `retry` and `timeout` (seconds)
-    are for those of its tasks that have none; None: the app's.
-    """
-
-    name: str
-    concurrency: int | None = None
-    global_concurrency: int | None = None
-    max_backlog: int | None = None
-    when_full: WhenFull = "wait"
-    limits: tuple[Limit | str, ...] = ()
-    retry: RetryPolicy | None = None
-    timeout: float | None = None
 
 
 class Registry:
@@ -120,15 +93,6 @@ class Registry:
         return tuple(alias for alias in schedule.aliases or () if alias not in self.schedules)
 
     def add_queue(self, queue: Queue) -> None:
-        require_name(queue.name, "queue")
-        if queue.concurrency is not None and queue.concurrency < 1:
-            raise DeclarationError(f"queue {queue.name!r}: concurrency={queue.concurrency} must be at least 1")
-        if queue.global_concurrency is not None and queue.global_concurrency < 1:
-            raise DeclarationError(
-                f"queue {queue.name!r}: global_concurrency={queue.global_concurrency} must be at least 1; "
-                f"to let nothing start, pause it: `headgate queues pause {queue.name}`"
-            )
-        _require_backlog(queue)
         self._bind_queue(queue)
         self.queues[queue.name] = queue
 
@@ -234,30 +198,9 @@ class Registry:
             )
 
 
-def _require_backlog(queue: Queue) -> None:
-    where = f"queue {queue.name!r}"
-    bound, when_full = queue.max_backlog, queue.when_full
-    if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 1):
-        raise DeclarationError(f"{where}: max_backlog={bound!r} must be a whole number from 1")
-    if when_full not in get_args(WhenFull):
-        raise DeclarationError(f'{where}: when_full={when_full!r} must be "wait", "raise" or "fallback"')
-    if bound is None and when_full != "wait":
-        raise DeclarationError(f"{where}: when_full={when_full!r} says nothing without a max_backlog")
-    if when_full == "fallback" and queue.name == DEFAULT_QUEUE:
-        raise DeclarationError(f"{where} is where the others fall back to; it can wait or raise when it is full")
-
-
 def _require_unreserved(name: str | None, where: str) -> None:
     if name is not None and name.startswith(RESERVED):
         raise DeclarationError(
             f"{where} names a limit {name!r}; names that begin with {RESERVED!r} are those of queues with "
             "limits of their own, as by global_concurrency"
-        )
-
-
-def require_name(name: str, kind: str) -> None:
-    """Raise DeclarationError unless it can name a task or a queue."""
-    if not _NAME.fullmatch(name):
-        raise DeclarationError(
-            f"{kind} name {name!r:.80} must be 1 to 200 letters, digits and _ . : / -, the first a letter, digit or _"
         )

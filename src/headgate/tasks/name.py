@@ -1,0 +1,17 @@
+"""What tasks and queues may be called."""
+
+from __future__ import annotations
+
+import re
+
+from headgate.errors import DeclarationError
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,199}")
+
+
+def require_name(name: str, kind: str) -> None:
+    """Raise DeclarationError unless it can name a task or a queue."""
+    if not _NAME.fullmatch(name):
+        raise DeclarationError(
+            f"{kind} name {name!r:.80} must be 1 to 200 letters, digits and _ . : / -, the first a letter, digit or _"
+        )

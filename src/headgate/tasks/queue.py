@@ -1,0 +1,80 @@
+"""Queues as they are declared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from headgate.clock import Duration
+from headgate.errors import DeclarationError
+from headgate.jobs.retry import RetryPolicy, require_policy
+from headgate.limits.limit import Limit, require_list
+from headgate.tasks.name import require_name
+from headgate.tasks.task import checked_timeout
+
+DEFAULT_QUEUE = "default"
+
+WhenFull = Literal["wait", "raise", "fallback"]
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A named set of jobs with its own concurrency per node; None chooses it by the kind of its tasks.
+
+    `global_concurrency` is how many of its jobs run at once over all nodes; None: as many as the nodes have slots.
+    `max_backlog` is how many may wait; None: any number. All its jobs draw on `limits`. `retry` and `timeout` (seconds)
+    are for those of its tasks that have none; None: the app's.
+    """
+
+    name: str
+    concurrency: int | None = None
+    global_concurrency: int | None = None
+    max_backlog: int | None = None
+    when_full: WhenFull = "wait"
+    limits: tuple[Limit | str, ...] = ()
+    retry: RetryPolicy | None = None
+    timeout: float | None = None
+
+
+def declared_queue(
+    name: str,
+    *,
+    concurrency: int | None,
+    global_concurrency: int | None,
+    max_backlog: int | None,
+    when_full: WhenFull,
+    limits: Sequence[Limit | str],
+    retry: RetryPolicy | None,
+    timeout: Duration | None,
+) -> Queue:
+    """A queue as it was declared. Raises DeclarationError for what can never work."""
+    where = f"queue {name!r}"
+    require_list(limits, where)
+    if retry is not None:
+        require_policy(retry, where)
+    seconds = None if timeout is None else checked_timeout(timeout, where)
+    require_name(name, "queue")
+    if concurrency is not None and concurrency < 1:
+        raise DeclarationError(f"{where}: concurrency={concurrency} must be at least 1")
+    if global_concurrency is not None and global_concurrency < 1:
+        raise DeclarationError(
+            f"{where}: global_concurrency={global_concurrency} must be at least 1; "
+            f"to let nothing start, pause it: `headgate queues pause {name}`"
+        )
+    queue = Queue(name, concurrency, global_concurrency, max_backlog, when_full, tuple(limits), retry, seconds)
+    _require_backlog(queue)
+    return queue
+
+
+def _require_backlog(queue: Queue) -> None:
+    where = f"queue {queue.name!r}"
+    bound, when_full = queue.max_backlog, queue.when_full
+    if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 1):
+        raise DeclarationError(f"{where}: max_backlog={bound!r} must be a whole number from 1")
+    if when_full not in get_args(WhenFull):
+        raise DeclarationError(f'{where}: when_full={when_full!r} must be "wait", "raise" or "fallback"')
+    if bound is None and when_full != "wait":
+        raise DeclarationError(f"{where}: when_full={when_full!r} says nothing without a max_backlog")
+    if when_full == "fallback" and queue.name == DEFAULT_QUEUE:
+        raise DeclarationError(f"{where} is where the others fall back to; it can wait or raise when it is full")
