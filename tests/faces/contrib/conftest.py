@@ -1,19 +1,20 @@
-"""What the tests of all gates begin with."""
+"""What the tests of the gates share."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 
 import pytest
 
-from tests.redis_server import RedisServer, server_in
+from tests.faces.contrib.gate_suite import Side
+from tests.faces.contrib.workers import Log
+from tests.redis_server import RedisServer
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with server_in(tmp_path_factory.mktemp("redis")) as server:
-        yield server
+@pytest.fixture
+def log(server: RedisServer, side: Side) -> Log:
+    """What the tasks of the module's own framework wrote."""
+    return Log(server.url, side.own)
 
 
 @pytest.fixture

@@ -48,9 +48,9 @@ def doubled(key: str, number: int) -> int:
 
 @broker.task(retry_on_error=True, max_retries=3, told="something")
 @gate.limit(StrictRate(2, per=0.4, margin=0.1, key="{key}"))
-async def fails_once(key: str, context: Annotated[Context, TaskiqDepends()]) -> str:
+async def fails_once(key: str, context: Annotated[Context, TaskiqDepends()]) -> None:
     retries = int(context.message.labels.get("_retries", 0))
-    started(key, retries)
+    # Labels are those of the task, however it came.
+    started(key, retries if context.message.labels["told"] == "something" else "without its label")
     if not retries:
         raise RuntimeError("for the first time")
-    return str(context.message.labels["told"])

@@ -5,11 +5,9 @@ from __future__ import annotations
 import gc
 import importlib
 import re
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -20,9 +18,11 @@ from headgate.contrib.celery import CeleryGate
 from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.redis.blocking_lines import BlockingLines
+from headgate.limits.redis.line import Lines, Place
 from headgate.limits.strict_rate import StrictRate
-from tests.faces.contrib.workers import Log, Worker, assert_never_more, assert_none_is_lost, until, working
-from tests.redis_server import RedisServer
+from tests.faces.contrib.gate_suite import GateSuite, Side
+from tests.faces.contrib.workers import Log, Worker, assert_never_more, until, working
+from tests.redis_server import RedisServer, server_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -47,67 +47,43 @@ def worker(server: RedisServer, m: Any, tmp_path_factory: pytest.TempPathFactory
         yield worker
 
 
-@pytest.fixture
-def log(server: RedisServer) -> Log:
-    return Log(server.url, "celery")
+class CelerySide(Side):
+    own = "celery"
+
+    def __init__(self, m: Any) -> None:
+        self._m = m
+
+    def send(self, task: str, *args: object) -> str:
+        return str(getattr(self._m, task).delay(*args).id)
+
+    def send_past_the_gate(self, key: str, count: int) -> None:
+        amqp, gate = self._m.app.amqp, self._m.gate
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(amqp, "send_task_message", gate._send())
+            for _ in range(count):
+                self.send("sync_tenant", key)
+            self.send("unlimited", key)
+
+    def results(self, task: str, calls: Sequence[tuple[object, ...]]) -> list[object]:
+        waiting = [getattr(self._m, task).delay(*args) for args in calls]
+        return [each.get(timeout=10) for each in waiting]
+
+    def in_broker(self, log: Log) -> set[str]:
+        stored = b"".join(log.client.lrange("celery", 0, -1) + log.client.hvals("unacked")).decode()
+        return set(re.findall(r"[0-9a-f-]{36}", stored))
+
+    def line(self, key: str) -> tuple[Lines, Place]:
+        return self._m.gate._lines.lines, self._m.gate._of(self._m.sync_tenant.name).place_of(key)
 
 
-def in_broker(log: Log) -> set[str]:
-    stored = b"".join(log.client.lrange("celery", 0, -1) + log.client.hvals("unacked")).decode()
-    return set(re.findall(r"[0-9a-f-]{36}", stored))
+@pytest.fixture(scope="module")
+def side(m: Any) -> Side:
+    return CelerySide(m)
 
 
-def test_twenty_thousand_over_their_limit_hold_up_nobody_and_survive_a_kill(
-    m: Any, worker: Worker, log: Log, key: str
-) -> None:
-    worker.kill()
-    sent = [m.sync_tenant.delay(key).id for _ in range(50)]
-    place = m.gate._of(m.sync_tenant.name).place_of(key)
-    sent += log.park(m.gate._lines.lines, place, key, 19_950)
-    # Only what may start at once is in the broker.
-    assert len(in_broker(log) & set(sent)) == 20
-
-    worker.start()
-    log.wait(key, 1, 15, worker)
-    for _ in range(90):
-        m.unlimited.delay(key)
-    others = [f"{key}{number}" for number in range(10)]
-    for other in others:
-        m.sync_tenant.delay(other)
-    until(lambda: len(log.starts(f"unlimited-{key}")) == 90, 5, worker.log)
-    until(lambda: all(log.starts(other) for other in others), 5, worker.log)
-    log.wait(key, 45, 10, worker)
-    # In the midst of it.
-    worker.kill()
-
-    # Celery's transport takes a message from its list before it notes that it holds it.
-    assert_none_is_lost(log, key, set(sent), in_broker, popped=1)
-    started = {told for _, told in log.starts(key)}
-
-    worker.start()
-    log.wait(key, len(started) + 21, 15, worker)
-    everyone = [told for _, told in log.starts(key)]
-    assert len(set(everyone)) == len(everyone)
-    assert_never_more(log.starts(key), 20, 0.5)
-    log.client.delete(*log.client.keys(f"*{key}*"))
-
-
-def test_messages_sent_without_the_gate_wait_before_they_take_a_place_in_the_pool(
-    m: Any, worker: Worker, server: RedisServer, log: Log, key: str
-) -> None:
-    ungated = f"import {APP} as m\nfor n in range(300): m.sync_tenant.delay({key!r})\nm.unlimited.delay({key!r})"
-    environment = {"GATE_REDIS_URL": server.url, "GATE_OFF": "1", "PATH": ""}
-    subprocess.run([sys.executable, "-c", ungated], env=environment, timeout=20, check=True, stdin=subprocess.DEVNULL)
-    log.wait(f"unlimited-{key}", 1, 10, worker)
-    until(lambda: log.client.llen("celery") == 0, 5)
-    assert len(log.ids(key, "line")) > 200
-    assert_never_more(log.wait(key, 25, 5, worker), 20, 0.5)
-
-
-def test_a_result_comes_though_the_call_waited(m: Any, worker: Worker, log: Log, key: str) -> None:
-    results = [m.doubled.delay(key, number) for number in range(4)]
-    assert [result.get(timeout=10) for result in results] == [0, 2, 4, 6]
-    assert_never_more(log.starts(key), 2, 0.4)
+class TestCelery(GateSuite):
+    def test_a_retry_tells_its_result(self, side: Side, worker: Worker, key: str) -> None:
+        assert side.results("fails_once", [(key,)]) == [1]
 
 
 def test_a_chain_goes_through_the_gate_at_each_step(m: Any, worker: Worker, log: Log, key: str) -> None:
@@ -130,13 +106,6 @@ def test_a_call_that_expires_in_line_never_starts(m: Any, worker: Worker, log: L
     last = m.slowly.delay(key, 3)
     assert last.get(timeout=10) == 6
     assert sorted(told for _, told in log.starts(key)) == ["0", "1", "3"]
-
-
-def test_a_retry_is_charged_and_waiting_spends_no_attempt(m: Any, worker: Worker, log: Log, key: str) -> None:
-    results = [m.fails_once.delay(key) for _ in range(3)]
-    assert [result.get(timeout=15) for result in results] == [1, 1, 1]
-    assert_never_more(log.starts(key), 2, 0.4)
-    assert sorted(told for _, told in log.starts(key)) == list("000111")
 
 
 def test_an_eta_is_kept_and_then_the_limit(m: Any, worker: Worker, log: Log, key: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import dramatiq
@@ -15,9 +15,11 @@ from dramatiq.brokers.stub import StubBroker
 from headgate.contrib.dramatiq import DramatiqGate
 from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.concurrency import Concurrency
+from headgate.limits.redis.line import Lines, Place
 from headgate.limits.strict_rate import StrictRate
-from tests.faces.contrib.workers import Log, Worker, assert_never_more, assert_none_is_lost, until, working
-from tests.redis_server import RedisServer
+from tests.faces.contrib.gate_suite import GateSuite, Side
+from tests.faces.contrib.workers import Log, Worker, assert_never_more, until, working
+from tests.redis_server import RedisServer, server_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -42,61 +44,38 @@ def worker(server: RedisServer, m: Any, tmp_path_factory: pytest.TempPathFactory
         yield worker
 
 
-@pytest.fixture
-def log(server: RedisServer) -> Log:
-    return Log(server.url, "dramatiq")
+class DramatiqSide(Side):
+    own = "dramatiq"
+
+    def __init__(self, m: Any) -> None:
+        self._m = m
+
+    def send(self, task: str, *args: object) -> str:
+        return str(getattr(self._m, task).send(*args).message_id)
+
+    def send_past_the_gate(self, key: str, count: int) -> None:
+        for message in [self._m.sync_tenant.message(key) for _ in range(count)] + [self._m.unlimited.message(key)]:
+            self._m.gate._enqueue(message)
+
+    def results(self, task: str, calls: Sequence[tuple[object, ...]]) -> list[object]:
+        messages = [getattr(self._m, task).send(*args) for args in calls]
+        return [message.get_result(block=True, timeout=10_000) for message in messages]
+
+    def in_broker(self, log: Log) -> set[str]:
+        stored = b"".join(log.client.hvals("dramatiq:default.msgs")).decode()
+        return set(re.findall(r'"message_id":"([0-9a-f-]+)"', stored))
+
+    def line(self, key: str) -> tuple[Lines, Place]:
+        return self._m.gate._lines.lines, self._m.gate._of("sync_tenant").place_of(key)
 
 
-def in_broker(log: Log) -> set[str]:
-    stored = b"".join(log.client.hvals("dramatiq:default.msgs")).decode()
-    return set(re.findall(r'"message_id":"([0-9a-f-]+)"', stored))
+@pytest.fixture(scope="module")
+def side(m: Any) -> Side:
+    return DramatiqSide(m)
 
 
-def test_twenty_thousand_over_their_limit_hold_up_nobody_and_survive_a_kill(
-    m: Any, worker: Worker, log: Log, key: str
-) -> None:
-    worker.kill()
-    sent = {m.sync_tenant.send(key).message_id for _ in range(20_000)}
-    # Only what may start at once is in the broker.
-    assert len(in_broker(log) & set(sent)) == 20
-
-    worker.start()
-    log.wait(key, 1, 15, worker)
-    for _ in range(90):
-        m.unlimited.send(key)
-    others = [f"{key}{number}" for number in range(10)]
-    for other in others:
-        m.sync_tenant.send(other)
-    until(lambda: len(log.starts(f"unlimited-{key}")) == 90, 5, worker.log)
-    until(lambda: all(log.starts(other) for other in others), 5, worker.log)
-    log.wait(key, 45, 10, worker)
-    # In the midst of it.
-    worker.kill()
-
-    assert_none_is_lost(log, key, set(sent), in_broker)
-    started = {told for _, told in log.starts(key)}
-
-    worker.start()
-    log.wait(key, len(started) + 21, 15, worker)
-    assert_never_more(log.starts(key), 20, 0.5)
-    log.client.delete(*log.client.keys(f"*{key}*"))
-
-
-def test_messages_sent_without_the_gate_wait_before_a_thread_takes_them(
-    m: Any, worker: Worker, log: Log, key: str
-) -> None:
-    for message in [m.sync_tenant.message(key) for _ in range(300)] + [m.unlimited.message(key)]:
-        m.gate._enqueue(message)
-    log.wait(f"unlimited-{key}", 1, 5, worker)
-    until(lambda: log.client.llen("dramatiq:default") == 0, 5)
-    assert len(log.ids(key, "line")) > 200
-    assert_never_more(log.wait(key, 25, 5, worker), 20, 0.5)
-
-
-def test_a_result_comes_though_the_message_waited(m: Any, worker: Worker, log: Log, key: str) -> None:
-    messages = [m.doubled.send(key, number) for number in range(4)]
-    assert [message.get_result(block=True, timeout=10_000) for message in messages] == [0, 2, 4, 6]
-    assert_never_more(log.starts(key), 2, 0.4)
+class TestDramatiq(GateSuite):
+    """As every gate."""
 
 
 def test_a_pipeline_goes_through_the_gate_at_each_step(m: Any, worker: Worker, log: Log, key: str) -> None:
@@ -105,14 +84,6 @@ def test_a_pipeline_goes_through_the_gate_at_each_step(m: Any, worker: Worker, l
     assert pipe.get_result(block=True, timeout=10_000) == 6
     assert [told for _, told in log.starts(key)] == ["1", "2", "3"]
     assert_never_more(log.starts(key), 2, 0.4)
-
-
-def test_a_retry_is_charged_and_waiting_spends_no_attempt(m: Any, worker: Worker, log: Log, key: str) -> None:
-    for _ in range(3):
-        m.fails_once.send(key)
-    log.wait(key, 6, 15, worker)
-    assert_never_more(log.starts(key), 2, 0.4)
-    assert sorted(told for _, told in log.starts(key)) == list("000111")
 
 
 def test_a_delay_is_kept_and_then_the_limit(m: Any, worker: Worker, log: Log, key: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +13,11 @@ from taskiq import InMemoryBroker
 
 from headgate.contrib.taskiq import TaskiqGate
 from headgate.errors import DeclarationError
+from headgate.limits.redis.line import Lines, Place
 from headgate.limits.strict_rate import StrictRate
-from tests.faces.contrib.workers import Log, Worker, assert_never_more, assert_none_is_lost, until, working
-from tests.redis_server import RedisServer
+from tests.faces.contrib.gate_suite import GateSuite, Side
+from tests.faces.contrib.workers import Log, Worker, working
+from tests.redis_server import RedisServer, server_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
@@ -31,94 +33,67 @@ def app(server: RedisServer) -> Iterator[Any]:
         yield importlib.import_module(APP)
 
 
-@pytest.fixture
-async def m(app: Any) -> AsyncIterator[Any]:
-    """Its connections belong to the loop of one test."""
-    await app.broker.startup()
-    yield app
-    await app.gate.shutdown()
-    await app.broker.connection_pool.disconnect()
-    await app.broker.result_backend.redis_pool.disconnect()
-
-
 @pytest.fixture(scope="module")
 def worker(server: RedisServer, app: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     with working(tmp_path_factory.mktemp("worker"), server.url, *WORKER) as worker:
         yield worker
 
 
-@pytest.fixture
-def log(server: RedisServer) -> Log:
-    return Log(server.url, "taskiq")
+class TaskiqSide(Side):
+    """Its connections belong to one event loop."""
+
+    own = "taskiq"
+
+    def __init__(self, m: Any, loop: asyncio.Runner) -> None:
+        self._m = m
+        self._loop = loop
+
+    def send(self, task: str, *args: object) -> str:
+        return str(self._loop.run(getattr(self._m, task).kiq(*args)).task_id)
+
+    def send_past_the_gate(self, key: str, count: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._m.broker, "kick", self._m.gate._kick)
+            for _ in range(count):
+                self.send("sync_tenant", key)
+            self.send("unlimited", key)
+
+    def results(self, task: str, calls: Sequence[tuple[object, ...]]) -> list[object]:
+        async def wait() -> list[object]:
+            tasks = [await getattr(self._m, task).kiq(*args) for args in calls]
+            return [(await each.wait_result(timeout=10)).return_value for each in tasks]
+
+        return self._loop.run(wait())
+
+    def in_broker(self, log: Log) -> set[str]:
+        """A stream keeps what was acknowledged."""
+        stored = b"".join(fields[b"data"] for _, fields in log.client.xrange("taskiq")).decode()
+        return set(re.findall(r'"task_id":\s*"([0-9a-f]+)"', stored))
+
+    def line(self, key: str) -> tuple[Lines, Place]:
+        async def lines() -> Lines:
+            found: Lines = self._m.gate._lines().lines
+            return found
+
+        return self._loop.run(lines()), self._m.gate._of(self._m.sync_tenant.task_name).place_of(key)
+
+    async def close(self) -> None:
+        await self._m.gate.shutdown()
+        await self._m.broker.connection_pool.disconnect()
+        await self._m.broker.result_backend.redis_pool.disconnect()
 
 
-def in_broker(log: Log) -> set[str]:
-    """A stream keeps what was acknowledged."""
-    stored = b"".join(fields[b"data"] for _, fields in log.client.xrange("taskiq")).decode()
-    return set(re.findall(r'"task_id":\s*"([0-9a-f]+)"', stored))
+@pytest.fixture(scope="module")
+def side(app: Any) -> Iterator[Side]:
+    with asyncio.Runner() as loop:
+        loop.run(app.broker.startup())
+        side = TaskiqSide(app, loop)
+        yield side
+        loop.run(side.close())
 
 
-async def test_twenty_thousand_over_their_limit_hold_up_nobody_and_survive_a_kill(
-    m: Any, worker: Worker, log: Log, key: str
-) -> None:
-    worker.kill()
-    sent = {(await m.sync_tenant.kiq(key)).task_id for _ in range(50)}
-    place = m.gate._of(m.sync_tenant.task_name).place_of(key)
-    sent |= set(log.park(m.gate._lines().lines, place, key, 19_950))
-    # Only what may start at once is in the broker.
-    assert len(in_broker(log) & set(sent)) == 20
-
-    worker.start()
-    log.wait(key, 1, 15, worker)
-    for _ in range(90):
-        await m.unlimited.kiq(key)
-    others = [f"{key}{number}" for number in range(10)]
-    for other in others:
-        await m.sync_tenant.kiq(other)
-    until(lambda: len(log.starts(f"unlimited-{key}")) == 90, 5, worker.log)
-    until(lambda: all(log.starts(other) for other in others), 5, worker.log)
-    log.wait(key, 45, 10, worker)
-    # In the midst of it.
-    worker.kill()
-
-    assert_none_is_lost(log, key, set(sent), in_broker)
-    started = {told for _, told in log.starts(key)}
-
-    worker.start()
-    log.wait(key, len(started) + 21, 15, worker)
-    assert_never_more(log.starts(key), 20, 0.5)
-    log.client.delete(*log.client.keys(f"*{key}*"))
-
-
-async def test_tasks_sent_without_the_gate_wait_before_they_take_a_place_of_the_worker(
-    m: Any, worker: Worker, log: Log, key: str
-) -> None:
-    gated, m.broker.kick = m.broker.kick, m.gate._kick
-    try:
-        for _ in range(300):
-            await m.sync_tenant.kiq(key)
-        await m.unlimited.kiq(key)
-    finally:
-        m.broker.kick = gated
-    log.wait(f"unlimited-{key}", 1, 5, worker)
-    assert len(log.ids(key, "line")) > 200
-    assert_never_more(log.wait(key, 25, 5, worker), 20, 0.5)
-
-
-async def test_a_result_comes_though_the_task_waited(m: Any, worker: Worker, log: Log, key: str) -> None:
-    tasks = [await m.doubled.kiq(key, number) for number in range(4)]
-    results = [await task.wait_result(timeout=10) for task in tasks]
-    assert [result.return_value for result in results] == [0, 2, 4, 6]
-    assert_never_more(log.starts(key), 2, 0.4)
-
-
-async def test_a_retry_is_charged_and_labels_stay(m: Any, worker: Worker, log: Log, key: str) -> None:
-    tasks = [await m.fails_once.kiq(key) for _ in range(3)]
-    log.wait(key, 6, 15, worker)
-    results = [await task.wait_result(timeout=10) for task in tasks]
-    assert {result.return_value for result in results} <= {"something", None}
-    assert_never_more(log.starts(key), 2, 0.4)
-    assert sorted(told for _, told in log.starts(key)) == list("000111")
+class TestTaskiq(GateSuite):
+    """As every gate."""
 
 
 async def test_while_the_store_is_away_tasks_run() -> None:

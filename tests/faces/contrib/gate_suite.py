@@ -1,0 +1,94 @@
+"""What every gate keeps, whichever framework it stands before: real workers, brokers and results on a real Redis."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from headgate.limits.redis.line import Lines, Place
+from tests.faces.contrib.workers import Log, Worker, assert_never_more, until
+
+
+class Side(ABC):
+    """A framework with a gate, as a program that sends sees it. Its tasks are those of `…_app.py`."""
+
+    own: str
+    """What its lines are called."""
+
+    @abstractmethod
+    def send(self, task: str, *args: object) -> str:
+        """Send a call; its id."""
+
+    @abstractmethod
+    def send_past_the_gate(self, key: str, count: int) -> None:
+        """Send so many of `sync_tenant`, and then `unlimited`, as a program without the gate does."""
+
+    @abstractmethod
+    def results(self, task: str, calls: Sequence[tuple[object, ...]]) -> list[object]:
+        """Send calls, and wait for what they return."""
+
+    @abstractmethod
+    def in_broker(self, log: Log) -> set[str]:
+        """The ids of what the broker holds."""
+
+    @abstractmethod
+    def line(self, key: str) -> tuple[Lines, Place]:
+        """Where calls of `sync_tenant` wait."""
+
+
+class GateSuite:
+    """Subclass it in a module that has fixtures `server`, `side` and `worker`."""
+
+    def test_twenty_thousand_over_their_limit_hold_up_nobody_and_survive_a_kill(
+        self, side: Side, worker: Worker, log: Log, key: str
+    ) -> None:
+        worker.kill()
+        sent = {side.send("sync_tenant", key) for _ in range(50)}
+        sent |= set(log.park(*side.line(key), key, 19_950))
+        # Only what may start at once is in the broker.
+        assert len(side.in_broker(log) & sent) == 20
+
+        worker.start()
+        log.wait(key, 1, 15, worker)
+        for _ in range(90):
+            side.send("unlimited", key)
+        others = [f"{key}{number}" for number in range(10)]
+        for other in others:
+            side.send("sync_tenant", other)
+        until(lambda: len(log.starts(f"unlimited-{key}")) == 90, 5, worker.log)
+        until(lambda: all(log.starts(other) for other in others), 5, worker.log)
+        log.wait(key, 45, 10, worker)
+        # In the midst of it.
+        worker.kill()
+
+        started = {told for _, told in log.starts(key)}
+        in_line, sending = set(log.ids(key, "line")), set(log.ids(key, "sending"))
+        published = side.in_broker(log)
+        assert in_line | sending | published | started >= sent
+        assert not in_line & (published | sending | started)
+
+        worker.start()
+        log.wait(key, len(started) + 21, 15, worker)
+        assert_never_more(log.starts(key), 20, 0.5)
+        log.client.delete(*log.client.keys(f"*{key}*"))
+
+    def test_what_is_sent_without_the_gate_waits_before_it_takes_a_place_of_the_worker(
+        self, side: Side, worker: Worker, log: Log, key: str
+    ) -> None:
+        side.send_past_the_gate(key, 300)
+        log.wait(f"unlimited-{key}", 1, 10, worker)
+        until(lambda: len(log.ids(key, "line")) > 200, 5, worker.log)
+        assert_never_more(log.wait(key, 25, 5, worker), 20, 0.5)
+
+    def test_a_result_comes_though_the_call_waited(self, side: Side, worker: Worker, log: Log, key: str) -> None:
+        assert side.results("doubled", [(key, number) for number in range(4)]) == [0, 2, 4, 6]
+        assert_never_more(log.starts(key), 2, 0.4)
+
+    def test_a_retry_is_charged_and_waiting_spends_no_attempt(
+        self, side: Side, worker: Worker, log: Log, key: str
+    ) -> None:
+        for _ in range(3):
+            side.send("fails_once", key)
+        log.wait(key, 6, 15, worker)
+        assert_never_more(log.starts(key), 2, 0.4)
+        assert sorted(told for _, told in log.starts(key)) == list("000111")
