@@ -696,6 +696,28 @@ def test_a_paused_key_starts_nothing_and_its_neighbours_go_on() -> None:
     run_virtual(main)
 
 
+@pytest.mark.parametrize("limit", [StrictRate("2/h", key="{tenant}"), DynamicWindow(per=3600, count=2, key="{tenant}")])
+def test_a_refusal_that_plain_code_meets_holds_jobs_back_until_it_is_lifted(limit: Limit) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        app.limit("api", limit)
+        outside = app.limiter("api")
+
+        @app.task(limits=["api"])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await outside.penalize("acme", 600)
+            held = await call.enqueue("acme")
+            await (await call.enqueue("globex")).result(timeout=5)
+            await asyncio.sleep(300)
+            assert (await held.status()).state is JobState.WAITING
+            await app.admin.limits.reset("api", "acme")
+            await held.result(timeout=5)
+
+    run_virtual(main)
+
+
 def test_reset_gives_a_key_its_whole_budget_and_penalize_takes_it_for_a_while() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)
