@@ -25,7 +25,7 @@ PAGES = [
 ]
 
 
-DECLARING = ["index.md", "limits.md", "operating.md", "redis.md"]
+DECLARING = ["index.md", "limits.md", "operating.md", "redis.md", "watching.md"]
 
 
 def blocks_of(page: str) -> list[str]:
