@@ -1,6 +1,17 @@
 """HTTP clients that keep to a budget, and do as servers say that refuse them: transports and hooks for httpx."""
 
 from headgate.contrib.httpx.advice import HORIZON, UNSAID, closed_for, refused_for
+from headgate.errors import DeclarationError
+
+try:
+    import httpx  # noqa: F401  # what follows needs it
+except ModuleNotFoundError as error:
+    if error.name != "httpx":
+        raise
+    raise DeclarationError(
+        "headgate.contrib.httpx needs the httpx package, which is missing; pip install httpx"
+    ) from None
+
 from headgate.contrib.httpx.hooks import raise_rate_limited, raise_rate_limited_sync
 from headgate.contrib.httpx.transport import LimitedTransport, SyncLimitedTransport
 

@@ -1,0 +1,28 @@
+"""Who imports what needs a package that is not there is told which one, and how to get it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+from headgate.errors import DeclarationError
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "reason"),
+    [
+        ("headgate.contrib.celery", "redis", r"need the redis package.*headgate\[redis\]"),
+        ("headgate.contrib.dramatiq", "redis", r"need the redis package.*headgate\[redis\]"),
+        ("headgate.contrib.taskiq", "redis", r"need the redis package.*headgate\[redis\]"),
+        ("headgate.contrib.httpx", "httpx", "needs the httpx package.*pip install httpx"),
+    ],
+)
+def test_a_missing_package_is_named(module: str, package: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name == module or name.startswith(("headgate.limits.redis", f"{module}.", f"{package}.")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DeclarationError, match=reason):
+        importlib.import_module(module)
