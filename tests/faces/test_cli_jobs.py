@@ -171,6 +171,25 @@ def test_a_job_that_waits_for_its_time_is_run_now_and_one_that_waits_for_a_limit
     assert project.states(throttled) == [JobState.WAITING]
 
 
+def test_a_waiting_job_is_given_another_time_and_priority(project: Project) -> None:
+    (final,) = project.run_until_final(("good",))
+    id = project.enqueue("sync", "acme")
+    put_off = call("jobs", "reschedule", id, "--at", "2099-01-01T08:00", "--priority", "7")
+    assert (put_off.exit_code, put_off.output.strip()) == (
+        0,
+        f"{id}: waits until 2099-01-01 08:00:00 UTC, with priority 7",
+    )
+    (shown,) = answer("jobs", "show", id)
+    assert shown["timeline"][-1]["what"] == "reschedule"
+    assert shown["timeline"][-1]["detail"] == "to 2099-01-01T08:00:00+00:00, priority 7"
+    back = call("jobs", "reschedule", id, "--delay", "0", final)
+    assert back.exit_code == 1
+    assert f"{id}: waits to run as soon as it can, with priority 7" in back.output
+    assert "is succeeded; only a waiting one" in back.output
+    assert "say when" in call("jobs", "reschedule", id).stderr
+    assert "take one of them" in call("jobs", "reschedule", id, "--delay", "1", "--at", "2099-01-01").stderr
+
+
 # ------------------------------------------------------------------------------------------------- many jobs
 
 

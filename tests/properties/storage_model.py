@@ -367,6 +367,17 @@ class StorageModel:
         self.settle(wall)
         return before
 
+    def reschedule(self, job_id: str, run_at: int | None, priority: int | None, wall: int) -> None:
+        job = self.jobs[job_id]
+        job.fence += 1
+        if priority is not None:
+            job.new = replace(job.new, priority=priority)
+        if run_at is None or (run_at <= wall and not (job.delayed and job.run_at > wall)):
+            return
+        job.run_at, job.delayed = max(run_at, wall), run_at > wall
+        if not job.is_blocked and job.terms.patience:
+            job.give_up_at = job.run_at + job.terms.patience
+
     def retry(self, job_id: str, wall: int) -> None:
         job = self.jobs[job_id]
         self._come_back(job)

@@ -123,6 +123,8 @@ RARE = [
     "pause_a_queue",
     "penalize",
     "prune",
+    "reschedule",
+    "reschedule",
     "reset",
     "resume_a_queue",
     "resume_a_queue",
@@ -408,6 +410,21 @@ class StorageMachine(RuleBasedStateMachine):
         if job is not None:
             assert self.run(self.store.cancel(job.new.id)) is JobState.WAITING
             self.model.cancel(job.new.id, self.clock.now())
+
+    def reschedule(self, data: st.DataObject) -> None:
+        job = self.pick(data, *JobState)
+        if job is None:
+            return
+        after = data.draw(st.sampled_from([None, -10, 0, 1, 5, 60]))
+        priority = data.draw(st.sampled_from([None, None, 0, 5, 9]))
+        run_at = None if after is None else self.clock.now() + after * SECOND
+        try:
+            before = self.run(self.store.reschedule(job.new.id, run_at=run_at, priority=priority))
+        except IllegalTransition:
+            assert job.state is not JobState.WAITING
+        else:
+            assert before is job.state is JobState.WAITING
+            self.model.reschedule(job.new.id, run_at, priority, self.clock.now())
 
     def retry(self, data: st.DataObject) -> None:
         job = self.pick(data, *JobState)

@@ -23,8 +23,8 @@ from headgate.admin.queues import QueuesAdmin
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import Moment, timeline
-from headgate.clock import Duration, microseconds, to_datetime
-from headgate.errors import IllegalTransition, JobNotFound
+from headgate.clock import FARTHEST, Duration, from_datetime, microseconds, to_datetime
+from headgate.errors import DeclarationError, IllegalTransition, JobNotFound
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed, SubjectKind
 from headgate.jobs.job import Attempt, JobRecord, JobState
 from headgate.jobs.report import LogLine
@@ -35,6 +35,7 @@ from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
 from headgate.storage.protocol import BucketRecord, Obstacle, QueueCounts, Standing, Storage, ViewCount, WaitingCount
 from headgate.tasks.handle import JobStatus, status_of
+from headgate.tasks.task import require_priority
 from headgate.tasks.ties import BatchStatus, batch_status
 
 LAST_LINES = 20
@@ -328,6 +329,35 @@ class Admin:
         if state is None:
             raise JobNotFound(job_id)
 
+    async def reschedule(
+        self, job_id: str, *, at: datetime | None = None, delay: Duration | None = None, priority: int | None = None
+    ) -> None:
+        """Give a waiting job another time, `at` or after a `delay`, another priority, or both.
+
+        It keeps its limits, its attempts and its unique key; a time that has passed means now, as its limits let it.
+        Raises JobNotFound, IllegalTransition if it does not wait, DeclarationError for what makes no sense.
+        """
+        if at is not None and delay is not None:
+            raise DeclarationError("a job is rescheduled with at or delay, not both")
+        if at is None and delay is None and priority is None:
+            raise DeclarationError("a job is rescheduled to a time, with at or delay, to a priority, or to both")
+        now = self._storage.now()
+        # The year 1 somewhere in the east is no instant that can be told in UTC.
+        run_at = None if at is None else max(now, from_datetime(at))
+        if delay is not None:
+            run_at = now + microseconds(delay)
+            if run_at < now:
+                raise DeclarationError(f"delay={delay!r} is negative")
+        if run_at is not None and run_at - now > FARTHEST:
+            raise DeclarationError(f"{delay if at is None else at!s} is more than a hundred years ahead")
+        said = [] if run_at is None else [f"to {to_datetime(run_at).isoformat(timespec='seconds')}"]
+        if priority is not None:
+            require_priority(priority, "a job")
+            said.append(f"priority {priority}")
+        deed = self._deed("reschedule", job_id, ", ".join(said))
+        if await self._storage.reschedule(job_id, run_at=run_at, priority=priority, deed=deed) is None:
+            raise JobNotFound(job_id)
+
     async def cancel_many(
         self,
         query: JobQuery,
@@ -405,8 +435,8 @@ class Admin:
 
     # ----------------------------------------------------------------------------------------------- helpers
 
-    def _deed(self, action: str, job_id: str) -> Deed:
-        return Deed(self.actor, action, "job", job_id)
+    def _deed(self, action: str, job_id: str, detail: str | None = None) -> Deed:
+        return Deed(self.actor, action, "job", job_id, detail)
 
     async def _record(self, job_id: str) -> JobRecord:
         record = await self._storage.job(job_id)

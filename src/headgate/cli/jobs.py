@@ -23,10 +23,10 @@ from headgate.cli.locate import (
     takes_app_and_ids,
 )
 from headgate.cli.output import json_option, make_console, print_json, print_table, printable, until
-from headgate.cli.query import query_at, takes_query
+from headgate.cli.query import instant, query_at, seconds, takes_query
 from headgate.clock import SystemClock, sleep, to_datetime
 from headgate.errors import HeadgateError, JobNotFound
-from headgate.jobs.job import Attempt, JobRecord, JobState
+from headgate.jobs.job import MAX_PRIORITY, Attempt, JobRecord, JobState
 from headgate.jobs.report import LogLine
 from headgate.tasks.handle import JobStatus
 from headgate.tasks.ties import BatchStatus
@@ -154,6 +154,33 @@ def run(target: str, ids: Sequence[str], as_json: bool, **many: Any) -> None:
         _change(target, ids, _run_now, as_json=as_json, **many)
     else:
         change_many(target, "run", as_json=as_json, **many)
+
+
+@jobs.command()
+@takes_app_and_ids
+@click.option("--delay", type=seconds, metavar="TIME", help="Not before that long from now: 90s, 15m, 2h.")
+@click.option("--at", type=instant, metavar="INSTANT", help="Not before then: 2026-05-01T08:00, in UTC.")
+@click.option("--priority", type=click.IntRange(0, MAX_PRIORITY), help="Higher goes first inside its lane.")
+@json_option
+def reschedule(
+    target: str, ids: Sequence[str], delay: float | None, at: datetime | None, priority: int | None, as_json: bool
+) -> None:
+    """Give waiting jobs another time, another priority, or both; their limits hold as ever.
+
+    Says for each id what happened. Exit code 1 if one of them does not wait.
+    """
+    if delay is not None and at is not None:
+        raise click.UsageError("--delay and --at are two ways to say when; take one of them")
+    if delay is None and at is None and priority is None:
+        raise click.UsageError("say when, with --delay or --at, or with which --priority")
+
+    async def change(admin: Admin, id: str) -> Report:
+        await admin.reschedule(id, at=at, delay=delay, priority=priority)
+        status = await admin.status(id)
+        when = f"until {status.run_at:%Y-%m-%d %H:%M:%S} UTC" if status.is_scheduled else "to run as soon as it can"
+        return Report(id, True, f"waits {when}, with priority {status.priority}")
+
+    _change_each(target, ids, change, as_json=as_json)
 
 
 @jobs.command()
@@ -303,7 +330,12 @@ def _change(
 ) -> None:
     if wanted or is_all or dry_run:
         raise click.UsageError("name jobs by their ids or by what they are, not both")
+    _change_each(target, ids, change, as_json=as_json)
 
+
+def _change_each(
+    target: str, ids: Sequence[str], change: Callable[[Admin, str], Awaitable[Report]], *, as_json: bool
+) -> None:
     async def all_of_them(admin: Admin) -> list[Report]:
         reports: list[Report] = []
         for id in ids:

@@ -82,6 +82,14 @@ class BulkRequest(Body, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
+class NewPlace(Body, frozen=True, kw_only=True):
+    """When a job is to be ready, at an instant or after so many seconds, and how urgent it is."""
+
+    at: Instant | None = None
+    delay: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    priority: Annotated[int, msgspec.Meta(ge=0, le=9)] | None = None
+
+
 class ListedJobView(msgspec.Struct, frozen=True):
     """A job as a list shows it, with the beginning of its payload."""
 
@@ -233,6 +241,12 @@ async def run_job_now(caller: Caller, id: str) -> Done:
     return Done()
 
 
+async def reschedule_job(caller: Caller, id: str, body: NewPlace) -> Done:
+    """Give a waiting job another time, another priority, or both; its limits hold as ever."""
+    await caller.admin.reschedule(id, at=body.at, delay=body.delay, priority=body.priority)
+    return Done()
+
+
 async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
     """Retry, cancel or run now many jobs, oldest first; repeat it as long as it `is_cut`."""
     query = _query(caller, body.query)
@@ -255,6 +269,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     acts("/jobs/{id}/retry", retry_job, refuses=(404, 409)),
     acts("/jobs/{id}/cancel", cancel_job, refuses=(404, 409)),
     acts("/jobs/{id}/run-now", run_job_now, refuses=(404, 409)),
+    acts("/jobs/{id}/reschedule", reschedule_job, refuses=(404, 409, 422)),
 )
 
 

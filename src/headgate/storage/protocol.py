@@ -397,6 +397,16 @@ class Storage(Protocol):
         """
         ...
 
+    async def reschedule(
+        self, job_id: str, *, run_at: int | None = None, priority: int | None = None, deed: Deed | None = None
+    ) -> JobState | None:
+        """Give a waiting job another time to be ready at, another priority, or both; None leaves it as it is.
+
+        A `run_at` that has passed means now. What its limits let it wait counts from its new time. Returns the state it
+        was in, None if there is no such job. Raises IllegalTransition if it does not wait. It may be blocked.
+        """
+        ...
+
     async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool | None]:
         """Keep what running attempts say of themselves; False for each that is not this node's under that fence.
 

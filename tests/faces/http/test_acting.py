@@ -38,6 +38,17 @@ async def test_jobs_are_retried_cancelled_and_run_now(app: Headgate) -> None:
             assert await act(client, f"/jobs/{seeds.failed}/cancel") == {"changed": False}
             assert await act(client, f"/jobs/{seeds.scheduled}/run-now") == {"changed": True}
             assert not (await app.admin.status(seeds.scheduled)).is_scheduled
+            path = f"/jobs/{seeds.scheduled}/reschedule"
+            assert await act(client, path, {"delay": 3600, "priority": 9}) == {"changed": True}
+            status = await app.admin.status(seeds.scheduled)
+            assert (status.is_scheduled, status.priority) == (True, 9)
+            assert await act(client, path, {"at": "2099-01-01T08:00:00Z"}) == {"changed": True}
+            assert await act(client, path, {}, expected=422) == "declaration_error"
+            assert await act(client, path, {"priority": 10}, expected=400) == "bad_request"
+            assert (
+                await act(client, f"/jobs/{seeds.failed}/reschedule", {"delay": 1}, expected=409)
+                == "illegal_transition"
+            )
             assert await act(client, "/jobs/nobody/cancel", expected=404) == "job_not_found"
             entries = await app.admin.audit_log(subject=seeds.failed)
             assert [(entry.actor, entry.action) for entry in entries] == [("local", "cancel"), ("local", "retry")]

@@ -14,6 +14,7 @@ from headgate.jobs.gating import Regated
 from headgate.jobs.job import Attempt, Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned
 from headgate.jobs.replacing import Waited, replacement
+from headgate.jobs.rescheduling import new_time
 from headgate.jobs.terms import bits, kept_permits, spread, without
 from headgate.jobs.uniqueness import Key, key_of, key_taken, superseded_error
 from headgate.storage.endings import EndedHere, late_ending
@@ -288,6 +289,22 @@ class Jobs:
         job.delayed = False
         self.wait_elsewhere(job, wall)
         self._enter(job, now)
+        if job.deadline is not None:
+            self._watch_deadline(job)
+
+    def reschedule(self, job: Job[Lane], wanted: int | None, priority: int | None, wall: int, now: int) -> None:
+        """Give a waiting job another time or priority, in its lane."""
+        time = new_time(job.run_at, wanted, wall, delayed=job.delayed)
+        job.run_at, job.delayed = time.run_at, time.delayed
+        job.fence += 1
+        if priority is not None:
+            job.become(msgspec_replace(job.new, priority=priority))
+        if job.is_blocked:
+            return
+        patience = None if job.new.terms is None else job.new.terms.patience
+        if time.has_changed and patience:
+            job.set_deadlines(job.expires_at, time.run_at + patience)
+        self._stay(job, job.lane.behind if job.new.costs is not None else None, now)
         if job.deadline is not None:
             self._watch_deadline(job)
 

@@ -22,6 +22,7 @@ from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, is_poisonous, require_scheduled, require_transition
 from headgate.jobs.report import LogLine, Report
+from headgate.jobs.rescheduling import require_waiting
 from headgate.limits.concurrency import without_unused
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
@@ -214,6 +215,19 @@ class MemoryStorage:
             follows=job.leader if job.is_blocked else None,
         )
         self._jobs.be_ready(job, wall, self.limit_now())
+        self._trail.note(deed, wall, job)
+        self._wake()
+        return job.state
+
+    async def reschedule(
+        self, job_id: str, *, run_at: int | None = None, priority: int | None = None, deed: Deed | None = None
+    ) -> JobState | None:
+        job = self._jobs.by_id.get(job_id)
+        if job is None:
+            return None
+        require_waiting(job_id, job.state)
+        wall = self._clock.now()
+        self._jobs.reschedule(job, run_at, priority, wall, self.limit_now())
         self._trail.note(deed, wall, job)
         self._wake()
         return job.state

@@ -345,6 +345,13 @@ class PostgresStorage:
         self._changed()
         return state
 
+    async def reschedule(
+        self, job_id: str, *, run_at: int | None = None, priority: int | None = None, deed: Deed | None = None
+    ) -> JobState | None:
+        state = await self._transact(lambda session: self._waiting(session).reschedule(job_id, run_at, priority, deed))
+        self._changed()
+        return state
+
     async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool | None]:
         written = await self._transact(lambda session: trail.report(session, node, reports, most_lines))
         return [written.get(report.id, False) for report in reports]

@@ -9,6 +9,7 @@ from headgate.jobs.audit import Deed
 from headgate.jobs.gating import Regated
 from headgate.jobs.job import Draw, JobError, JobState
 from headgate.jobs.lifecycle import require_scheduled, require_transition
+from headgate.jobs.rescheduling import new_time, require_waiting
 from headgate.jobs.terms import GateTerms, bits, kept_permits
 from headgate.jobs.uniqueness import key_taken
 from headgate.limits.concurrency import load_permits
@@ -128,6 +129,34 @@ class Waiting:
         await self._session.execute("run_now", id=found.id, now=self._now, give_up_at=give_up_at)
         # It is counted in its lane already, which only has to be looked at.
         await arrive(self._session, [Arrival(found.lane, 0, is_ready=True)], self._limit_now)
+        await note(self._session, deed, self._now)
+        return found.state
+
+    async def reschedule(
+        self, job_id: str, run_at: int | None, priority: int | None, deed: Deed | None = None
+    ) -> JobState | None:
+        """Give a waiting job another time or priority, in its lane; the state it was in."""
+        found = await self._locked(job_id)
+        if found is None:
+            return None
+        require_waiting(job_id, found.state)
+        time = new_time(found.run_at, run_at, self._now, delayed=found.delayed)
+        patience = None if found.terms is None else found.terms.patience
+        await self._session.execute(
+            "reschedule",
+            id=found.id,
+            run_at=time.run_at,
+            delayed=time.delayed,
+            priority=priority,
+            give_up_at=time.run_at + patience if patience and time.has_changed else None,
+        )
+        if not found.is_blocked:
+            if time.has_changed:
+                # It is counted in its lane already, which has to know when to look at it.
+                wakes_at = time.run_at if time.delayed else None
+                await arrive(self._session, [Arrival(found.lane, 0, not time.delayed, wakes_at)], self._limit_now)
+            if found.has_costs:
+                await self._reopen_behind({found.lane.id})
         await note(self._session, deed, self._now)
         return found.state
 

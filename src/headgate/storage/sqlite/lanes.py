@@ -31,6 +31,14 @@ class Lanes:
         """These jobs wait again."""
         execute(self._connection, "arm", seqs=as_json(seqs), limit_now=self._limit_now)
 
+    def rearm(self, lane: int, run_at: int, *, delayed: bool, have_costs: bool) -> None:
+        """A job of a lane asks for something else; the lane keeps its own place in line."""
+        execute(self._connection, "rearm", lane=lane, delayed=int(delayed), run_at=run_at, limit_now=self._limit_now)
+        if have_costs:
+            # A bucket may have been closed for what the job cost before.
+            behind = fetch(self._connection, "lanes_behind", lanes=as_json([lane]))
+            execute(self._connection, "reopen_buckets", buckets=behind, limit_now=self._limit_now)
+
     def leave(self, lane: int, jobs: int, *, have_costs: bool) -> None:
         """So many jobs do not wait in a lane any more."""
         behind = fetch(self._connection, "lanes_behind", lanes=as_json([lane]))

@@ -329,6 +329,13 @@ class SqliteStorage:
             _Write(lambda transaction: transaction.waiting.run_now(job_id, deed), wakes=True)
         )
 
+    async def reschedule(
+        self, job_id: str, *, run_at: int | None = None, priority: int | None = None, deed: Deed | None = None
+    ) -> JobState | None:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.waiting.reschedule(job_id, run_at, priority, deed), wakes=True)
+        )
+
     async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool]:
         return await self._write(  # type: ignore[no-any-return]
             _Write(lambda transaction: transaction.report(node, reports, most_lines))

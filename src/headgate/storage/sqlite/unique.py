@@ -133,18 +133,10 @@ class Unique:
         if not after.draws_alike:
             execute(self._connection, "forget_starts", seq=row.seq)
         if in_lane and after.stays:
-            self._stay(lane, after.new, has_costs=bool(row.has_costs))
+            time = after.new
+            self._lanes.rearm(lane, time.run_at, delayed=time.delayed, have_costs=bool(row.has_costs))
         elif in_lane:
             self._lanes.arm([row.seq])
-
-    def _stay(self, lane: int, new: NewJob, *, has_costs: bool) -> None:
-        """The lane keeps its own place in line."""
-        time = {"delayed": int(new.delayed), "run_at": new.run_at, "limit_now": self._limit_now}
-        execute(self._connection, "rearm", lane=lane, **time)
-        if has_costs:
-            # A bucket may have been closed for what the job cost before.
-            behind = fetch(self._connection, "lanes_behind", lanes=as_json([lane]))
-            execute(self._connection, "reopen_buckets", buckets=behind, limit_now=self._limit_now)
 
 
 def rivals(connection: sqlite3.Connection, seqs: Iterable[int]) -> dict[int, str]:

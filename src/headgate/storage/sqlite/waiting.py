@@ -12,6 +12,7 @@ from headgate.jobs.audit import Deed
 from headgate.jobs.gating import Regated
 from headgate.jobs.job import Draw, JobError, JobState
 from headgate.jobs.lifecycle import require_scheduled, require_transition
+from headgate.jobs.rescheduling import new_time, require_waiting
 from headgate.jobs.terms import GateTerms, bits, kept_permits
 from headgate.jobs.uniqueness import key_taken
 from headgate.limits.concurrency import load_permits
@@ -144,6 +145,28 @@ class Waiting:
         give_up_at = None if terms is None or not terms.patience else self._now + terms.patience
         execute(self._connection, "run_now", seq=found.seq, now=self._now, give_up_at=give_up_at)
         execute(self._connection, "wake_lane", lane=found.lane, limit_now=self._limit_now)
+        keep_deed(self._connection, deed, self._now)
+        return found.state
+
+    def reschedule(self, job_id: str, run_at: int | None, priority: int | None, deed: Deed | None) -> JobState | None:
+        """Give a waiting job another time or priority, in its lane."""
+        found = self._find(job_id)
+        if found is None:
+            return None
+        require_waiting(job_id, found.state)
+        time = new_time(found.run_at, run_at, self._now, delayed=bool(found.delayed))
+        patience = None if found.terms is None else found.terms.patience
+        execute(
+            self._connection,
+            "reschedule",
+            seq=found.seq,
+            run_at=time.run_at,
+            delayed=int(time.delayed),
+            priority=priority,
+            give_up_at=time.run_at + patience if patience and time.has_changed else None,
+        )
+        if not found.is_blocked:
+            self._lanes.rearm(found.lane, time.run_at, delayed=time.delayed, have_costs=bool(found.has_costs))
         keep_deed(self._connection, deed, self._now)
         return found.state
 

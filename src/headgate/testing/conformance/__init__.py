@@ -27,6 +27,7 @@ from headgate.testing.conformance.permits import PermitsConformance
 from headgate.testing.conformance.purging import PurgingConformance
 from headgate.testing.conformance.queues import QueuesConformance
 from headgate.testing.conformance.reports import ReportsConformance
+from headgate.testing.conformance.rescheduling import ReschedulingConformance
 from headgate.testing.conformance.schedules import SchedulesConformance
 from headgate.testing.conformance.terms import TermsConformance
 from headgate.testing.conformance.unique_keys import UniqueKeysConformance
@@ -48,6 +49,7 @@ class StorageConformance(
     AuditingConformance,
     PurgingConformance,
     ReportsConformance,
+    ReschedulingConformance,
     ListingConformance,
     UniqueKeysConformance,
     FollowingConformance,
