@@ -667,7 +667,7 @@ class StorageModel:
                 else:
                     break
             assert not wanted, "a job was claimed that was not ready, or not this node's to claim"
-        assert not left
+        assert not left, f"jobs of lanes without any that is ready were claimed: {left}"
         assert not gone, "a job was dropped before its turn"
 
     def _lines(self, claim: Claim, wall: int) -> dict[Lane, list[ModelJob]]:

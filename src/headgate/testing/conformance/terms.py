@@ -12,7 +12,7 @@ from headgate.clock import SECOND
 from headgate.jobs.job import Draw, JobError, JobState
 from headgate.jobs.lifecycle import Charge, Finished, Returned
 from headgate.limits.rule import NEVER
-from headgate.storage.endings import EXPIRED_ERROR
+from headgate.storage.endings import EXPIRED_ERROR, REJECTED
 from headgate.storage.protocol import Amendment, QueueCounts, RecordedStart
 from headgate.testing.conformance.hands import (
     BOOM,
@@ -252,6 +252,21 @@ class TermsConformance(Conformance):
         again = await hands.take_one()
         assert (again.id, again.draws) == (job.id, (Draw("mutex", ""),))
         assert [start.started_at for start in await hands.storage.starts("api", None, 0)] == [job.charged_at]
+
+    @pytest.mark.parametrize("has_time", [False, True], ids=["handed back", "retried"])
+    async def test_a_free_retry_is_no_more_patient_than_the_first_try(
+        self, hands: Hands, clock: ManualClock, has_time: bool
+    ) -> None:
+        """The fault: one store started what the others had given up on."""
+        hands.rules = {"api": strict(3)}
+        await hands.add(1, draws=[("api", "acme")], free_retries=1, patience=30)
+        job = await hands.take_one()
+        run_at = clock.now() + SECOND if has_time else None
+        await hands.give_back(job, "failed", spent=True, run_at=run_at, error=BOOM)
+        clock.advance(40)
+        claimed = await hands.claim()
+        assert [(dropped.id, dropped.error.type) for dropped in claimed.dropped] == [(job.id, REJECTED)]
+        assert claimed.jobs == []
 
     async def test_costs_stay_with_their_limits_when_a_retry_is_free(self, hands: Hands) -> None:
         hands.rules = {"api": strict(1), "tokens": strict(10)}

@@ -24,7 +24,11 @@ FROM (
     UNION
     (
         SELECT id FROM headgate.job
-        WHERE waiting AND give_up_at <= :now AND :lanes::bytea[] IS NULL
+        WHERE waiting AND give_up_at <= :now
+            AND (
+                :lanes::bytea[] IS NULL
+                OR (lane = ANY(:lanes::bytea[]) AND task = ANY(:tasks::text[]) AND (NOT delayed OR run_at <= :now))
+            )
         ORDER BY give_up_at
         LIMIT :count
     )

@@ -14,12 +14,21 @@ SELECT
     EXISTS (
         SELECT 1
         FROM (
-            SELECT lane, expires_at FROM headgate.job
-            WHERE waiting AND expires_at IS NOT NULL
-            ORDER BY expires_at
-            LIMIT 10
+            (
+                SELECT lane, expires_at AS late_at FROM headgate.job
+                WHERE waiting AND expires_at IS NOT NULL
+                ORDER BY expires_at
+                LIMIT 10
+            )
+            UNION ALL
+            (
+                SELECT lane, give_up_at FROM headgate.job
+                WHERE waiting AND give_up_at IS NOT NULL
+                ORDER BY give_up_at
+                LIMIT 10
+            )
         ) AS next
-        WHERE expires_at <= now AND lane = ANY(:open_lanes::bytea[])
+        WHERE late_at <= now AND lane = ANY(:open_lanes::bytea[])
     ) AS has_expired,
     (
         SELECT coalesce(json_agg(json_build_array(encode(id, 'base64'), limit_name, key, state, opens_at, closed_until)), '[]')

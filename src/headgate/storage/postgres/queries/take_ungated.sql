@@ -15,6 +15,7 @@ taken AS (
                 SELECT id FROM headgate.job AS first
                 WHERE first.lane = visited.lane AND waiting AND NOT delayed AND run_at >= visited.floor
                     AND task = ANY(:tasks::text[]) AND (expires_at IS NULL OR expires_at > :now)
+                    AND (give_up_at IS NULL OR give_up_at > :now)
                 ORDER BY priority DESC, run_at, id
                 LIMIT visited.most
                 FOR UPDATE SKIP LOCKED

@@ -8,7 +8,7 @@ candidate AS (
         SELECT * FROM (
             SELECT id, lane, priority, run_at FROM headgate.job
             WHERE job.lane = visited_lane AND waiting AND NOT delayed AND task = ANY(:tasks::text[])
-                AND (expires_at IS NULL OR expires_at > :now)
+                AND (expires_at IS NULL OR expires_at > :now) AND (give_up_at IS NULL OR give_up_at > :now)
             ORDER BY priority DESC, run_at, id
             LIMIT most
             FOR UPDATE SKIP LOCKED
@@ -19,7 +19,7 @@ candidate AS (
         CROSS JOIN LATERAL (
             SELECT id, lane, priority, run_at FROM headgate.job
             WHERE job.lane = visited_lane AND waiting AND delayed AND priority = level AND run_at <= :now
-                AND task = ANY(:tasks::text[]) AND (expires_at IS NULL OR expires_at > :now)
+                AND task = ANY(:tasks::text[]) AND (expires_at IS NULL OR expires_at > :now) AND (give_up_at IS NULL OR give_up_at > :now)
             ORDER BY run_at, id
             LIMIT most
             FOR UPDATE SKIP LOCKED
