@@ -12,7 +12,7 @@ from headgate.clock import SECOND
 from headgate.jobs.job import Draw, JobError, JobState
 from headgate.jobs.lifecycle import Charge, Finished, Returned
 from headgate.limits.rule import NEVER
-from headgate.storage.endings import EXPIRED_ERROR, REJECTED
+from headgate.storage.endings import EXPIRED_ERROR
 from headgate.storage.protocol import Amendment, QueueCounts, RecordedStart
 from headgate.testing.conformance.hands import (
     BOOM,
