@@ -369,7 +369,7 @@ class StorageModel:
 
     def reschedule(self, job_id: str, run_at: int | None, priority: int | None, wall: int) -> None:
         job = self.jobs[job_id]
-        job.fence += 1
+        job.fence += not job.is_blocked
         if priority is not None:
             job.new = replace(job.new, priority=priority)
         if run_at is None or (run_at <= wall and not (job.delayed and job.run_at > wall)):

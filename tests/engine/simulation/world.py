@@ -285,6 +285,8 @@ class World:
                     await self.store.evict()
                 elif what < 0.86 and what >= 0.83:
                     await self.steer()
+                elif 0.9 >= what >= 0.86:
+                    await self.reschedule_some()
                 elif what > 0.95:
                     await self.retry_some()
                 elif what > 0.9:
@@ -325,6 +327,14 @@ class World:
         self.retried[job.id] += 1
         with contextlib.suppress(StorageUnavailable, IllegalTransition):
             await self.producer.admin.retry(job.id)
+
+    async def reschedule_some(self) -> None:
+        """To a time ahead or one that has passed, to another priority, or to both."""
+        for job in (await self.producer.admin.jobs(state=JobState.WAITING, count=20))[:: self.random.randint(2, 9)]:
+            delay = self.random.choice((None, 0, 0.5, 5, 40))
+            priority = self.random.choice((None, 0, 9)) if delay is not None else self.random.choice((0, 9))
+            with contextlib.suppress(StorageUnavailable, IllegalTransition):
+                await self.producer.admin.reschedule(job.id, delay=delay, priority=priority)
 
     async def cancel_some(self) -> None:
         state = self.random.choice((JobState.WAITING, JobState.RUNNING))

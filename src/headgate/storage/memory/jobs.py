@@ -296,11 +296,11 @@ class Jobs:
         """Give a waiting job another time or priority, in its lane."""
         time = new_time(job.run_at, wanted, wall, delayed=job.delayed)
         job.run_at, job.delayed = time.run_at, time.delayed
-        job.fence += 1
         if priority is not None:
             job.become(msgspec_replace(job.new, priority=priority))
         if job.is_blocked:
             return
+        job.fence += 1
         patience = None if job.new.terms is None else job.new.terms.patience
         if time.has_changed and patience:
             job.set_deadlines(job.expires_at, time.run_at + patience)
