@@ -693,7 +693,7 @@ class StorageMachine(RuleBasedStateMachine):
         starts = self.run(self.store.starts(limit, None, 0))
         found = [(start.key, start.started_at, start.cost) for start in starts]
         assert sorted(found) == self.model.starts(limit)
-        assert [start.started_at for start in starts] == sorted(start.started_at for start in starts)
+        assert [start.started_at for start in starts] == sorted((start.started_at for start in starts), reverse=True)
 
     def a_job_stands_where_it_should(self, data: st.DataObject) -> None:
         job = self.pick(data, *JobState)
