@@ -53,6 +53,7 @@ def test_the_roles_of_the_endpoints_are_these() -> None:
         "change_jobs",
         "pause_queue",
         "pause_schedule",
+        "reschedule_job",
         "resume_queue",
         "resume_schedule",
         "retry_job",
