@@ -195,7 +195,6 @@ class Upkeep:
         self._storage = storage
         self._clock = clock
         self._size = size
-        self._meter = Meter(storage)
 
     async def _add(self, jobs: Iterable[NewJob]) -> list[str]:
         ids: list[str] = []
@@ -230,6 +229,7 @@ class Upkeep:
         storage, clock = self._storage, self._clock
         steps: dict[str, int] = {}
         await self.fill()
+        self._meter = Meter(storage)
         await storage.join("dead", "d")
         (lost,) = await self._add([new_job(now=clock.now())])
         assert [job.id for job in (await storage.claim(claim_for(RULES, node="dead"))).jobs] == [lost]
