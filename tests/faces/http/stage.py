@@ -72,8 +72,9 @@ async def seed(app: Headgate) -> Seeds:
     async with app:
         failed = await tasks["login"].using(headers={"password": PASSWORD, "tenant": "acme"}).enqueue("ada", PASSWORD)
         succeeded = await tasks["answer"].enqueue("why?")
-        await tasks["sync"].enqueue(HOSTILE)
+        charged = await tasks["sync"].enqueue(HOSTILE)
         await succeeded.result(timeout=10)
+        await charged.result(timeout=10)
         with suppress(JobFailed):
             await failed.result(timeout=10)
     throttled = await tasks["sync"].using(unique_key=HOSTILE).enqueue(HOSTILE, {"password": PASSWORD})
