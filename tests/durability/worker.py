@@ -26,6 +26,7 @@ from headgate.jobs.lifecycle import Ending
 from headgate.storage.protocol import Claim, Claimed
 from headgate.storage.sqlite import storage as sqlite_storage
 from headgate.storage.sqlite.neighbours import Neighbours
+from headgate.storage.sqlite.reader import Reader
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.sqlite.transaction import Transaction
 
@@ -96,10 +97,10 @@ class HoldingStorage(SqliteStorage):
         super().__init__(path, SystemClock())
         self._points = points
 
-    def _connect(self) -> None:
-        super()._connect()
-        assert self._writer is not None
-        self._writer.set_trace_callback(self._before)
+    def _connect(self) -> tuple[sqlite3.Connection, Reader, Reader, int]:
+        connections = super()._connect()
+        connections[0].set_trace_callback(self._before)
+        return connections
 
     def _before(self, statement: str) -> None:
         if statement == "COMMIT":

@@ -1,8 +1,11 @@
-"""Many who open an app at the same moment open its store once, also where the first of them fails."""
+"""Many who open an app open its store once and on one loop, also where the first of them fails or is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,7 @@ from headgate import Headgate
 from headgate.clock import SystemClock
 from headgate.errors import DeclarationError, StorageUnusable
 from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
@@ -89,3 +93,32 @@ def test_an_app_whose_store_could_not_be_closed_is_open_on_no_loop_any_more() ->
     # Not on the loop that has ended, where nobody would answer.
     assert app.sync.ask(lambda admin: admin.counts()) == []
     app.sync.close()
+
+
+async def test_a_sqlite_file_whose_opening_is_cancelled_has_no_connection_left(tmp_path: Path) -> None:
+    """The fault: the thread went on, and gave its connections to whoever had opened the file next."""
+    is_connecting, may_connect = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    class Slow(SqliteStorage):
+        def _anchor(self, writer: sqlite3.Connection) -> int:
+            loop.call_soon_threadsafe(is_connecting.set)
+            may_connect.wait(5)
+            return super()._anchor(writer)
+
+    store = Slow(tmp_path / "jobs.db", SystemClock(), synchronous="OFF")
+    opening = asyncio.create_task(store.open())
+    await is_connecting.wait()
+    for _ in range(3):
+        opening.cancel()
+        await asyncio.sleep(0)
+    assert not opening.done()
+    may_connect.set()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    other = sqlite3.connect(store.path, timeout=0)
+    # Only a file that nobody else has open lets go of its log.
+    assert other.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
+    other.close()
+    await store.open()
+    await store.close()

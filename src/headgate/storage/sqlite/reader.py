@@ -27,6 +27,10 @@ class Reader:
         """What `query` returns, called with the connection in the reader's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, query, self._connection)
 
+    def discard(self) -> None:
+        """Close one that has run nothing yet, from any thread."""
+        self._connection.close()
+
     async def close(self) -> None:
         await self.run(sqlite3.Connection.close)
         self._thread.shutdown(wait=False)

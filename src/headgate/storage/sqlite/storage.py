@@ -35,6 +35,7 @@ from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import SAFE_FOR_SEVERAL, SqliteFacts
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.migrations import Migration
+from headgate.storage.outlast import outlast
 from headgate.storage.protocol import (
     FINAL_STATES,
     Amendment,
@@ -186,11 +187,11 @@ class SqliteStorage:
         _opened[self._open_file] += 1
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite-writer")
         try:
-            await self._in_thread(self._write_thread, self._connect)
+            await self._take_connections(self._write_thread)
             self._neighbours = Neighbours(self.path, self._clock, self._look_around, self._wake, self._break)
             await self._neighbours.open()
         except BaseException:
-            await self.close()
+            await outlast(asyncio.ensure_future(self.close()))
             raise
 
     async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
@@ -199,40 +200,54 @@ class SqliteStorage:
         prepare = partial(sqlite_file.prepare, synchronous=self._synchronous, dry_run=dry_run)
         return await asyncio.to_thread(prepare, self.path, self._clock)
 
-    def _connect(self) -> None:
-        sqlite_file.prepare(self.path, self._clock, synchronous=self._synchronous)
+    async def _take_connections(self, thread: ThreadPoolExecutor) -> None:
+        connecting = asyncio.get_running_loop().run_in_executor(thread, self._connect)
+        # A thread cannot be cancelled, and what it has made nobody else would close.
         try:
-            self._writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=10)
-            # Fewer, larger checkpoints: each one syncs the file twice.
-            self._writer.execute("PRAGMA wal_autocheckpoint = 4000")
-            # From here on it waits by its own rules, in `begin`.
-            self._writer.execute("PRAGMA busy_timeout = 0")
-            self._lookups, self._lists = Reader(self.path, "lookups"), Reader(self.path, "lists")
-            self._ahead = self._anchor()
-        except sqlite3.Error as error:
-            raise (sqlite_file.translate(error, self.path) or error) from error
+            await outlast(connecting)
+        finally:
+            self._writer, self._lookups, self._lists, self._ahead = connecting.result()
 
-    def _anchor(self) -> int:
+    def _connect(self) -> tuple[sqlite3.Connection, Reader, Reader, int]:
+        sqlite_file.prepare(self.path, self._clock, synchronous=self._synchronous)
+        with contextlib.ExitStack() as made:
+            try:
+                writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=10)
+                made.callback(writer.close)
+                # Fewer, larger checkpoints: each one syncs the file twice.
+                writer.execute("PRAGMA wal_autocheckpoint = 4000")
+                # From here on it waits by its own rules, in `begin`.
+                writer.execute("PRAGMA busy_timeout = 0")
+                lookups = Reader(self.path, "lookups")
+                made.callback(lookups.discard)
+                lists = Reader(self.path, "lists")
+                made.callback(lists.discard)
+                ahead = self._anchor(writer)
+            except sqlite3.Error as error:
+                raise (sqlite_file.translate(error, self.path) or error) from error
+            made.pop_all()
+        return writer, lookups, lists, ahead
+
+    def _anchor(self, writer: sqlite3.Connection) -> int:
         """Limit time runs on the boot clock; the first to open the file in a boot sets what to add to it."""
-        assert self._writer is not None
         boot_id = self._clock.boot_id()
-        sqlite_file.begin(self._writer, self._patience, self._clock, self._warn_slow)
+        sqlite_file.begin(writer, self._patience, self._clock, self._warn_slow)
         try:
-            row = self._writer.execute("SELECT boot_id, ahead, last_used FROM limit_time").fetchone()
+            row = writer.execute("SELECT boot_id, ahead, last_used FROM limit_time").fetchone()
             if row is not None and row[0] == boot_id:
                 ahead: int = row[1]
             else:
                 wall = self._clock.now()
                 began = wall if row is None else max(wall, row[2])
                 ahead = began - self._clock.monotonic()
-                self._writer.execute(
+                writer.execute(
                     "INSERT OR REPLACE INTO limit_time (id, boot_id, ahead, last_used) VALUES (1, ?, ?, ?)",
                     (boot_id, ahead, began),
                 )
-            self._writer.execute("COMMIT")
+            writer.execute("COMMIT")
         finally:
-            if self._writer.in_transaction:
-                self._writer.execute("ROLLBACK")
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
         return ahead
 
     async def close(self) -> None:
