@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from headgate import Headgate
 from headgate.clock import SystemClock
+from headgate.engine.opening import Opening
 from headgate.errors import DeclarationError, StorageUnusable
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
@@ -122,3 +124,77 @@ async def test_a_sqlite_file_whose_opening_is_cancelled_has_no_connection_left(t
     other.close()
     await store.open()
     await store.close()
+
+
+async def nothing() -> None:
+    """A step that needs no time."""
+
+
+@pytest.mark.parametrize("change", ["opening", "closing"])
+def test_an_app_that_is_just_being_opened_or_closed_on_one_loop_is_not_opened_on_another(change: str) -> None:
+    """The fault: whoever came second waited for ever for what the other loop would have told it, or got in there."""
+    is_changing, may_end = threading.Event(), threading.Event()
+
+    async def change_slowly() -> None:
+        is_changing.set()
+        await asyncio.to_thread(may_end.wait, 5)
+
+    slowly, at_once = change_slowly, nothing
+    opening = Opening(
+        open=slowly if change == "opening" else at_once,
+        last_words=at_once,
+        close=slowly if change == "closing" else at_once,
+    )
+
+    async def use() -> None:
+        await opening.enter()
+        await opening.leave()
+
+    first = threading.Thread(target=lambda: asyncio.run(use()))
+    first.start()
+    try:
+        assert is_changing.wait(5)
+        with pytest.raises(DeclarationError, match="open on another event loop"):
+            asyncio.run(asyncio.wait_for(opening.enter(), 1))
+    finally:
+        may_end.set()
+        first.join()
+    asyncio.run(use())
+    assert (opening.is_open, opening.loop) == (False, None)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_that_is_forked_while_the_app_is_being_opened_does_not_wait_for_its_parent() -> None:
+    parent = os.getpid()
+
+    is_opening, may_open = asyncio.Event(), asyncio.Event()
+
+    async def open() -> None:
+        if os.getpid() == parent:
+            is_opening.set()
+            await may_open.wait()
+
+    opening = Opening(open=open, last_words=nothing, close=nothing)
+
+    async def begin() -> asyncio.Task[None]:
+        task = asyncio.ensure_future(opening.enter())
+        await is_opening.wait()
+        return task
+
+    async def end() -> None:
+        may_open.set()
+        await entering
+        await opening.leave()
+
+    with asyncio.Runner() as runner:
+        entering = runner.run(begin())
+        child = os.fork()
+        if child == 0:
+            try:
+                asyncio.run(asyncio.wait_for(opening.enter(), 1))
+            finally:
+                os._exit(0 if opening.is_open else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        runner.run(end())
+    assert not opening.is_open

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -19,10 +20,13 @@ class Opening:
         self._open = open
         self._last_words = last_words
         self._close = close
+        # Two threads, each with a loop of its own, may enter at the same moment.
+        self._lock = threading.Lock()
         self._entered = 0
+        # Done when the opening or closing that is under way has ended.
         self._changing: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
+        self._pid = os.getpid()
 
     @property
     def is_open(self) -> bool:
@@ -32,7 +36,7 @@ class Opening:
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop on which the app is open in this process."""
         # After a fork the loop belongs to the parent, and nothing would run there for this process.
-        return self._loop if self._pid == os.getpid() else None
+        return self._loop if self.is_open and self._pid == os.getpid() else None
 
     def require(self) -> None:
         """Raise NotOpen unless the app is open."""
@@ -43,14 +47,23 @@ class Opening:
 
     async def enter(self) -> None:
         """Have the app open until `leave`. Raises DeclarationError on another loop than it is open on."""
-        self._require_one_loop()
-        while self._entered == 0 and self._changing is not None:
+        while True:
+            with self._own_lock():
+                self._require_one_loop()
+                changing = self._changing
+                if changing is None and self._entered:
+                    self._entered += 1
+                    return
+                if changing is None:
+                    self._begin_change()
+                    break
             # Somebody else is at it; where that fails, one of those who wait is the next to try.
-            await asyncio.wait([self._changing])
-        if self._entered == 0:
-            await self._change(self._open)
-            self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
-        self._entered += 1
+            await asyncio.wait([changing])
+        try:
+            await self._open()
+            self._entered = 1
+        finally:
+            self._end_change()
 
     async def leave(self) -> None:
         """Once for each `enter`; the last one closes the app."""
@@ -59,24 +72,40 @@ class Opening:
                 # Those who speak may still enqueue and look.
                 await self._last_words()
         finally:
-            self._entered -= 1
-            if self._entered == 0:
-                # Who opens it meanwhile waits, as for somebody else's opening.
+            with self._own_lock():
+                self._entered -= 1
+                is_last = self._entered == 0
+                if is_last:
+                    # Who opens it meanwhile waits, as for somebody else's opening.
+                    self._begin_change()
+            if is_last:
                 try:
-                    await self._change(self._close)
+                    await self._close()
                 finally:
-                    self._loop = None
+                    self._end_change()
 
-    async def _change(self, step: Step) -> None:
-        self._changing = asyncio.ensure_future(step())
-        try:
-            await self._changing
-        finally:
-            self._changing = None
+    def _begin_change(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._changing = self._loop.create_future()
+
+    def _end_change(self) -> None:
+        with self._own_lock():
+            changing, self._changing = self._changing, None
+            if self._entered == 0:
+                self._loop = None
+        if changing is not None:
+            changing.set_result(None)
+
+    def _own_lock(self) -> threading.Lock:
+        """The lock of this process: in a child, what its parent was at when it was forked never ends."""
+        if self._pid != os.getpid():
+            self._pid, self._lock = os.getpid(), threading.Lock()
+            self._changing = self._loop = None
+        return self._lock
 
     def _require_one_loop(self) -> None:
-        if self._entered and self._pid == os.getpid() and self._loop is not asyncio.get_running_loop():
+        if self._loop not in (None, asyncio.get_running_loop()):
             raise DeclarationError(
-                "this app is open on another event loop; where code that cannot await has opened it (`app.sync`, "
-                "`task.sync`), end that first: `app.sync.close()`"
+                "this app is open on another event loop, or being opened or closed there; where code that cannot await "
+                "has opened it (`app.sync`, `task.sync`), end that first: `app.sync.close()`"
             )
