@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headgate import Headgate
-from headgate.clock import SystemClock
+from headgate.clock import SECOND, SystemClock
 from headgate.engine.opening import Opening
 from headgate.errors import DeclarationError, StorageUnusable
 from headgate.storage.memory import MemoryStorage
@@ -198,3 +198,75 @@ def test_a_child_that_is_forked_while_the_app_is_being_opened_does_not_wait_for_
         assert os.waitpid(child, 0)[1] == 0
         runner.run(end())
     assert not opening.is_open
+
+
+def test_an_app_whose_closing_is_cancelled_is_closed_all_the_same() -> None:
+    """The fault: its store stayed open, with its threads and connections, and nobody could close it any more."""
+
+    async def main(clock: VirtualClock) -> None:
+        closed: list[int] = []
+
+        async def close() -> None:
+            await asyncio.sleep(1)
+            closed.append(clock.now())
+
+        opening = Opening(open=nothing, last_words=nothing, close=close)
+        await opening.enter()
+        began = clock.now()
+        leaving = asyncio.ensure_future(opening.leave())
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            leaving.cancel()
+        # Whoever comes meanwhile waits until it is closed.
+        await opening.enter()
+        assert closed == [began + SECOND]
+        await asyncio.wait([leaving])
+        assert leaving.cancelled()
+        assert opening.is_open
+
+    run_virtual(main)
+
+
+def test_an_error_of_a_closing_that_is_cancelled_is_told() -> None:
+    async def close() -> None:
+        await asyncio.sleep(1)
+        raise OSError("the disk is gone")
+
+    async def main(clock: VirtualClock) -> None:
+        opening = Opening(open=nothing, last_words=nothing, close=close)
+        await opening.enter()
+        leaving = asyncio.ensure_future(opening.leave())
+        await asyncio.sleep(0.5)
+        leaving.cancel()
+        with pytest.raises(OSError, match="the disk is gone"):
+            await leaving
+        assert not opening.is_open
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("moment", ["while it opens", "as it has opened", "in spite of which it opens"])
+async def test_an_app_whose_opening_is_cancelled_is_not_open(moment: str) -> None:
+    """The fault: cancelled at the moment at which it was open, it stayed so, and was said not to be."""
+    store: list[str] = []
+
+    async def open() -> None:
+        asyncio.get_running_loop().call_soon(entering.cancel)
+        if moment != "as it has opened":
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if moment == "while it opens":
+                    raise
+        store.append("opened")
+
+    async def close() -> None:
+        await asyncio.sleep(0)
+        store.append("closed")
+
+    opening = Opening(open=open, last_words=nothing, close=close)
+    entering = asyncio.create_task(opening.enter())
+    await asyncio.wait([entering])
+    assert entering.cancelled()
+    assert (opening.is_open, opening.loop) == (False, None)
+    assert store == ([] if moment == "while it opens" else ["opened", "closed"])

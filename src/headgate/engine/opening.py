@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from headgate.errors import DeclarationError, NotOpen
+from headgate.storage.outlast import outlast
 
 Step = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Opening:
-    """Knows who has an app open: it is opened by `open`, and closed by `close` after its `last_words`."""
+    """Knows who has an app open: it is opened by `open`, and closed by `close` after its `last_words`.
+
+    Either is done whole: who is cancelled while opening leaves it closed, and while closing waits until it is closed.
+    """
 
     def __init__(self, *, open: Step, last_words: Step, close: Step) -> None:
         self._open = open
@@ -60,7 +65,7 @@ class Opening:
             # Somebody else is at it; where that fails, one of those who wait is the next to try.
             await asyncio.wait([changing])
         try:
-            await self._open()
+            await self._open_or_undo()
             self._entered = 1
         finally:
             self._end_change()
@@ -80,9 +85,23 @@ class Opening:
                     self._begin_change()
             if is_last:
                 try:
-                    await self._close()
+                    await outlast(asyncio.ensure_future(self._close()))
                 finally:
                     self._end_change()
+
+    async def _open_or_undo(self) -> None:
+        opening = asyncio.ensure_future(self._open())
+        try:
+            await asyncio.wait([opening])
+        except asyncio.CancelledError:
+            opening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await outlast(opening)
+            if not opening.cancelled():
+                # It was open before it could be cancelled.
+                await outlast(asyncio.ensure_future(self._close()))
+            raise
+        opening.result()
 
     def _begin_change(self) -> None:
         self._loop = asyncio.get_running_loop()
