@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
+import signal
+import subprocess
 import sys
 import uuid
 from datetime import UTC, date, datetime
@@ -16,13 +19,16 @@ from click.testing import CliRunner, Result
 
 from headgate import Headgate, PayloadError
 from headgate.admin import JobDetails
+from headgate.cli.enqueue import CHUNK
 from headgate.cli.main import main
 
 APP = """
+import asyncio
+import signal
 from dataclasses import dataclass
 from datetime import date
 
-from headgate import Handler, Headgate
+from headgate import Handler, Headgate, StrictRate
 
 app = Headgate("sqlite:///jobs.db", synchronous="OFF", history=False)
 app.queue("mail")
@@ -34,6 +40,16 @@ async def sync(tenant: str, page: int = 1, since: date | None = None) -> None: .
 
 @app.task
 async def only(tenant: str, /, page: int) -> None: ...
+
+
+def stopping_key(tenant: str) -> str:
+    if tenant == "stop" and asyncio._get_running_loop() is not None:
+        signal.raise_signal(signal.SIGINT)
+    return tenant
+
+
+@app.task(limits=[StrictRate("5/s", key=stopping_key)])
+async def stopped(tenant: str) -> None: ...
 
 
 @dataclass
@@ -125,7 +141,7 @@ def test_options_are_those_of_using(project: Project) -> None:
         ("sync", '{"tenant": "a", "pge": 2}', "has no argument 'pge'; it has: tenant, page, since"),
         ("sync", '["a"]', "have to be a JSON object"),
         ("sync", '{"tenant"', "are no JSON"),
-        ("snyc", "{}", "declares no task 'snyc'; it declares: Ship, only, sync"),
+        ("snyc", "{}", "declares no task 'snyc'; it declares: Ship, only, stopped, sync"),
     ],
 )
 def test_what_enqueue_would_refuse_is_told_in_one_line(project: Project, task: str, payload: str, said: str) -> None:
@@ -176,6 +192,48 @@ def test_a_bad_line_ends_it_and_what_was_stored_before_is_said(
     assert json.loads(project.enqueue("sync", "--payloads", "-", "--dry-run", "--json", input=lines[:16]).stdout) == {
         "would_enqueue": 1
     }
+
+
+def test_ctrl_c_finishes_the_jobs_that_are_being_stored_and_tells_them(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.cli.enqueue.CHUNK", 2)
+    lines = "".join(f'{{"tenant": "{tenant}"}}\n' for tenant in ("0", "1", "stop", "3", "4"))
+    result = project.enqueue("stopped", "--payloads", "-", input=lines)
+    assert result.exit_code == 130
+    assert result.stderr == "stopped: 4 jobs, of the first lines, were enqueued\n"
+    assert result.stdout.split() == [job.record.id for job in project.stored()]
+    assert [each["tenant"] for each in project.payloads()] == ["0", "1", "stop", "3"]
+
+
+def test_a_second_ctrl_c_ends_it_at_once_and_says_what_is_not_known(project: Project) -> None:
+    result = project.enqueue("stopped", "--payloads", "-", input='{"tenant": "stop"}\n{"tenant": "stop"}\n')
+    assert result.exit_code == 130
+    assert result.stderr == (
+        "stopped: 0 jobs, of the first lines, were enqueued; those of the lines after them may be, too\n"
+    )
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_while_no_line_comes(project: Project) -> None:
+    reading, writing = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-m", "headgate", "jobs", "enqueue", project.target, "sync", "--payloads", "-"],
+        stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            os.close(reading)
+            os.write(writing, b'{"tenant": "0"}\n' * CHUNK)
+            assert process.stdout is not None
+            for _ in range(CHUNK):
+                process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=15)
+        finally:
+            process.kill()
+            os.close(writing)
+    assert process.returncode == 130
+    assert errors == f"stopped: {CHUNK} jobs, of the first lines, were enqueued\n"
 
 
 def test_jobs_are_not_enqueued_where_nobody_will_find_them(

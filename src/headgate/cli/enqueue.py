@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any, get_args
 
 import click
@@ -69,7 +72,7 @@ def enqueue(
     as `headgate jobs show` shows them. With --json: the job as `jobs list` has it, or of many how many and their ids.
 
     Many are stored 500 in a commit. A line that is no payload ends it: what was enqueued before is said, and is there.
-    --dry-run finds such a line without enqueueing.
+    Ctrl-C ends it once the jobs being stored are told as well. --dry-run finds such a line without enqueueing.
 
     \b
       headgate jobs enqueue shop:app sync --payload '{"tenant": "acme"}' --delay 5m
@@ -151,10 +154,11 @@ def _enqueue_many(app: Headgate, task: Task[Any, Any], source: Path, *, dry_run:
                 for _ in calls:
                     advance(read := read + 1)
             else:
-                asyncio.run(_store(app, task, calls, ids, advance, print_ids=not as_json))
+                _store(app, task, calls, ids, advance, print_ids=not as_json)
     except (HeadgateError, KeyboardInterrupt) as stopped:
         if not dry_run:
-            click.echo(f"stopped: {len(ids)} jobs, of the first lines, were enqueued", err=True)
+            unknown = "; those of the lines after them may be, too" if isinstance(stopped, _AtOnce) else ""
+            click.echo(f"stopped: {len(ids)} jobs, of the first lines, were enqueued{unknown}", err=True)
         if isinstance(stopped, HeadgateError):
             raise
         raise SystemExit(INTERRUPTED) from None
@@ -164,7 +168,7 @@ def _enqueue_many(app: Headgate, task: Task[Any, Any], source: Path, *, dry_run:
         print_json({"enqueued": len(ids), "ids": ids})
 
 
-async def _store(
+def _store(
     app: Headgate,
     task: Task[Any, Any],
     calls: Iterator[Call[Any]],
@@ -173,13 +177,48 @@ async def _store(
     *,
     print_ids: bool,
 ) -> None:
-    async with app.open():
-        while chunk := list(islice(calls, CHUNK)):
-            stored = [job.id for job in await task.enqueue_many(chunk)]
-            ids += stored
-            advance(len(ids))
-            if print_ids:
-                click.echo("\n".join(stored))
+    with asyncio.Runner() as runner:
+        opened = app.open()
+        runner.run(opened.__aenter__())
+        try:
+            # Lines are read while the loop stands still: there Ctrl-C would wait for the next line.
+            while chunk := list(islice(calls, CHUNK)):
+                with _interrupts_later():
+                    stored = [job.id for job in runner.run(task.enqueue_many(chunk))]
+                    ids += stored
+                    advance(len(ids))
+                    if print_ids:
+                        click.echo("\n".join(stored))
+        finally:
+            runner.run(opened.__aexit__(None, None, None))
+
+
+class _AtOnce(KeyboardInterrupt):
+    """The second Ctrl-C: what is being stored may be there or not."""
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Let what is stored be told as well before Ctrl-C ends it; a second one does not wait."""
+    is_asked = False
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_asked
+        if is_asked:
+            raise _AtOnce
+        is_asked = True
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        # As in the background of a script, where it is ignored.
+        yield
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if is_asked:
+        raise KeyboardInterrupt
 
 
 def _calls(task: Task[Any, Any], lines: Iterable[bytes]) -> Iterator[Call[Any]]:
