@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import os
@@ -212,6 +213,22 @@ def test_a_second_ctrl_c_ends_it_at_once_and_says_what_is_not_known(project: Pro
     assert result.stderr == (
         "stopped: 0 jobs, of the first lines, were enqueued; those of the lines after them may be, too\n"
     )
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_jobs_whose_ids_cannot_be_printed_are_said_to_be_there(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    Path("one.ndjson").write_text('{"tenant": "0"}\n')
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            main(["jobs", "enqueue", project.target, "sync", "--payloads", "one.ndjson", *words])
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.splitlines()[0] == "stopped: 1 jobs, of the first lines, were enqueued"
 
 
 @pytest.mark.slow

@@ -155,17 +155,18 @@ def _enqueue_many(app: Headgate, task: Task[Any, Any], source: Path, *, dry_run:
                     advance(read := read + 1)
             else:
                 _store(app, task, calls, ids, advance, print_ids=not as_json)
-    except (HeadgateError, KeyboardInterrupt) as stopped:
+        if as_json and not dry_run:
+            print_json({"enqueued": len(ids), "ids": ids})
+    except (HeadgateError, OSError, KeyboardInterrupt) as stopped:
+        # OSError: what the ids were printed to is closed or full.
         if not dry_run:
             unknown = "; those of the lines after them may be, too" if isinstance(stopped, _AtOnce) else ""
             click.echo(f"stopped: {len(ids)} jobs, of the first lines, were enqueued{unknown}", err=True)
-        if isinstance(stopped, HeadgateError):
+        if not isinstance(stopped, KeyboardInterrupt):
             raise
         raise SystemExit(INTERRUPTED) from None
     if dry_run:
         _tell_dry_run(read, as_json=as_json)
-    elif as_json:
-        print_json({"enqueued": len(ids), "ids": ids})
 
 
 def _store(
