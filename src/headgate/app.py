@@ -618,6 +618,10 @@ class Headgate:
         asked = self._intake.must_promise(task, parts)
         return [Job(id, self, await self._promise(id) if asks else None) for id, asks in zip(ids, asked, strict=True)]
 
+    def check_call(self, task: Task[Any, Any], call: Call[Any]) -> None:
+        """Raise what enqueueing the call would say of its arguments, keys and costs; stores nothing, open or not."""
+        self._intake.check(task, call)
+
     def enqueue_calls_sync(
         self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]
     ) -> list[Job[Any]]:

@@ -53,6 +53,10 @@ def stopping_key(tenant: str) -> str:
 async def stopped(tenant: str) -> None: ...
 
 
+@app.task(limits=[StrictRate("5/s", key="{tenant}", cost="{page}", on_missing_key="fail")])
+async def charged(tenant: str, page: int) -> None: ...
+
+
 @dataclass
 class Order:
     number: int
@@ -142,7 +146,7 @@ def test_options_are_those_of_using(project: Project) -> None:
         ("sync", '{"tenant": "a", "pge": 2}', "has no argument 'pge'; it has: tenant, page, since"),
         ("sync", '["a"]', "have to be a JSON object"),
         ("sync", '{"tenant"', "are no JSON"),
-        ("snyc", "{}", "declares no task 'snyc'; it declares: Ship, only, stopped, sync"),
+        ("snyc", "{}", "declares no task 'snyc'; it declares: Ship, charged, only, stopped, sync"),
     ],
 )
 def test_what_enqueue_would_refuse_is_told_in_one_line(project: Project, task: str, payload: str, said: str) -> None:
@@ -213,6 +217,30 @@ def test_a_second_ctrl_c_ends_it_at_once_and_says_what_is_not_known(project: Pro
     assert result.stderr == (
         "stopped: 0 jobs, of the first lines, were enqueued; those of the lines after them may be, too\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        ('{"tenant": "", "page": 1}', "its key came out empty"),
+        ('{"tenant": "a", "page": -1}', "costs -1; a cost is a whole number from 1"),
+        ('{"tenant": "a", "page": 6}', "6"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_limits_of_the_task_refuse(project: Project, payload: str, said: str) -> None:
+    tried = project.enqueue("charged", "--payload", payload, "--dry-run")
+    assert (tried.exit_code, tried.stderr) == (1, project.enqueue("charged", "--payload", payload).stderr)
+    assert said in tried.stderr
+    lines = f'{{"tenant": "a", "page": 5}}\n{payload}\n'
+    assert project.enqueue("charged", "--payloads", "-", "--dry-run", input=lines).stderr.startswith("Error: line 2: ")
+    assert project.stored() == []
+
+
+def test_lines_that_would_all_be_one_job_are_refused(project: Project) -> None:
+    result = project.enqueue("sync", "--payloads", "-", "--unique-key", "acme", input='{"tenant": "0"}\n' * 2)
+    assert result.exit_code == 2
+    assert "all lines would be that one" in result.stderr
+    assert project.stored() == []
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])

@@ -20,7 +20,7 @@ from headgate.cli.exit_codes import INTERRUPTED
 from headgate.cli.locate import located, takes_app_and
 from headgate.cli.output import json_option, print_json, progress_bar
 from headgate.cli.query import instant, seconds
-from headgate.errors import DeclarationError, HeadgateError, PayloadError
+from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError
 from headgate.jobs.job import MAX_PRIORITY
 from headgate.tasks.task import Call, OnConflict, Task
 
@@ -55,7 +55,7 @@ def _headers(_context: click.Context, _parameter: click.Parameter, given: Sequen
 @click.option("--unique-key", metavar="KEY", help="At most one job of the task waits under it.")
 @click.option("--on-conflict", type=click.Choice(get_args(OnConflict)), help="What becomes of a second one.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", callback=_headers, help="Repeat for more.")
-@click.option("--dry-run", is_flag=True, help="Enqueue nothing; check the arguments.")
+@click.option("--dry-run", is_flag=True, help="Enqueue nothing; check arguments, keys and costs.")
 @json_option
 def enqueue(
     target: str,
@@ -81,6 +81,10 @@ def enqueue(
     """
     if payload is not None and payloads is not None:
         raise click.UsageError("say --payload of one job or --payloads of many, not both")
+    if payloads is not None and options["unique_key"] is not None:
+        raise click.UsageError(
+            "--unique-key lets one job of the task wait; with --payloads all lines would be that one"
+        )
     app = located(target)
     if app.address.shown.startswith("memory:"):
         raise DeclarationError("jobs on memory:// end with the process that enqueues them, and this one ends now")
@@ -90,7 +94,7 @@ def enqueue(
     else:
         # As it was given, also where the locale does not know its characters.
         text = sys.stdin.buffer.read() if payload == "-" else os.fsencode(payload or "{}")
-        _enqueue_one(app, task, _call(task, text), dry_run=dry_run, as_json=as_json)
+        _enqueue_one(app, task, _call(app, task, text), dry_run=dry_run, as_json=as_json)
 
 
 def _task(app: Headgate, target: str, name: str) -> Task[Any, Any]:
@@ -101,11 +105,12 @@ def _task(app: Headgate, target: str, name: str) -> Task[Any, Any]:
     return task
 
 
-def _call(task: Task[Any, Any], text: str | bytes) -> Call[Any]:
-    """The call that a payload stands for, all but stored. Raises PayloadError."""
+def _call(app: Headgate, task: Task[Any, Any], text: str | bytes) -> Call[Any]:
+    """The call that a payload stands for, all but stored. Raises PayloadError, CostExceedsLimit."""
     positional, named = task.payload.parse(text)
-    task.payload.encode(tuple(positional), named)
-    return task.call(*positional, **named)
+    call = task.call(*positional, **named)
+    app.check_call(task, call)
+    return call
 
 
 # ------------------------------------------------------------------------------------------------- one
@@ -149,7 +154,7 @@ def _enqueue_many(app: Headgate, task: Task[Any, Any], source: Path, *, dry_run:
             click.open_file(str(source), "rb") as lines,
             progress_bar("Enqueue", total, shown=not as_json) as advance,
         ):
-            calls = _calls(task, lines)
+            calls = _calls(app, task, lines)
             if dry_run:
                 for _ in calls:
                     advance(read := read + 1)
@@ -222,11 +227,11 @@ def _interrupts_later() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _calls(task: Task[Any, Any], lines: Iterable[bytes]) -> Iterator[Call[Any]]:
-    """A call for each line that is not empty. Raises PayloadError, which says in which it is wrong."""
+def _calls(app: Headgate, task: Task[Any, Any], lines: Iterable[bytes]) -> Iterator[Call[Any]]:
+    """A call for each line that is not empty. An error says which one is wrong: PayloadError, CostExceedsLimit."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                yield _call(task, line)
-            except PayloadError as error:
-                raise PayloadError(f"line {number}: {error}") from None
+                yield _call(app, task, line)
+            except (PayloadError, CostExceedsLimit) as error:
+                raise type(error)(f"line {number}: {error}") from None

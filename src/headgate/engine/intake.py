@@ -81,6 +81,13 @@ class Intake:
         self._tell(jobs, others)
         return standing_ids(jobs, others)
 
+    def check(self, task: Task[Any, Any], call: Call[Any]) -> None:
+        """Raise what `take` would say of the call itself, whatever is in the store."""
+        _, arguments = task.payload.encode(call.args, call.kwargs)
+        queue, headers = task.options.queue or task.queue, task.options.headers or {}
+        # A call that a limit would skip is told once it is enqueued.
+        self._registry.gate(task, queue).ask(arguments, headers, lambda _limit, _reason: None)
+
     async def take_tied(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
         """Store the calls of a chain or a batch, and the batches with their sizes, in one commit."""
         counts = Counter(call.queue for call in calls)
