@@ -236,6 +236,14 @@ def test_a_dry_run_refuses_what_the_limits_of_the_task_refuse(project: Project, 
     assert project.stored() == []
 
 
+@pytest.mark.parametrize("time", ["nan", "inf", "-5", "-5m", "1e400", "37000d", "soon"])
+@pytest.mark.parametrize("option", ["--delay", "--timeout"])
+def test_what_is_no_duration_is_refused_as_not_written_right(project: Project, option: str, time: str) -> None:
+    result = project.enqueue("sync", "--payload", '{"tenant": "acme"}', f"{option}={time}")
+    assert result.exit_code == 2
+    assert f"{time!r} is no duration" in result.stderr
+
+
 def test_lines_that_would_all_be_one_job_are_refused(project: Project) -> None:
     result = project.enqueue("sync", "--payloads", "-", "--unique-key", "acme", input='{"tenant": "0"}\n' * 2)
     assert result.exit_code == 2

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import click
 
 from headgate.admin import JobQuery
+from headgate.clock import FARTHEST, SECOND
 from headgate.jobs.job import JobState
 from headgate.storage.protocol import JobView
 
@@ -43,12 +44,16 @@ def instant(value: str) -> datetime:
 
 
 def seconds(value: str) -> float:
-    """A duration: 90s, 15m, 2h, 7d, or a number of seconds."""
+    """A duration: 90s, 15m, 2h, 7d, or a number of seconds; up to a hundred years."""
     found = _AGO.fullmatch(value)
     try:
-        return float(value) if found is None else float(found[1]) * _SECONDS[found[2]]
+        read = float(value) if found is None else float(found[1]) * _SECONDS[found[2]]
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no duration; write 90s, 15m, 2h, 7d, or seconds") from None
+        read = -1.0
+    # What is no number is not between them either.
+    if not 0 <= read <= FARTHEST / SECOND:
+        raise click.BadParameter(f"{value!r} is no duration; write 90s, 15m, 2h, 7d, or seconds, up to a hundred years")
+    return read
 
 
 def takes_query(function: Callable[..., None]) -> Callable[..., None]:
