@@ -123,6 +123,47 @@ def test_a_database_is_measured_in_a_schema_of_its_own_which_goes_when_it_is_ter
         assert schemas(url) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("signals", "codes"),
+    # Of those that come at once the kernel says which is the first.
+    [((signal.SIGHUP,), {129}), ((signal.SIGINT, signal.SIGTERM, signal.SIGINT), {130, 143})],
+)
+def test_nothing_is_left_beside_a_file_whichever_signals_end_it(
+    tmp_path: Path, signals: tuple[signal.Signals, ...], codes: set[int]
+) -> None:
+    with begun(f"sqlite:///{tmp_path}/jobs.db", "--seconds", "60", cwd=tmp_path) as process:
+        try:
+            wait_for(lambda: list(tmp_path.glob("*/jobs.db")))
+            for number in signals:
+                process.send_signal(number)
+            process.communicate(timeout=15)
+        finally:
+            process.kill()
+        assert process.returncode in codes
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scratch_store_goes_however_often_its_user_is_cancelled(postgres_url: str) -> None:
+    async def work(url: str, made: asyncio.Event) -> None:
+        async with Headgate(url).scratch():
+            made.set()
+            await asyncio.Event().wait()
+
+    async def cancel_it_twice(url: str) -> None:
+        working = asyncio.create_task(work(url, made := asyncio.Event()))
+        await made.wait()
+        working.cancel()
+        await asyncio.sleep(0)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    with database(postgres_url) as url:
+        asyncio.run(cancel_it_twice(url))
+        assert schemas(url) == []
+
+
 def test_apps_on_a_scratch_store_share_it_and_have_settings_of_their_own(tmp_path: Path) -> None:
     async def work_on_it() -> None:
         async with Headgate(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF", history=False).scratch() as make:

@@ -12,12 +12,14 @@ import click
 from headgate.app import Headgate
 from headgate.cli.benchmark.figures import Figures, Rate
 from headgate.cli.benchmark.measure import measure
-from headgate.cli.exit_codes import TERMINATED
 from headgate.cli.locate import locate
 from headgate.cli.output import json_option, print_json, print_table
 from headgate.cli.quiet import quiet
 from headgate.cli.worker_process import loop_factory, tune_process
 from headgate.clock import SystemClock
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals after which what was made is deleted first."""
 
 
 @click.command()
@@ -37,7 +39,7 @@ def bench(where: str | None, named: str | None, seconds: float, slots: int, as_j
     Exit codes:
       0    measured
       1    something did not work, told in one line
-      130  ended by Ctrl-C, 143 by SIGTERM; nothing is left behind
+      130  ended by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP; nothing is left behind
     """
     app = _app(where, named)
     is_told = sys.stderr.isatty()
@@ -48,10 +50,11 @@ def bench(where: str | None, named: str | None, seconds: float, slots: int, as_j
 
     tune_process()
     with quiet(), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        try:
-            figures = runner.run(_measured(app, seconds, slots, say))
-        except asyncio.CancelledError:
-            raise SystemExit(TERMINATED) from None
+        figures = runner.run(_measured(app, seconds, slots, say))
+    if figures is signal.SIGINT:
+        raise KeyboardInterrupt
+    if isinstance(figures, signal.Signals):
+        raise SystemExit(128 + figures)
     if as_json:
         print_json(figures)
     else:
@@ -65,15 +68,34 @@ def _app(where: str | None, named: str | None) -> Headgate:
     return Headgate(chosen) if "://" in chosen else locate(chosen)
 
 
-async def _measured(app: Headgate, seconds: float, slots: int, say: Callable[[str], None]) -> Figures:
+async def _measured(app: Headgate, seconds: float, slots: int, say: Callable[[str], None]) -> Figures | signal.Signals:
+    """The figures, or the signal that ended it."""
     loop, own = asyncio.get_running_loop(), asyncio.current_task()
     assert own is not None
-    # As Ctrl-C does: what was made beside the store goes.
-    loop.add_signal_handler(signal.SIGTERM, own.cancel)
+    told: list[signal.Signals] = []
+
+    def end(number: signal.Signals) -> None:
+        # What was made beside the store has to go; who is impatient must not keep it from that.
+        if not told:
+            own.cancel()
+        told.append(number)
+
+    # One that was ignored, as by nohup, stays so.
+    caught = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in caught:
+        loop.add_signal_handler(number, end, number)
     try:
         return await measure(app, SystemClock(), seconds=seconds, slots=slots, say=say)
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        return told[0]
     finally:
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in caught:
+            loop.remove_signal_handler(number)
+            if told:
+                # It ends as the first one said, also where the next comes only now.
+                signal.signal(number, signal.SIG_IGN)
 
 
 # ------------------------------------------------------------------------------------------------- printing

@@ -2,6 +2,3 @@
 
 INTERRUPTED = 130
 """Ended by Ctrl-C, as shells have it: 128 and the number of SIGINT."""
-
-TERMINATED = 143
-"""Ended by SIGTERM before it was done."""

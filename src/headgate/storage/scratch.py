@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from headgate.storage.protocol import Storage
 
@@ -20,3 +21,17 @@ class HasScratch(Protocol):
         StorageUnusable where none can be made.
         """
         ...
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await what a cancellation must not cut off, as the making and the deleting of a store; then it gets through."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled

@@ -76,6 +76,7 @@ from headgate.storage.protocol import (
     asked_buckets,
 )
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
+from headgate.storage.scratch import to_its_end
 
 R = TypeVar("R")
 
@@ -143,8 +144,8 @@ class PostgresStorage:
     async def scratch(self) -> AsyncIterator[Callable[[], PostgresStorage]]:
         """A schema of its own in the same database; see `HasScratch`."""
         schema = f"headgate_scratch_{secrets.token_hex(4)}"
-        await create(self._database, schema)
         try:
+            await to_its_end(create(self._database, schema))
             yield lambda: PostgresStorage(
                 self._database.url,
                 self._clock,
@@ -153,7 +154,7 @@ class PostgresStorage:
                 connections=self._connections,
             )
         finally:
-            await drop(self._database, schema)
+            await to_its_end(drop(self._database, schema))
 
     # ---------------------------------------------------------------------------------------- open, close
 
