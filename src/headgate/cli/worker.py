@@ -168,7 +168,7 @@ async def _serve(
 
 
 def _leave_threads() -> None:
-    logger.warning("handlers still run in threads, which cannot be stopped; their jobs were handed back")
+    logger.warning("handlers still run in threads, which cannot be stopped; the process ends without them")
     logging.shutdown()
     os._exit(0)
 
