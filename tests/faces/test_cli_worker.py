@@ -134,6 +134,30 @@ async def test_a_worker_starts_anew_with_each_change_and_after_it_died_of_a_mist
     assert "notes.txt" not in caplog.text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("life", "expected"),
+    [
+        ("started(); time.sleep(60)", 0),
+        ("started(); sys.exit(1)", 0),
+        ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); started(); time.sleep(60)", 1),
+    ],
+    ids=["before it listens", "while the code is broken", "with an error"],
+)
+async def test_a_reloading_worker_that_is_told_to_stop_has_not_failed_unless_it_did(
+    folder: Path, caplog: pytest.LogCaptureFixture, life: str, expected: int
+) -> None:
+    source = f"import signal, sys, time; started = lambda: open('started', 'w').close(); {life}"
+    running = asyncio.create_task(Reloader([sys.executable, "-S", "-c", source], folder).run())
+    async with asyncio.timeout(15):
+        while not ((folder / "started").exists() and ("sys.exit(1)" not in life or "ended with" in caplog.text)):
+            assert not running.done(), running.result()
+            await asyncio.sleep(0.005)
+        signal.raise_signal(signal.SIGTERM)
+        assert await running == expected
+    assert ("exit code 7 instead of draining" in caplog.text) == (expected == 1)
+
+
 async def test_without_watchfiles_it_is_said_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "watchfiles", None)
     with pytest.raises(DeclarationError, match=r"pip install 'headgate\[reload\]'"):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headgate.cli.supervisor import exit_worded
+from headgate.cli.supervisor import ended_as_told, exit_worded
 from headgate.errors import DeclarationError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Reloader:
         self._signals = 0
         self._worker: Process | None = None
         self._is_told = False
+        self._is_dead = False
         self._ending: asyncio.Task[int] | None = None
 
     async def run(self) -> int:
@@ -57,7 +58,7 @@ class Reloader:
                 await self._ended()
                 if not self._stopping.is_set():
                     await self._start()
-            return await self._ended()
+            return self._judged(await self._ended())
         finally:
             for number in caught:
                 loop.remove_signal_handler(number)
@@ -84,7 +85,7 @@ class Reloader:
             # Ctrl-C goes to a whole group; here it must not count twice.
             start_new_session=True,
         )
-        self._is_told = False
+        self._is_told = self._is_dead = False
         self._ending = asyncio.create_task(self._end(self._worker), name="headgate-reload")
         if self._stopping.is_set():
             self._tell(signal.SIGTERM)
@@ -92,12 +93,20 @@ class Reloader:
     async def _end(self, worker: Process) -> int:
         code = await worker.wait()
         if not self._is_told:
+            self._is_dead = True
             logger.error("the worker ended with %s; it starts with the next change", exit_worded(code))
         return code
 
     async def _ended(self) -> int:
         assert self._ending is not None
         return await self._ending
+
+    def _judged(self, code: int) -> int:
+        # One that had ended by itself has been told of, and nothing ran.
+        if self._is_dead or ended_as_told(code, self._signals):
+            return 0
+        logger.error("the worker ended with %s instead of draining", exit_worded(code))
+        return 1
 
     def _on_signal(self) -> None:
         self._signals += 1

@@ -114,8 +114,7 @@ class Supervisor:
         return await process.wait()
 
     def _judge_last(self, number: int, code: int) -> None:
-        # 1. Drained. 2. Told to end before it could listen. 3. Told more than once.
-        if code == 0 or code == -signal.SIGTERM or self._signals > 1:
+        if ended_as_told(code, self._signals):
             return
         logger.error("worker %d ended with %s instead of draining", number, exit_worded(code))
         self._exit_code = self._exit_code or KEPT_DYING
@@ -126,6 +125,12 @@ class Supervisor:
         self._stopping.set()
         for process in self._processes.values():
             self._pass_on(process)
+
+
+def ended_as_told(code: int, signals: int) -> bool:
+    """Whether a worker that was told to end, by so many signals, did that."""
+    # 1. Drained. 2. Told to end before it could listen. 3. Told more than once.
+    return code == 0 or code == -signal.SIGTERM or signals > 1
 
 
 def exit_worded(code: int) -> str:
