@@ -144,9 +144,10 @@ def microseconds(duration: Duration) -> int:
     """A duration as integer microseconds, rounded. Raises ValueError for one that is not finite."""
     if isinstance(duration, timedelta):
         return duration // timedelta(microseconds=1)
-    if not math.isfinite(duration):
+    length = duration * SECOND
+    if isinstance(length, float) and not math.isfinite(length):
         raise ValueError(f"{duration!r} is not a finite duration")
-    return round(duration * SECOND)
+    return round(length)
 
 
 def microseconds_until(until: datetime | Duration, clock: Clock) -> int:

@@ -280,6 +280,12 @@ def test_a_duration_is_seconds_or_a_timedelta(duration: float | timedelta, expec
     assert microseconds(duration) == expected
 
 
+@pytest.mark.parametrize("duration", [float("nan"), float("inf"), -float("inf"), 1e308])
+def test_a_duration_that_does_not_end_in_any_number_of_microseconds_is_refused(duration: float) -> None:
+    with pytest.raises(ValueError, match="not a finite duration"):
+        microseconds(duration)
+
+
 def test_an_instant_comes_back_from_a_datetime_as_it_was() -> None:
     for instant in (0, 1, -1, 1_767_225_600_000_001, 253_402_300_799_999_999):
         assert from_datetime(to_datetime(instant)) == instant

@@ -86,7 +86,7 @@ class NewPlace(Body, frozen=True, kw_only=True):
     """When a job is to be ready, at an instant or after so many seconds, and how urgent it is."""
 
     at: Instant | None = None
-    delay: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    delay: Annotated[float, msgspec.Meta(ge=0, le=100 * 365 * 86400)] | None = None
     priority: Annotated[int, msgspec.Meta(ge=0, le=9)] | None = None
 
 
