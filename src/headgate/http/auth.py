@@ -43,7 +43,14 @@ class User:
 
 
 class Refused(Exception):
-    """A credential was shown, and it is not a good one."""
+    """A credential was shown, and it is not a good one: one wrong password more of its address.
+
+    With a `credential`, all of what was looked at, this one counts only the first time that its address shows it.
+    """
+
+    def __init__(self, *args: object, credential: str | None = None) -> None:
+        super().__init__(*args)
+        self.credential = credential
 
 
 class Auth(Protocol):
@@ -105,12 +112,12 @@ class BasicAuth:
         try:
             name, separator, password = base64.b64decode(shown, validate=True).decode().partition(":")
         except (binascii.Error, ValueError):
-            raise Refused from None
+            raise Refused(credential=shown) from None
         known = self._credentials.get(name)
         # Compared also where there is nobody of that name, so that the time taken does not tell names.
         is_right = _is_same(password, "" if known is None else known.text)
         if known is None or not separator or not is_right:
-            raise Refused
+            raise Refused(credential=shown)
         return known.user
 
 
@@ -142,11 +149,11 @@ class BearerAuth:
             try:
                 shown = base64.b64decode(basic, validate=True).decode().partition(":")[2]
             except (binascii.Error, ValueError):
-                raise Refused from None
+                raise Refused(credential=basic) from None
         # All are compared, so that the time taken does not tell which one it nearly was.
         found = [each.user for each in self._credentials if _is_same(shown, each.text)]
         if not found:
-            raise Refused
+            raise Refused(credential=shown)
         return found[0]
 
 

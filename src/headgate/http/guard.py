@@ -19,7 +19,7 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.limits.standalone.limiter import Limiter
 
 FAILURES = "10/m"
-"""Wrong passwords of one address, each counted once: so many at once, and then one each 6 s."""
+"""Wrong passwords of one address: so many at once, and then one each 6 s."""
 
 MOST_REFUSED = 1000
 """Wrong passwords that are known again; an older one counts anew."""
@@ -69,8 +69,8 @@ class Guard:
         await self._require_patience(address)
         try:
             user = await self._auth.user(request)
-        except Refused:
-            if self._is_news(address, request.headers.get("authorization")):
+        except Refused as refused:
+            if self._is_news(address, refused.credential):
                 await self._failures.try_acquire(address)
             raise self._unknown("this user name, password or token is not known here") from None
         if user is None:
@@ -80,7 +80,7 @@ class Guard:
         return user
 
     def _is_news(self, address: str, shown: str | None) -> bool:
-        """Whether this credential was not refused to this address before.
+        """Whether this credential was not refused to this address before; where it is not known, it may be a guess.
 
         A tab or a program that goes on with a password of yesterday guesses nothing, and must not lock out all who
         come from its address. What it shows is looked at each time all the same.

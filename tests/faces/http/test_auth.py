@@ -355,6 +355,26 @@ async def test_a_password_of_yesterday_locks_nobody_out_however_often_it_is_show
         assert (await asking.get("/api/session", headers=of("admin"))).status_code == 200
 
 
+async def test_what_a_callback_refuses_counts_each_time_unless_it_says_what_it_was() -> None:
+    """It may look at something else than the Authorization header, which is the same for all guesses here."""
+
+    def who(request: Request) -> User | None:
+        said = request.headers.get("x-remembered")
+        raise Refused("wrong password") if said is None else Refused(credential=said)
+
+    app = make_app()
+    constant = {"Authorization": "Bearer of the proxy"}
+    async with app.open():
+        async with client(dashboard(app, auth=CallbackAuth(who)), peer="203.0.113.7") as asking:
+            guesses = [constant | {"X-Api-Key": f"guess {number}"} for number in range(11)]
+            statuses = [(await asking.get("/api/session", headers=each)).status_code for each in guesses]
+            assert statuses == [401] * 10 + [429]
+        async with client(dashboard(app, auth=CallbackAuth(who)), peer="203.0.113.7") as asking:
+            guesses = [{"X-Remembered": "of yesterday"}] * 30 + [{"X-Remembered": f"guess {n}"} for n in range(10)]
+            statuses = [(await asking.get("/api/session", headers=each)).status_code for each in guesses]
+            assert statuses == [401] * 39 + [429]
+
+
 async def test_guesses_that_are_made_all_at_once_tell_no_more_than_one_by_one() -> None:
     """All have been let in to the callback before the first of them has failed."""
     guesses = [f"guess {number}" for number in range(50)]
