@@ -356,6 +356,24 @@ def test_a_permit_is_held_until_the_answer_has_been_read() -> None:
     run_virtual(main)
 
 
+@pytest.mark.parametrize("content", [b"", b"ok"])
+def test_an_answer_that_was_read_before_it_came_holds_no_permit(content: bytes) -> None:
+    """As those of caches are, and of tests."""
+    server = httpx.MockTransport(lambda _: httpx.Response(200, content=content))
+
+    async def main(clock: VirtualClock) -> None:
+        limiter = Limiter(Concurrency(1), clock=clock)
+        async with httpx.AsyncClient(transport=LimitedTransport(limiter, transport=server, timeout=1)) as client:
+            for _ in range(3):
+                assert (await client.get("http://a/")).content == content
+
+    run_virtual(main)
+    transport = SyncLimitedTransport(Limiter(Concurrency(1)), transport=server, timeout=0.1)
+    with httpx.Client(transport=transport) as blocking:
+        for _ in range(3):
+            assert blocking.get("http://a/").content == content
+
+
 def test_a_request_that_fails_gives_its_permit_back() -> None:
     async def main(clock: VirtualClock) -> None:
         def fail(_: httpx.Request) -> httpx.Response:

@@ -64,8 +64,10 @@ class LimitedTransport(httpx.AsyncBaseTransport):
                     await self._limiter.penalize(key, seconds)
                 except StorageUnavailable as error:
                     _note(key, seconds, error)
-            assert isinstance(response.stream, httpx.AsyncByteStream)
-            response.stream = _HeldStream(response.stream, held.pop_all())
+            # What was read before it came here is not closed again.
+            if not response.is_closed:
+                assert isinstance(response.stream, httpx.AsyncByteStream)
+                response.stream = _HeldStream(response.stream, held.pop_all())
             return response
 
     async def aclose(self) -> None:
@@ -103,8 +105,9 @@ class SyncLimitedTransport(httpx.BaseTransport):
                     self._limiter.penalize(key, seconds)
                 except StorageUnavailable as error:
                     _note(key, seconds, error)
-            assert isinstance(response.stream, httpx.SyncByteStream)
-            response.stream = _SyncHeldStream(response.stream, held.pop_all())
+            if not response.is_closed:
+                assert isinstance(response.stream, httpx.SyncByteStream)
+                response.stream = _SyncHeldStream(response.stream, held.pop_all())
             return response
 
     def close(self) -> None:
