@@ -280,6 +280,62 @@ def test_an_answer_is_handed_on_though_nobody_can_be_told_that_it_refuses(caplog
     assert "refuses 'a' for 30 s, and the limiter could not be told: it has just gone" in caplog.text
 
 
+class Unread(httpx.AsyncByteStream, httpx.SyncByteStream):
+    """A body that takes its connection until it is closed."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+def test_a_request_that_is_given_up_while_a_refusal_is_stored_keeps_no_connection() -> None:
+    class Slow(MemoryBuckets):
+        async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+            await asyncio.sleep(60)
+
+    async def main(clock: VirtualClock) -> None:
+        body = Unread()
+        server, _ = answering(clock, httpx.Response(429, stream=body))
+        store = Slow(clock)
+        limiter = Limiter(RateLimit("10/s"), CurrentBuckets(lambda: store), clock=clock)
+        async with httpx.AsyncClient(transport=LimitedTransport(limiter, transport=server, clock=clock)) as client:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await client.get("http://a/")
+            assert body.is_closed
+
+    run_virtual(main)
+
+
+def test_an_error_of_the_limiter_is_raised_and_keeps_no_connection() -> None:
+    class Broken(MemoryBuckets):
+        async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+            raise RuntimeError("this should not be")
+
+    bodies = [Unread(), Unread()]
+    unread = iter(bodies)
+    server = httpx.MockTransport(lambda _: httpx.Response(429, stream=next(unread)))
+    store = Broken()
+
+    async def main() -> None:
+        limiter = Limiter(RateLimit("10/s"), CurrentBuckets(lambda: store))
+        async with limiter, httpx.AsyncClient(transport=LimitedTransport(limiter, transport=server)) as client:
+            with pytest.raises(RuntimeError, match="should not be"):
+                await client.get("http://a/")
+
+    asyncio.run(main())
+    limiter = Limiter(RateLimit("10/s"), CurrentBuckets(lambda: store))
+    transport = SyncLimitedTransport(limiter, transport=server)
+    with httpx.Client(transport=transport) as client, pytest.raises(RuntimeError, match="should not be"):
+        client.get("http://a/")
+    limiter.sync.close()
+    assert [body.is_closed for body in bodies] == [True, True]
+
+
 def test_whoever_waits_for_the_limiter_also_hears_of_a_refusal() -> None:
     async def main(clock: VirtualClock) -> None:
         server, seen = answering(clock, httpx.Response(503, headers={"Retry-After": "30"}))

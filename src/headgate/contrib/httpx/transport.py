@@ -64,6 +64,10 @@ class LimitedTransport(httpx.AsyncBaseTransport):
                     await self._limiter.penalize(key, seconds)
                 except StorageUnavailable as error:
                     _note(key, seconds, error)
+                except BaseException:
+                    # Whoever gave the request up cannot close an answer that never came to them.
+                    await response.aclose()
+                    raise
             # What was read before it came here is not closed again.
             if not response.is_closed:
                 assert isinstance(response.stream, httpx.AsyncByteStream)
@@ -105,6 +109,9 @@ class SyncLimitedTransport(httpx.BaseTransport):
                     self._limiter.penalize(key, seconds)
                 except StorageUnavailable as error:
                     _note(key, seconds, error)
+                except BaseException:
+                    response.close()
+                    raise
             if not response.is_closed:
                 assert isinstance(response.stream, httpx.SyncByteStream)
                 response.stream = _SyncHeldStream(response.stream, held.pop_all())
