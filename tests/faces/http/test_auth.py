@@ -16,7 +16,7 @@ from headgate.http import BasicAuth, BearerAuth, CallbackAuth, Refused, User, da
 from headgate.http.auth import Role
 from headgate.http.endpoint import Endpoint
 from headgate.http.openapi import openapi
-from headgate.http.origin import peer_of
+from headgate.http.origin import is_local, peer_of
 from headgate.http.routes import ENDPOINTS
 from tests.faces.http.stage import client, make_app
 
@@ -150,6 +150,11 @@ async def test_where_it_is_local_only_this_machine_is_answered_under_its_own_nam
             assert await statuses({"Host": "localhost"}, peer=peer) == {True}, peer
         for name in ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "X-Forwarded-Proto", "CF-Connecting-IP"):
             assert await statuses({"Host": "localhost", name: "127.0.0.1"}) == {True}, name
+
+
+def test_what_speaks_an_http_that_no_browser_does_is_not_local() -> None:
+    assert is_local("127.0.0.1", {"host": "localhost"}, "1.1")
+    assert not is_local("127.0.0.1", {"host": "localhost"}, "1.0")
 
 
 async def test_who_is_refused_where_it_is_local_is_told_what_to_do() -> None:
