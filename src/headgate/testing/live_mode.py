@@ -10,13 +10,11 @@ from types import TracebackType
 
 from headgate.app import Headgate
 from headgate.clock import SECOND, Clock, SystemClock, wait_for_event
-from headgate.engine.opening import Opening
-from headgate.errors import HeadgateError
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
-from headgate.sync import LoopPortal
-from headgate.testing.stand_in import InTest, in_test
+from headgate.testing.live_app import HeadgateInThread, LiveHeadgate
+from headgate.testing.stand_in import in_test
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop
 
 LOOK_EVERY = 1.0
@@ -33,6 +31,9 @@ class LiveApp:
 
     async def wait_until_idle(self, timeout: float = 10.0) -> None:
         """Return when no job waits or runs, delayed ones included. Raises TimeoutError that tells what is left."""
+        await self.app.portal.reach(self._wait_until_idle(timeout))
+
+    async def _wait_until_idle(self, timeout: float) -> None:
         changed = asyncio.Event()
         unwatch = self._storage.watch(changed.set)
         until = self._clock.monotonic() + round(timeout * SECOND)
@@ -99,36 +100,26 @@ def live(app: Headgate, *, file: Path | str | None = None) -> Live:
 
     `async with live(app) as running:` runs them on the loop of the test; on one of `run_virtual` time is virtual, and
     an hour passes in less than a second; otherwise it is the machine's. `with live(app) as running:` is for tests that
-    cannot await: the engine has a thread of its own. What the app is configured for, limits included, is never
-    connected to. Process tasks run in threads. Raises HeadgateError for an app that is open.
+    cannot await: the engine has a thread of its own. The program under test may open, run and close the app itself, on
+    the loop of a test client, too; the engine stays until the block ends. What the app is configured for, limits
+    included, is never connected to. Process tasks run in threads. Raises HeadgateError for an app that is open.
     """
     return Live(app, file)
 
 
-class _InAThread(Opening):
-    """The opening of an app that runs in another thread than its test."""
-
-    def require(self) -> None:
-        super().require()
-        if asyncio._get_running_loop() not in {None, self.loop}:
-            raise HeadgateError(
-                "the engine of this test runs in a thread of its own, for code that cannot await; an async test enters "
-                "`async with headgate.testing.live(app):` instead"
-            )
-
-
 @contextlib.asynccontextmanager
 async def _beside_the_test(app: Headgate, storage: Storage, clock: Clock) -> AsyncIterator[LiveApp]:
-    with in_test(app, InTest, storage, clock) as in_hand:
+    with in_test(app, LiveHeadgate, storage, clock) as in_hand:
         async with in_hand:
             yield LiveApp(in_hand, storage, clock)
 
 
 @contextlib.contextmanager
 def _in_a_thread(app: Headgate, storage: Storage, clock: Clock) -> Iterator[LiveApp]:
-    with in_test(app, InTest, storage, clock) as in_hand:
-        in_hand._opening = _InAThread(open=in_hand._open, last_words=in_hand._say_last_words, close=in_hand._close)
-        # Whoever uses a sync verb meets the loop on which the engine runs.
-        in_hand._portal = LoopPortal(lambda: in_hand, in_hand._loop)
-        with in_hand.sync:
+    with in_test(app, HeadgateInThread, storage, clock) as in_hand:
+        portal = in_hand.prepare_thread()
+        portal.open()
+        try:
             yield LiveApp(in_hand, storage, clock)
+        finally:
+            portal.end()

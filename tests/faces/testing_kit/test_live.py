@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import time_machine
+from fastapi import FastAPI
 from freezegun import freeze_time
 
-from headgate import Headgate, HeadgateError
+from headgate import Every, Headgate, HeadgateError, batch
+from headgate.contrib.fastapi import health, lifespan
+from headgate.jobs.event import Event, JobStarted
 from headgate.testing import live, manual
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.faces.testing_kit import shop
+from tests.until import until
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
@@ -61,15 +66,101 @@ def test_code_that_cannot_await_has_a_real_engine_beside_it(tmp_path: Path) -> N
         assert shop.greet.sync.enqueue("once more").result(timeout=5) == "once more"
 
 
-async def test_an_async_test_is_told_which_form_is_for_it() -> None:
-    with live(shop.app), pytest.raises(HeadgateError, match="an async test enters"):
-        await shop.greet.enqueue("ada")
+async def test_an_engine_in_a_thread_is_reached_from_the_loop_of_an_async_test() -> None:
+    with live(shop.app) as running:
+        job = await shop.greet.enqueue("ada")
+        assert await job.result(timeout=5) == "ada"
+        both = await batch([shop.greet.call("b"), shop.greet.call("c")]).enqueue()
+        assert (await both.wait(timeout=5)).succeeded == 2
+        assert await shop.app.batch(both.id).result() == ["b", "c"]
+        daily = await shop.greet.schedule("daily", Every(days=1)).enqueue("d")
+        assert await (await daily.trigger()).result(timeout=5) == "d"
+        async with shop.app.limiter("outside").hold("acme", timeout=5):
+            endless = await shop.hang.enqueue()
+
+        async def runs() -> bool:
+            return (await endless.status()).state == "running"
+
+        await until(runs)
+        assert await endless.cancel()
+        await running.wait_until_idle(timeout=5)
+        assert "ended" in shop.seen
+        with pytest.raises(HeadgateError, match="would be a worker beside it"):
+            await shop.app.run()
 
 
 def test_a_block_that_fails_leaves_the_app_as_it_was() -> None:
     with pytest.raises(ZeroDivisionError), live(shop.app):
         raise ZeroDivisionError
     assert type(shop.app) is Headgate
+
+
+# ------------------------------------------------------------------------------------------- the program under test
+
+
+@asynccontextmanager
+async def opens(_api: Any) -> AsyncIterator[None]:
+    async with shop.app.open():
+        yield
+
+
+@asynccontextmanager
+async def runs_jobs(_api: Any) -> AsyncIterator[None]:
+    async with shop.app:
+        yield
+
+
+LIFESPANS = [None, lifespan(shop.app), lifespan(shop.app, worker=True), opens, runs_jobs]
+
+
+def api_with(its_lifespan: Any) -> FastAPI:
+    api = FastAPI(lifespan=its_lifespan)
+    api.add_route("/healthz", health(shop.app, worker=True))
+
+    @api.get("/awaits/{name}")
+    async def awaits(name: str) -> str:
+        return await (await shop.greet.enqueue(name)).result(timeout=5)
+
+    @api.get("/blocks/{name}")
+    def blocks(name: str) -> str:
+        return shop.greet.sync.enqueue(name).result(timeout=5)
+
+    return api
+
+
+@pytest.mark.filterwarnings("ignore:Using `httpx` with `starlette.testclient`")
+@pytest.mark.parametrize("its_lifespan", LIFESPANS, ids=["none", "documented", "with worker", "opens", "runs jobs"])
+def test_behind_a_test_client_an_application_has_the_engine_of_the_test(its_lifespan: Any) -> None:
+    from starlette.testclient import TestClient
+
+    with live(shop.app) as running:
+        with TestClient(api_with(its_lifespan)) as client:
+            assert client.get("/awaits/ada").json() == "ada"
+            assert client.get("/blocks/bob").json() == "bob"
+            assert client.get("/healthz").json() == {"status": "ok"}
+        # The application has ended, and the test goes on.
+        assert shop.greet.sync.enqueue("once more").result(timeout=5) == "once more"
+        running.sync.wait_until_idle(timeout=5)
+    assert type(shop.app) is Headgate
+    assert vars(shop.app).keys() == vars(Headgate("memory://")).keys()
+
+
+@pytest.mark.parametrize("its_lifespan", LIFESPANS, ids=["none", "documented", "with worker", "opens", "runs jobs"])
+async def test_an_async_test_has_the_lifespan_of_the_application_on_its_own_loop(its_lifespan: Any) -> None:
+    async with live(shop.app) as running:
+        api = api_with(its_lifespan)
+        async with api.router.lifespan_context(api):
+            assert await (await shop.greet.enqueue("ada")).result(timeout=5) == "ada"
+        assert await (await shop.greet.enqueue("once more")).result(timeout=5) == "once more"
+        await running.wait_until_idle(timeout=5)
+
+
+def test_the_program_under_test_does_not_end_the_engine() -> None:
+    with live(shop.app):
+        shop.app.sync.close()
+        with shop.app.sync:
+            assert shop.greet.sync.enqueue("ada").result(timeout=5) == "ada"
+        assert shop.greet.sync.enqueue("bob").result(timeout=5) == "bob"
 
 
 # ------------------------------------------------------------------------------------------------ a time that stands
