@@ -198,6 +198,22 @@ class ListingConformance(Conformance):
         assert await hands.storage.count_jobs(JobFilter(cursor=ids[2]), 100) == 2
         assert await hands.storage.count_jobs(JobFilter(cursor=ids[1], oldest_first=True), 100) == 3
 
+    async def test_pages_go_on_from_a_job_that_was_pruned_since(self, hands: Hands) -> None:
+        ids = [await hands.add_one(queue=queue) for queue in ("default", "default", "other", "default", "default")]
+        await hands.storage.cancel(ids[2])
+        assert await hands.storage.prune(hands.clock.now() + 1) == 1
+        for filter in ({}, {"state": JobState.WAITING}):
+            for oldest_first, left in ((False, [ids[1], ids[0]]), (True, ids[3:])):
+                going_on = JobFilter(cursor=ids[2], oldest_first=oldest_first, **filter)
+                assert [record.id for record in await hands.storage.jobs(going_on)] == left
+                assert await hands.storage.count_jobs(going_on, 100) == 2
+        # Nothing is left on that side of it.
+        await hands.storage.cancel(ids[0])
+        await hands.storage.cancel(ids[4])
+        assert await hands.storage.prune(hands.clock.now() + 1) == 2
+        assert list(await hands.storage.jobs(JobFilter(cursor=ids[0]))) == []
+        assert list(await hands.storage.jobs(JobFilter(cursor=ids[4], oldest_first=True))) == []
+
     async def test_a_node_tells_its_slots_and_version(self, hands: Hands) -> None:
         await hands.storage.join("node-b", "b", queues={"default": 4, "mail": 1}, version="1.2.3")
         nodes = {node.id: node for node in await hands.storage.nodes()}

@@ -10,8 +10,9 @@ AND (:enqueued_from IS NULL OR job.enqueued_at >= :enqueued_from)
 AND (:enqueued_until IS NULL OR job.enqueued_at < :enqueued_until)
 AND (:finished_from IS NULL OR job.finished_at >= :finished_from)
 AND (:finished_until IS NULL OR job.finished_at < :finished_until)
-AND (:before IS NULL OR job.seq < (SELECT seq FROM job WHERE id = :before))
-AND (:after IS NULL OR job.seq > (SELECT seq FROM job WHERE id = :after))
+-- The job that ended the page before may be pruned since: then it goes on from those next to it, and may repeat some.
+AND (:before IS NULL OR job.seq < coalesce((SELECT seq FROM job WHERE id = :before), (SELECT max(seq) FROM job WHERE id < :before) + 1))
+AND (:after IS NULL OR job.seq > coalesce((SELECT seq FROM job WHERE id = :after), (SELECT min(seq) FROM job WHERE id > :after) - 1))
 AND (:error IS NULL OR substr(json_extract(job.error, '$.type'), 1, length(:error)) = :error)
 AND (:text IS NULL OR instr(job.payload, :text) > 0)
 AND (
