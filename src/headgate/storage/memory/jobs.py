@@ -266,7 +266,6 @@ class Jobs:
     def wait(self, job: Job[Lane], now: int) -> None:
         """Put a job that was running or final into the lane of what it asks for next."""
         job.state = WAITING
-        job.node = None
         job.cancel_requested = False
         if job.new.unique_key is not None:
             self.stand(job)

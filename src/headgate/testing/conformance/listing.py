@@ -150,6 +150,12 @@ class ListingConformance(Conformance):
         await hands.succeed(mine)
         assert await found(hands, node="node-a", state=JobState.RUNNING) == []
 
+    async def test_a_job_that_waits_again_is_listed_under_the_node_that_ran_it_last(self, hands: Hands) -> None:
+        id = await hands.add_one()
+        await hands.retry_later(await hands.take_one())
+        assert await found(hands, node="node-a") == await found(hands, state=JobState.WAITING, node="node-a") == [id]
+        assert (await hands.record(id)).node == "node-a"
+
     async def test_jobs_are_listed_by_how_the_type_of_their_error_begins(self, hands: Hands) -> None:
         await hands.add(4)
         jobs = await hands.take()
