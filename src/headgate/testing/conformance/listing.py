@@ -11,6 +11,7 @@ from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
 from headgate.jobs.job import JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
+from headgate.limits.concurrency import Semaphore
 from headgate.storage.protocol import BucketPlace, BucketRecord, JobFilter, ViewCount, WaitingCount
 from headgate.testing.conformance.hands import Conformance, Hands, strict
 from headgate.testing.manual_clock import ManualClock
@@ -240,6 +241,21 @@ class ListingConformance(Conformance):
         ]
         with pytest.raises(IllegalTransition, match="follows"):
             await hands.storage.run_now(follower.id)
+
+    async def test_jobs_that_pass_a_draw_when_they_are_tried_again_are_listed_under_it(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(9), "slot": Semaphore(9)}
+        free = await hands.add_one(draws=[("api", "acme")], free_retries=0b1)
+        holder = await hands.add_one(draws=[("slot", "acme")], hold="until_final")
+        both = await hands.add_one(draws=[("api", "acme"), ("slot", "acme")], hold="until_final")
+        for job in await hands.take():
+            await hands.retry_later(job)
+        for view in (None, "scheduled"):
+            asked = {"state": JobState.WAITING, "view": view}
+            assert await found(hands, limit="api", **asked) == [both, free]
+            assert await found(hands, limit="slot", **asked) == [both, holder]
+            assert await found(hands, limit="slot", key="acme", **asked) == [both, holder]
+            assert await found(hands, key="acme", **asked) == [both, holder, free]
+            assert await found(hands, limit="slot", key="globex", **asked) == []
 
     async def test_waiting_jobs_of_a_key_are_listed_whatever_they_wait_for(self, hands: Hands) -> None:
         hands.rules = {"api": strict(1)}

@@ -177,6 +177,8 @@ CREATE INDEX job_running ON headgate.job (node) WHERE state = 'running';
 -- How many failed lately is counted in it alone.
 CREATE INDEX job_failed ON headgate.job (id) INCLUDE (state, finished_at) WHERE state IN ('failed', 'cancelled');
 CREATE INDEX job_held ON headgate.job (id) WHERE held <> 0;
+-- The few that wait in a lane without some of their draws, so that the lane does not tell what they draw on.
+CREATE INDEX job_passes ON headgate.job (id) WHERE waiting AND (held | passed) <> 0;
 CREATE INDEX job_expires ON headgate.job (expires_at) WHERE waiting AND expires_at IS NOT NULL;
 CREATE INDEX job_gives_up ON headgate.job (give_up_at) WHERE waiting AND give_up_at IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON headgate.job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');

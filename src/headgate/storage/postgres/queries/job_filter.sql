@@ -21,7 +21,13 @@ AND (
         SELECT lane FROM headgate.arrival WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
     )
 )
-AND (:lanes::bytea[] IS NULL OR job.state = 'blocked' OR (job.waiting AND job.lane = ANY(:lanes)))
+-- A job that passes some of its draws waits in a lane without them.
+AND (
+    :lanes::bytea[] IS NULL
+    OR job.state = 'blocked'
+    OR (job.waiting AND job.lane = ANY(:lanes))
+    OR (job.waiting AND (job.held | job.passed) <> 0)
+)
 AND (:queue::text IS NULL OR job.queue = :queue)
 AND (:task::text IS NULL OR job.task = :task)
 AND (:unique_key::text IS NULL OR job.unique_key = :unique_key)

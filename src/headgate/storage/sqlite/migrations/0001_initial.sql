@@ -143,6 +143,8 @@ CREATE TABLE job (
 );
 CREATE INDEX job_waiting ON job (lane, delayed, priority DESC, run_at, seq) WHERE state = 'waiting';
 CREATE INDEX job_held ON job (seq) WHERE held <> 0;
+-- The few that wait in a lane without some of their draws, so that the lane does not tell what they draw on.
+CREATE INDEX job_passes ON job (seq) WHERE state = 'waiting' AND (held | passed) <> 0;
 CREATE INDEX job_blocked ON job (queue) WHERE state = 'blocked';
 CREATE INDEX job_blocked_expires ON job (expires_at) WHERE state = 'blocked' AND expires_at IS NOT NULL;
 CREATE INDEX job_running ON job (node, lane) WHERE state = 'running';

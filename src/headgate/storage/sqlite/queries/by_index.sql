@@ -24,6 +24,9 @@ job.seq IN (
                 AND (:key IS NULL OR json_extract(draw.value, '$[1]') = :key)
         )
     )
+    -- Those that pass some of their draws wait in a lane without them.
+    UNION ALL
+    SELECT seq FROM job WHERE :by = 'draw' AND state = 'waiting' AND (held | passed) <> 0
     UNION ALL
     SELECT seq FROM job WHERE :by IN ('blocked', 'waiting', 'draw') AND state = 'blocked'
     UNION ALL
