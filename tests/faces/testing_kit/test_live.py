@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -156,11 +157,15 @@ async def test_an_async_test_has_the_lifespan_of_the_application_on_its_own_loop
 
 
 def test_the_program_under_test_does_not_end_the_engine() -> None:
+    async def loop() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
     with live(shop.app):
+        engine = shop.app.sync.run(loop())
         shop.app.sync.close()
         with shop.app.sync:
             assert shop.greet.sync.enqueue("ada").result(timeout=5) == "ada"
-        assert shop.greet.sync.enqueue("bob").result(timeout=5) == "bob"
+        assert shop.app.sync.run(loop()) is engine
 
 
 # ------------------------------------------------------------------------------------------------ a time that stands
