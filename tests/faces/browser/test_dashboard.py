@@ -37,6 +37,21 @@ TOLD_THRICE = """() => new Promise((resolve) => {
     stream.addEventListener("overview", () => { if (!(left -= 1)) { stream.close(); resolve(); } });
 })"""
 
+# What stands at the axes of a rate and of a duration of which this is the only value.
+AXES = """async (value) => {
+    const format = await import(new URL("format.js", document.querySelector("script[type=module]").src));
+    return [format.rate, format.duration].map((unit) => {
+        const series = [{ name: "One", tone: "blue", kind: "line", values: [[0, value]] }];
+        const drawn = document.createElement("hg-chart");
+        drawn.className = "chart";
+        document.querySelector("main").append(drawn);
+        drawn.chart = { label: "One", series, from: 0, to: 60000, unit, step: 1000 };
+        const marks = [...drawn.querySelectorAll("svg text[text-anchor=end]")].map((mark) => mark.textContent);
+        drawn.remove();
+        return marks;
+    });
+}"""
+
 # What does not depend on the store is looked at with one.
 of_one_store = pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
 
@@ -447,6 +462,18 @@ async def test_a_slow_search_is_told_of_and_not_begun_anew_by_what_happens_meanw
         answers.set()
         await expect(page.locator(f'a[href="jobs/{sought.id}"]')).to_be_visible()
         await expect(page.get_by_text("Searching …")).to_have_count(0)
+
+
+@of_one_store
+async def test_the_axis_of_a_chart_tells_its_marks_apart_however_small_the_values_are(
+    browser: Browser, shop: Shop
+) -> None:
+    async with visiting(browser, shop) as visit:
+        await visit.go("nodes")
+        for nothing in (0, None):
+            assert await visit.page.evaluate(AXES, nothing) == [["0", "0.5", "1"], ["0 s", "500 ms", "1 s"]]
+        assert await visit.page.evaluate(AXES, 0.0003) == [["0", "0.01", "0.02"], ["0 s", "1 ms", "2 ms"]]
+        assert await visit.page.evaluate(AXES, 40) == [["0", "20", "40"], ["0 s", "20 s", "40 s"]]
 
 
 @of_one_store

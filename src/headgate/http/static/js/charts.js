@@ -279,10 +279,11 @@ function timeMarks(chart, width) {
   return marks;
 }
 
-/** A round number above all values. @param {Chart} chart */
+/** A round number above all values, and one whose half its unit can tell. @param {Chart} chart */
 function highest(chart) {
   const values = chart.series.flatMap((each) => each.values.map(([, value]) => value ?? 0));
-  const most = Math.max(...values, (chart.bound?.value ?? 0) * 1.15, 1e-9);
+  const least = chart.unit === format.duration ? 0.002 : 0.02;
+  const most = Math.max(least, Math.max(...values, (chart.bound?.value ?? 0) * 1.15) || 1);
   if (chart.unit === format.duration && most > 60) return ROUND_TIMES.find((each) => each >= most) ?? most;
   if (chart.isWhole && most <= 10) return 2 * Math.ceil(most / 2);
   const size = 10 ** Math.floor(Math.log10(most));
