@@ -11,9 +11,8 @@ from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
 from headgate.jobs.job import JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
-from headgate.limits.concurrency import Semaphore
 from headgate.storage.protocol import BucketPlace, BucketRecord, JobFilter, ViewCount, WaitingCount
-from headgate.testing.conformance.hands import Conformance, Hands, strict
+from headgate.testing.conformance.hands import Conformance, Hands, at_once, strict
 from headgate.testing.manual_clock import ManualClock
 
 
@@ -209,9 +208,9 @@ class ListingConformance(Conformance):
         ids = [await hands.add_one(queue=queue) for queue in ("default", "default", "other", "default", "default")]
         await hands.storage.cancel(ids[2])
         assert await hands.storage.prune(hands.clock.now() + 1) == 1
-        for filter in ({}, {"state": JobState.WAITING}):
+        for state in (None, JobState.WAITING):
             for oldest_first, left in ((False, [ids[1], ids[0]]), (True, ids[3:])):
-                going_on = JobFilter(cursor=ids[2], oldest_first=oldest_first, **filter)
+                going_on = JobFilter(cursor=ids[2], oldest_first=oldest_first, state=state)
                 assert [record.id for record in await hands.storage.jobs(going_on)] == left
                 assert await hands.storage.count_jobs(going_on, 100) == 2
         # Nothing is left on that side of it.
@@ -243,7 +242,7 @@ class ListingConformance(Conformance):
             await hands.storage.run_now(follower.id)
 
     async def test_jobs_that_pass_a_draw_when_they_are_tried_again_are_listed_under_it(self, hands: Hands) -> None:
-        hands.rules = {"api": strict(9), "slot": Semaphore(9)}
+        hands.rules = {"api": strict(9), "slot": at_once(9)}
         free = await hands.add_one(draws=[("api", "acme")], free_retries=0b1)
         holder = await hands.add_one(draws=[("slot", "acme")], hold="until_final")
         both = await hands.add_one(draws=[("api", "acme"), ("slot", "acme")], hold="until_final")
