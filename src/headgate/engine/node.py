@@ -20,7 +20,8 @@ from headgate.engine.bus import EventBus, publish_use
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.children import Children
 from headgate.engine.described import described
-from headgate.engine.drain import LOOK_EVERY, Drain, is_drained
+from headgate.engine.drain import LOOK_EVERY, Drain
+from headgate.engine.elsewhere import Elsewhere
 from headgate.engine.executor import LINGERS_AFTER, Attempt, Cause, Workshop
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.historian import Historian
@@ -338,13 +339,13 @@ class Node:
         while not self._stopping.is_set():
             started = self._started
             try:
-                drained = not self._running and await is_drained(
-                    self._storage, self._settings.queues.keys(), self._registry.names, until
+                drained = not self._running and not await self._storage.is_work_left(
+                    self._settings.queues.keys(), self._registry.names, ready_only=until == "ready"
                 )
             except StorageUnavailable as error:
                 self._trouble("looking whether work is left", error)
             else:
-                # What was enqueued by a job that ran between two of its questions may have been missed.
+                # What came in since it looked, and was claimed at once, is still done.
                 if drained and started == self._started and self._claiming_since is None:
                     self.stop()
             await sleep(self._clock, LOOK_EVERY)

@@ -14,7 +14,7 @@ which never goes back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
@@ -465,6 +465,14 @@ class Storage(Protocol):
 
     async def views(self) -> Sequence[ViewCount]:
         """What waiting jobs wait for, by queue; all of them, as their lanes have counted them."""
+        ...
+
+    async def is_work_left(self, queues: Set[str], tasks: Set[str], *, ready_only: bool) -> bool:
+        """Whether a job of these queues runs, on whichever node, or one of these tasks is left to run in one of them.
+
+        What waits in a paused queue is not left; with `ready_only`, nor is what waits for a limit, for its time or for
+        another job. It is one look at the store, so what a job adds before it ends is never missed.
+        """
         ...
 
     async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:

@@ -6,7 +6,7 @@ Each decides and writes synchronously, so no other coroutine ever sees half of o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from heapq import nlargest, nsmallest
 from itertools import islice
 from typing import Any
@@ -304,6 +304,20 @@ class MemoryStorage:
         waiting = (job for job in self._jobs.by_id.values() if job.state is WAITING)
         found = Counter((job.new.queue, view_of(job, wall, now)) for job in waiting)
         return [ViewCount(queue, view, jobs) for (queue, view), jobs in sorted(found.items())]
+
+    async def is_work_left(self, queues: Set[str], tasks: Set[str], *, ready_only: bool) -> bool:
+        found = [queue for name, queue in self._lanes.queues.items() if name in queues]
+        if any(queue.tally.running for queue in found):
+            return True
+        served = {queue.name for queue in found if queue.paused_at is None and queue.tally.waiting}
+        wall, now = self._clock.now(), self.limit_now()
+        return bool(served) and any(
+            job.state is WAITING
+            and job.new.queue in served
+            and job.new.task in tasks
+            and (not ready_only or view_of(job, wall, now) == "ready")
+            for job in self._jobs.by_id.values()
+        )
 
     async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:
         tallies = ((name, queue.tally) for name, queue in sorted(self._lanes.queues.items()))

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import msgspec
@@ -741,6 +741,11 @@ class PostgresStorage:
         now, limit_now = self.now(), self.limit_now()
         rows = await self._survey(lambda session: session.fetch("views", now=now, limit_now=limit_now))
         return [ViewCount(*row) for row in rows]
+
+    async def is_work_left(self, queues: Set[str], tasks: Set[str], *, ready_only: bool) -> bool:
+        asked = {"queues": sorted(queues), "tasks": sorted(tasks), "ready_only": ready_only}
+        now = {"now": self.now(), "limit_now": self.limit_now()}
+        return bool(await self._survey(lambda session: session.value("is_work_left", **asked, **now)))
 
     async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
         return await self._look_up(lambda session: trail.logs(session, job_id, after, count, newest=newest))

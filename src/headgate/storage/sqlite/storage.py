@@ -9,7 +9,7 @@ import os
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -573,6 +573,11 @@ class SqliteStorage:
     async def views(self) -> Sequence[ViewCount]:
         asked = {"now": self.now(), "limit_now": self.limit_now()}
         return _decode_views(await self._value(self._lists, "views", **asked))
+
+    async def is_work_left(self, queues: Set[str], tasks: Set[str], *, ready_only: bool) -> bool:
+        asked = {"queues": as_json(sorted(queues)), "tasks": as_json(sorted(tasks)), "ready_only": ready_only}
+        now = {"now": self.now(), "limit_now": self.limit_now()}
+        return bool(await self._value(self._lists, "is_work_left", **asked, **now))
 
     async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
         asked = {"id": job_id, "after": after, "count": count, "sign": -1 if newest else 1}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from msgspec.structs import replace
+
 from headgate.clock import SECOND
-from headgate.jobs.job import JobState
+from headgate.jobs.job import JobState, Origin
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts
 from headgate.storage.protocol import QueueCounts, QueueRecord
@@ -22,6 +24,15 @@ async def record_of(hands: Hands, queue: str = "default") -> QueueRecord:
         if record.queue == queue:
             return record
     return QueueRecord(queue, None, None, None)
+
+
+async def left(hands: Hands, *queues: str) -> tuple[bool, bool]:
+    """Whether work of these queues is left that could start now, and whether any is."""
+    asked = queues or ("default",)
+    ready, everything = [
+        await hands.storage.is_work_left(set(asked), hands.tasks, ready_only=ready_only) for ready_only in (True, False)
+    ]
+    return ready, everything
 
 
 class QueuesConformance(Conformance):
@@ -52,6 +63,53 @@ class QueuesConformance(Conformance):
         (counts,) = await hands.storage.counts(finals=False)
         assert (counts.queue, counts.waiting, counts.running) == ("default", 1, 1)
         assert counts.succeeded in (0, 1)
+
+    # ------------------------------------------------------------------------------------ what is left
+
+    async def test_work_is_left_while_it_waits_and_while_it_runs_on_any_node(self, hands: Hands) -> None:
+        assert await left(hands) == (False, False)
+        await hands.add(1)
+        assert await left(hands) == (True, True)
+        job = await hands.take_one()
+        hands.tasks = {"other"}
+        # Whose task it is does not matter: it may enqueue what this node runs.
+        assert await left(hands) == (True, True)
+        await hands.succeed(job)
+        assert await left(hands) == (False, False)
+
+    async def test_what_waits_for_its_time_a_limit_or_another_job_is_left_but_not_ready(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"api": strict(1, 60)}
+        await hands.add(1, delay=30)
+        assert await left(hands) == (False, True)
+        clock.advance(31)
+        assert await left(hands) == (True, True)
+        await hands.succeed(await hands.take_one())
+        await hands.add(2, draws=[("api", "acme")])
+        await hands.succeed(await hands.take_one())
+        assert await hands.take() == []
+        assert await left(hands) == (False, True)
+        leader = hands.new(queue="other")
+        follower = replace(hands.new(queue="mail"), origin=Origin(follows=leader.id))
+        await hands.storage.add([leader, follower])
+        assert await left(hands, "mail") == (False, True)
+        assert await left(hands, "mail", "other") == (True, True)
+
+    async def test_what_is_of_other_queues_or_tasks_or_of_a_paused_queue_is_not_left(self, hands: Hands) -> None:
+        await hands.add(1)
+        await hands.add(1, task="other", queue="mail")
+        assert await left(hands, "mail") == await left(hands, "nothing") == (False, False)
+        await hands.storage.pause_queue("default")
+        assert await left(hands, *BOTH) == (False, False)
+        await hands.storage.resume_queue("default")
+        assert await left(hands, *BOTH) == (True, True)
+        job = await hands.take_one()
+        await hands.storage.pause_queue("default")
+        # It still runs, and may enqueue elsewhere.
+        assert await left(hands, *BOTH) == (True, True)
+        await hands.succeed(job)
+        assert await left(hands, *BOTH) == (False, False)
 
     # ----------------------------------------------------------------------------------------- pauses
 
