@@ -90,12 +90,15 @@ class Settings:
 
 
 def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings of an app. Raises DeclarationError for a name or a value that makes no sense."""
+    """The settings of an app; a variable that is empty says nothing.
+
+    Raises DeclarationError for a name or a value that makes no sense.
+    """
     known = {field.name for field in fields(Settings)}
     values: dict[str, object] = {}
     for name in known:
         text = environment.get(f"HEADGATE_{name.upper()}")
-        if text is not None:
+        if text is not None and text.strip():
             values[name] = _parse(name, text)
     for name, value in given.items():
         if name not in known:

@@ -69,6 +69,17 @@ def test_a_retry_policy_is_written_in_words(text: str, policy: RetryPolicy) -> N
     assert load_settings({}, {"HEADGATE_RETRY": text}).retry == policy
 
 
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_a_variable_that_is_empty_counts_as_unset(empty: str) -> None:
+    assert load_settings({}, {f"HEADGATE_{name.upper()}": empty for name in SAID}) == load_settings({}, {})
+
+
+@pytest.mark.parametrize(("text", "part"), [("often", "often"), ("retries=5, until=9", "until=9"), ("5,6", "5,6")])
+def test_a_retry_policy_that_cannot_be_read_is_quoted_as_it_was_written(text: str, part: str) -> None:
+    with pytest.raises(DeclarationError, match=f"^HEADGATE_RETRY={text!r}: {part!r} cannot be read"):
+        load_settings({}, {"HEADGATE_RETRY": text})
+
+
 def test_the_defaults_are_as_documented() -> None:
     settings = load_settings({}, {})
     assert (settings.heartbeat, settings.lease, settings.grace) == (5.0, 30.0, 30.0)

@@ -14,11 +14,10 @@ def parse_retry(text: str, name: str = "HEADGATE_RETRY") -> RetryPolicy:
 
     Filters and functions have no text: they are said in code. Raises DeclarationError with the `name` of the variable.
     """
-    if "=" not in text:
-        text = f"retries={text}"
     said: dict[str, Any] = {}
-    for part in text.split(","):
-        word, _, value = (piece.strip() for piece in part.partition("="))
+    is_number = "=" not in text
+    for part in [text] if is_number else text.split(","):
+        word, _, value = (piece.strip() for piece in (f"retries={part}" if is_number else part).partition("="))
         match word:
             case "retries" if value.isdecimal():
                 said[word] = int(value)
