@@ -13,7 +13,7 @@ pytest_plugins = ["tests.postgres_server", "tests.redis_server"]
 
 
 def pytest_collection_finish() -> None:
-    """Half a million objects are there for good by now; looking at them again took a quarter of the CPU of all tests."""
+    """Half a million objects are there for good by now; to look at them again took a fifth of the CPU of all tests."""
     gc.collect()
     gc.freeze()
 

@@ -1,26 +1,120 @@
-"""Headgate: durable background jobs for Python with a budget per key.
+"""Headgate: durable background jobs with a budget per key.
 
 PYTEST_DONT_REWRITE: pytest finds our plugin, and would otherwise warn where this is imported before pytest is.
 """
 
-from typing import TYPE_CHECKING
+from headgate.app import Headgate
+from headgate.errors import (
+    CostExceedsLimit,
+    DeclarationError,
+    DuplicateJob,
+    GateClosed,
+    HeadgateError,
+    JobCancelled,
+    JobExpired,
+    JobFailed,
+    JobNotFound,
+    LeaderNotFound,
+    LeaderNotSucceeded,
+    LimitInUse,
+    LimitRejected,
+    NotOpen,
+    PayloadError,
+    ProcessDied,
+    QueueFull,
+    ScheduleNotFound,
+    StorageUnavailable,
+    StorageUnusable,
+    UnfitConnection,
+    UnknownLimit,
+)
+from headgate.jobs.job import JobState
+from headgate.jobs.retry import RetryPolicy
+from headgate.limits.concurrency import Concurrency, Mutex
+from headgate.limits.dynamic_window import DynamicWindow
+from headgate.limits.fixed_window import FixedWindow
+from headgate.limits.key import header
+from headgate.limits.rate_limit import RateLimit
+from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.standalone.decision import Decision
+from headgate.limits.standalone.limit_rate import limit_rate
+from headgate.limits.standalone.limiter import Limiter
+from headgate.limits.standalone.rate_gate import RateGate
+from headgate.limits.strict_rate import StrictRate
+from headgate.schedules.calendar import Calendar
+from headgate.schedules.cron import Cron
+from headgate.schedules.every import Every
+from headgate.tasks.context import JobContext, current_job
+from headgate.tasks.flow import batch, chain
+from headgate.tasks.handle import Job, JobStatus
+from headgate.tasks.handler import Handler
+from headgate.tasks.resource import INJECTED
+from headgate.tasks.schedule import Schedule, ScheduleStatus
+from headgate.tasks.signals import RateLimited, Snooze
+from headgate.tasks.task import Task
+from headgate.tasks.ties import Batch, BatchStatus, Chain
 
-if TYPE_CHECKING:
-    from headgate.public import *  # noqa: F403
-    from headgate.public import __all__ as __all__
-else:
-    # Loaded when the first name is asked for: the help, the version and each Tab in a shell take none of it.
-    import importlib
-
-    def __getattr__(name):
-        if name != "__all__" and name.startswith("__"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        public = importlib.import_module("headgate.public")
-        globals().update({each: getattr(public, each) for each in ("__all__", *public.__all__)})
-        try:
-            return globals()[name]
-        except KeyError:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-
-    def __dir__():
-        return sorted({*globals(), *importlib.import_module("headgate.public").__all__})
+__all__ = [
+    # the app and what it makes
+    "Headgate",
+    "Task",
+    "Handler",
+    "INJECTED",
+    "Job",
+    "JobState",
+    "JobStatus",
+    "chain",
+    "batch",
+    "Chain",
+    "Batch",
+    "BatchStatus",
+    # limits
+    "RateLimit",
+    "StrictRate",
+    "FixedWindow",
+    "SlidingWindow",
+    "DynamicWindow",
+    "Concurrency",
+    "Mutex",
+    "header",
+    # when recurring jobs run
+    "Cron",
+    "Every",
+    "Calendar",
+    "Schedule",
+    "ScheduleStatus",
+    # limits for plain code
+    "Decision",
+    "Limiter",
+    "RateGate",
+    "limit_rate",
+    # in a handler
+    "JobContext",
+    "RateLimited",
+    "RetryPolicy",
+    "Snooze",
+    "current_job",
+    # errors
+    "CostExceedsLimit",
+    "DeclarationError",
+    "DuplicateJob",
+    "GateClosed",
+    "HeadgateError",
+    "JobCancelled",
+    "JobExpired",
+    "JobFailed",
+    "JobNotFound",
+    "LeaderNotFound",
+    "LeaderNotSucceeded",
+    "LimitInUse",
+    "LimitRejected",
+    "NotOpen",
+    "PayloadError",
+    "ProcessDied",
+    "QueueFull",
+    "ScheduleNotFound",
+    "StorageUnavailable",
+    "StorageUnusable",
+    "UnfitConnection",
+    "UnknownLimit",
+]

@@ -19,10 +19,8 @@ from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds
 from headgate.engine.batch_watch import wait_for_batch
 from headgate.engine.beside import NodeBeside
 from headgate.engine.bus import Callback, EventBus
-from headgate.engine.cause import cause_of
-from headgate.engine.declaration import declare, warn_if_too_fast
 from headgate.engine.drain import Drain
-from headgate.engine.fetcher import Elsewhere
+from headgate.engine.elsewhere import LimitsElsewhere
 from headgate.engine.historian import Historian
 from headgate.engine.intake import Intake, standing_ids
 from headgate.engine.node import Node, NodeSettings
@@ -52,9 +50,8 @@ from headgate.storage.choice import address_of, choose_storage
 from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.migrations import Migrates
-from headgate.storage.protocol import Storage
+from headgate.storage.protocol import JobFilter, Storage
 from headgate.storage.scratch import HasScratch
-from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.sync import LoopPortal, SyncApp
 from headgate.tasks.child_mark import IN_CHILD
@@ -599,7 +596,7 @@ class Headgate:
             retention=settings.retention,
             log_lines=settings.log_lines,
             log_level=logging.getLevelNamesMapping()[settings.log_level],
-            version=_version(),
+            version=installed_version(),
             drain=drain,
         )
 
@@ -673,7 +670,7 @@ class Headgate:
 
     async def batch_jobs(self, batch_id: str) -> Sequence[Job[Any]]:
         """The jobs of a batch, in order, as far as they are kept."""
-        self._require_open()
+        self._opening.require()
         found: list[Job[Any]] = []
         while True:
             filter = JobFilter(batch=batch_id, oldest_first=True, cursor=found[-1].id if found else None, count=1000)

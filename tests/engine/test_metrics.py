@@ -177,7 +177,7 @@ def test_names_that_this_program_does_not_declare_share_one_label() -> None:
 
 
 def test_what_is_declared_is_there_with_zero_before_anything_happens() -> None:
-    """The fault: to `increase` a counter that appears with 1 has not grown: the first poisonous job alerted nobody."""
+    """The fault: `increase` sees nothing of a counter that begins at 1, so the first poisonous job alerted nobody."""
 
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock)

@@ -55,10 +55,11 @@ class Beside(Generic[T]):
     shown, and it is asked no more often than if it had counted. A look waits for it for `patience` seconds.
     """
 
-    def __init__(self, clock: Clock, *, patience: float = PATIENCE) -> None:
+    def __init__(self, clock: Clock, what: str, *, patience: float = PATIENCE) -> None:
         self._clock = clock
+        self._what = what
         self._patience = patience
-        self._known: CountedFinals | None = None
+        self._known: Counted[T] | None = None
         self._counted_at: int | None = None
         self._is_refused = False
         self._took = 0

@@ -1,9 +1,12 @@
-"""The command's entry: knows the names of all sub-commands, and loads the one that is used."""
+"""The `headgate` command: knows the names of all sub-commands, and loads the one that is used."""
 
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
@@ -25,7 +28,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "status": Lazy("headgate.cli.status", "Show what is going on: queues, nodes, limits, what is in the way."),
     "top": Lazy("headgate.cli.top", "Watch what goes on: queues, throughput, throttled keys, nodes, failures."),
     "queues": Lazy("headgate.cli.queues", "List, pause, resume and empty queues."),
-    "jobs": Lazy("headgate.cli.jobs", "List, show, retry, run and cancel jobs; read what they logged."),
+    "jobs": Lazy("headgate.cli.jobs", "List, show, enqueue, retry, run and cancel jobs; read what they logged."),
     "batches": Lazy("headgate.cli.batches", "List batches, show how far one is, cancel what is left of it."),
     "tasks": Lazy("headgate.cli.tasks", "List the tasks that an app declares, and what waits for each."),
     "nodes": Lazy(
@@ -76,15 +79,13 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, lazy.summary) for name, lazy in COMMANDS.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
+        # None where it was closed, as by >&-.
+        sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
+        sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
         try:
             return super().invoke(ctx)
-        except HeadgateError as error:
-            raise click.ClickException(str(error)) from error
-        except BaseExceptionGroup as group:
-            expected, others = group.split(HeadgateError)
-            if expected is None or others is not None:
-                raise
-            raise click.ClickException("; ".join(map(str, _leaves(expected)))) from group
+        except (click.ClickException, click.exceptions.Exit):
+            raise
         except click.Abort as abort:
             if isinstance(abort.__context__, KeyboardInterrupt):
                 _end_interrupted()
@@ -93,6 +94,16 @@ class LazyGroup(click.Group):
             # The terminal has echoed ^C.
             click.echo(err=True)
             _end_interrupted()
+        except (Exception, BaseExceptionGroup) as error:
+            if isinstance(error, HeadgateError):
+                raise click.ClickException(str(error)) from error
+            if isinstance(error, OSError) and error.errno != errno.EPIPE:
+                # Of the output or of a file that was named; a store and the user's module tell theirs otherwise.
+                raise click.ClickException(str(error)) from error
+            expected, others = error.split(HeadgateError) if isinstance(error, BaseExceptionGroup) else (None, error)
+            if expected is None or others is not None:
+                raise
+            raise click.ClickException("; ".join(map(str, _leaves(expected)))) from error
 
 
 def _end_interrupted() -> NoReturn:

@@ -12,11 +12,11 @@ import click
 from headgate.admin import (
     Admin,
     BucketStatus,
-    FinalCounts,
     NodeStatus,
     ObstacleStatus,
     Overview,
     QueueOverview,
+    SlowCounts,
     UnknownTask,
 )
 from headgate.cli.locate import ask_with_time, takes_app

@@ -14,8 +14,8 @@ def is_local(peer: str | None, headers: Mapping[str, str], http_version: str) ->
 
     The peer has to be a loopback address, and so has the name that was asked for: a page of another site can make its
     own name lead here (DNS rebinding). What a proxy has passed on comes from elsewhere, whoever the peer is: many say
-    so in a header, and nginx before 1.29.7 speaks HTTP/1.0 unless it is told otherwise, which no browser does. One that
-    does neither cannot be told from a browser.
+    so in a header, and nginx before 1.29.7 speaks HTTP/1.0 unless it is told otherwise, which no browser does. One
+    that does neither cannot be told from a browser.
     """
     if peer is None or not is_loopback(peer) or http_version == "1.0":
         return False

@@ -183,3 +183,6 @@ def _within(wait: Duration) -> int:
 
 def _seconds(duration: Duration) -> float:
     return microseconds(duration) / SECOND
+
+
+DEFAULT_RETRY = RetryPolicy()

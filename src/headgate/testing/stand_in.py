@@ -17,6 +17,8 @@ from headgate.clock import Clock, Duration
 from headgate.engine.backlog import Backlogs
 from headgate.engine.bus import EventBus
 from headgate.engine.drain import Drain
+from headgate.engine.elsewhere import LimitsElsewhere
+from headgate.engine.opening import Opening
 from headgate.engine.parts import parts_of
 from headgate.engine.result import result_of
 from headgate.engine.teller import Teller

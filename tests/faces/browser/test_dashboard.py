@@ -20,7 +20,7 @@ from playwright.async_api import Browser, Route, expect
 from headgate import Every
 from headgate.errors import ScheduleNotFound
 from tests.faces.browser.conftest import Shop, Visit, shop_on, visiting
-from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, QUEUE, SCHEDULE
+from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, QUEUE, SCHEDULE, SPARE
 from tests.until import until
 
 LOOKS = (("wide", "light"), ("wide", "dark"), ("narrow", "light"))

@@ -31,6 +31,12 @@ WORKER = ("celery", "-A", APP, "worker", "-c", "2", "-l", "warning", "--without-
 
 
 @pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with server_in(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def m(server: RedisServer) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GATE_REDIS_URL", server.url)
@@ -49,6 +55,8 @@ def worker(server: RedisServer, m: Any, tmp_path_factory: pytest.TempPathFactory
 
 class CelerySide(Side):
     own = "celery"
+    # It takes a message from a list before it notes that it holds it.
+    popped = 1
 
     def __init__(self, m: Any) -> None:
         self._m = m

@@ -29,6 +29,12 @@ AWAY = "redis://127.0.0.1:1/0"
 
 
 @pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with server_in(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def m(server: RedisServer) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GATE_REDIS_URL", server.url)

@@ -97,6 +97,25 @@ def until(holds: Callable[[], bool], within: float, says: Callable[[], str] = st
         time.sleep(0.02)
 
 
+def assert_none_is_lost(
+    log: Log, key: str, sent: set[str], in_broker: Callable[[Log], set[str]], popped: int = 0
+) -> None:
+    """Each that was sent has started, is in line, is being published or is in the broker, and none is in two of them.
+
+    It takes a moment: Redis may still be doing what a worker asked for that has been killed. `popped` are those that
+    the framework itself may lose, having taken them from the broker without having noted it yet.
+    """
+
+    def none_is_lost() -> bool:
+        started = {told for _, told in log.starts(key)}
+        in_line, sending = set(log.ids(key, "line")), set(log.ids(key, "sending"))
+        published = in_broker(log)
+        lost = sent - (in_line | sending | published | started)
+        return len(lost) <= popped and not in_line & (published | sending | started)
+
+    until(none_is_lost, 5)
+
+
 def assert_never_more(starts: list[tuple[float, str]], count: int, seconds: float) -> None:
     """In every window that begins with a start."""
     instants = [at for at, _ in starts]

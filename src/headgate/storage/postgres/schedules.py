@@ -12,7 +12,6 @@ from headgate.schedules.schedule import Course, ScheduleRules
 from headgate.storage.postgres.addition import add_tied
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.history import note_enqueued
-from headgate.storage.postgres.rows import as_json
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 
 _decode_call = msgspec.json.Decoder(ScheduledCall).decode
@@ -45,26 +44,6 @@ async def take_over(session: Session, record: ScheduleRecord, was: str, replaces
     await session.execute("move_scheduled_jobs", name=record.name, was=was)
     await session.execute("take_over_schedule", name=record.name, was=was)
     return True
-
-
-def _values(record: ScheduleRecord) -> dict[str, Any]:
-    course = record.course
-    return {
-        "name": record.name,
-        "task": record.call.task,
-        "call": as_json(record.call),
-        "rules": as_json(record.rules),
-        "started_at": course.started_at,
-        "next_at": course.next_at,
-        "last_at": course.last_at,
-        "runs": course.runs,
-        "last_job": record.last_job,
-        "paused_at": record.paused_at,
-        "is_declared": record.is_declared,
-        "formerly": record.formerly,
-        "skipped": record.skipped,
-        "skipped_at": record.skipped_at,
-    }
 
 
 async def fire(session: Session, fired: Sequence[Fired], limit_now: int, now: int) -> list[bool]:

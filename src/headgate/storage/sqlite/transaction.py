@@ -13,7 +13,6 @@ from headgate.clock import Clock
 from headgate.errors import DuplicateJob
 from headgate.jobs.audit import Deed
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.gating import Regated
 from headgate.jobs.history import SHORTEST, Flush, JobsStep, LimitStep
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import (
@@ -24,17 +23,9 @@ from headgate.jobs.lifecycle import (
     is_poisonous,
 )
 from headgate.jobs.report import Report, too_many
-from headgate.jobs.terms import GateTerms, bits, kept_permits, spread, without
-from headgate.jobs.uniqueness import key_taken
-from headgate.limits.concurrency import dump_permits, load_permits, without_unused
-from headgate.limits.limit import AnyRule
-from headgate.limits.rule import NEVER
-from headgate.storage.admission import BucketVisit
-from headgate.storage.endings import EndedHere, late_ending, limit_in_use, poison_error, prunable_at_once
-from headgate.storage.fetched import dump_balance, load_balance
-from headgate.storage.following import Ended, final_at_once
-from headgate.storage.live_rules import LimitSetting
-from headgate.storage.permits import Given
+from headgate.jobs.terms import GateTerms, spread, without
+from headgate.storage.endings import EndedHere, poison_error, prunable_at_once
+from headgate.storage.following import final_at_once
 from headgate.storage.process import is_running, pid_space, process_started
 from headgate.storage.protocol import (
     GATE_LIVES,
@@ -46,7 +37,7 @@ from headgate.storage.protocol import (
 )
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.storage.sqlite import history, schedules
-from headgate.storage.sqlite.bucket_views import BucketViews
+from headgate.storage.sqlite.buckets import Buckets
 from headgate.storage.sqlite.claim import ClaimTransaction
 from headgate.storage.sqlite.following import Following
 from headgate.storage.sqlite.lanes import Lanes
