@@ -2,12 +2,19 @@
 
 import gc
 import logging
+import signal
 from collections.abc import Generator
 
 import pytest
 
 # So that their assertions explain themselves as those of test files do.
 pytest.register_assert_rewrite("headgate.testing.conformance", "headgate.testing.bucket_conformance")
+
+# What a shell runs in the background, or `nohup` runs, ignores these, and so would the processes that tests start to
+# send them one. A handler goes when another program is started; what is ignored stays ignored.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number is signal.SIGINT else lambda *_: None)
 
 pytest_plugins = ["tests.postgres_server", "tests.redis_server"]
 

@@ -597,7 +597,9 @@ class StorageModel:
             queue: sum(len(jobs) for lane, jobs in line.items() if lane[0] == queue and not lane[1])
             for queue in claim.rooms
         }
-        given = any(self.jobs[gone.id].held for gone in claimed.dropped)
+        # Who is judged in this claim may still meet a permit that a late job gives back, its own or that of its batch.
+        late = [self.jobs[gone.id] for gone in claimed.dropped]
+        given = any(job.held or job.lane[3] for job in late)
         self.released.clear()
         impossible: set[str] = set()
         rejected: set[str] = set()
