@@ -62,7 +62,7 @@ def dashboard(
     secret: str | None = None,
     clock: Clock | None = None,
 ) -> Dashboard:
-    """The dashboard and the REST API of an app, to serve by itself or to mount: `host.mount("/jobs", dashboard(app))`.
+    """The dashboard and the REST API of an app, to serve or to mount: `host.mount("/jobs", dashboard(app, auth=…))`.
 
     `auth` says who is let in, and has to be said: a BasicAuth, BearerAuth or CallbackAuth, or `"local"` for everybody
     at this machine, which is for servers that no proxy stands in front of. `redact` names fields that nobody is shown:
