@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from headgate.clock import microseconds
@@ -55,10 +55,10 @@ class Settings:
     history: bool = True
     max_payload: int = 256 * 1024
     synchronous: str = "FULL"
-    limits_url: str | None = None
+    limits_url: str | None = field(default=None, repr=False)  # a URL may hold a password
     schema: str = "headgate"
     connections: int = 8
-    listen_url: str | None = None
+    listen_url: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.concurrency < 1:

@@ -167,8 +167,8 @@ class Concurrency(Limit):
             raise DeclarationError(f"hold={hold!r} must be 'running', 'until_final' or 'until_success'")
         if options.get("store") is not None:
             raise DeclarationError(
-                f"store={options['store']!r} of a concurrency limit: permits belong to jobs and live where the jobs "
-                "do, so that a crashed holder gives them back; leave store= out"
+                "store= of a concurrency limit: permits belong to jobs and live where the jobs do, so that a crashed "
+                "holder gives them back; leave store= out"
             )
         object.__setattr__(self, "hold", hold)
         object.__setattr__(self, "owner", owner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypedDict, get_args
 
 from headgate.clock import Duration, microseconds
@@ -72,7 +72,7 @@ class Limit:
     cost: Cost = 1
     on_limit: OnLimit = "wait"
     max_wait: Duration | None = None
-    store: str | object | None = None
+    store: str | object | None = field(default=None, repr=False)  # a URL may hold a password
     on_store_error: OnStoreError = "run"
     on_key_error: OnKeyError = "run"
     on_missing_key: OnMissingKey = "run"

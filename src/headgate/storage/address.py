@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 
 class Address(NamedTuple):
@@ -19,17 +18,6 @@ class Address(NamedTuple):
         return self.file is not None and not self.file.exists()
 
 
-def address_of_url(url: str) -> Address:
-    """A server and a database; neither password nor options are shown."""
-    parts = urlsplit(url)
-    return Address(parts._replace(netloc=_without_password(parts.netloc), query="", fragment="").geturl())
-
-
 def address_of_file(path: Path) -> Address:
     """A file, by its absolute path."""
     return Address(str(path), path)
-
-
-def _without_password(netloc: str) -> str:
-    user, at, host = netloc.rpartition("@")
-    return f"{user.partition(':')[0]}{at}{host}"

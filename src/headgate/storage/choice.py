@@ -6,10 +6,11 @@ from urllib.parse import unquote, urlsplit
 
 from headgate.clock import Clock
 from headgate.errors import DeclarationError
-from headgate.storage.address import Address, address_of_file, address_of_url
+from headgate.storage.address import Address, address_of_file
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.urls import displayed_url
 
 
 def choose_storage(
@@ -31,19 +32,21 @@ def choose_storage(
             return _postgres(url, clock, schema=schema, listen_url=listen_url, connections=connections)
         case _:
             raise DeclarationError(
-                f"storage URL of the scheme {scheme!r} is not known; use sqlite:///path, postgresql://host/database, "
-                "or memory:// for tests and throw-away work"
+                f"storage URL {displayed_url(url)!r} is of no known scheme; use sqlite:///path, "
+                "postgresql://host/database, or memory:// for tests and throw-away work"
             )
 
 
 def _file_of(url: str, path: str) -> str:
     if urlsplit(url).netloc or not path.strip("/"):
         raise DeclarationError(
-            f"storage URL {url!r} names no file; write sqlite:///jobs.db, or sqlite:////var/lib/jobs.db for an "
-            "absolute path"
+            f"storage URL {displayed_url(url)!r} names no file; write sqlite:///jobs.db, or sqlite:////var/lib/jobs.db "
+            "for an absolute path"
         )
     if "?" in path:
-        raise DeclarationError(f"storage URL {url!r} has options; pass them to Headgate(…), as synchronous=")
+        raise DeclarationError(
+            f"storage URL {displayed_url(url)!r} has options; pass them to Headgate(…), as synchronous="
+        )
     return unquote(path[1:])
 
 
@@ -63,4 +66,4 @@ def address_of(url: str | Storage, storage: Storage) -> Address:
     """Where the store is that was chosen for this URL."""
     if isinstance(storage, SqliteStorage):
         return address_of_file(storage.path)
-    return address_of_url(url) if isinstance(url, str) else Address(type(url).__name__)
+    return Address(displayed_url(url)) if isinstance(url, str) else Address(type(url).__name__)

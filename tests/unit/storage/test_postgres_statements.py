@@ -7,7 +7,6 @@ import re
 import pytest
 
 from headgate.errors import DeclarationError
-from headgate.storage.postgres.database import shown
 from headgate.storage.postgres.statements import checked_schema, in_schema, load_statements
 
 
@@ -44,17 +43,3 @@ def test_only_table_names_are_put_into_the_schema() -> None:
     assert in_schema("SELECT 'headgate', my_headgate.x FROM headgate.job", "s") == (
         "SELECT 'headgate', my_headgate.x FROM \"s\".job"
     )
-
-
-@pytest.mark.parametrize(
-    ("url", "harmless"),
-    [
-        ("postgresql://me:secret@db/x", "postgresql://me@db/x"),
-        ("postgresql://me@db/x", "postgresql://me@db/x"),
-        ("postgresql://me:secret@a:1,b:2/x?sslmode=require", "postgresql://me@a:1,b:2/x"),
-        ("postgresql://me:s/e#c?r@t@db/x", "postgresql://me@db/x"),
-        ("postgresql://db/x?user=me&password=secret", "postgresql://db/x"),
-    ],
-)
-def test_a_url_is_shown_without_its_password(url: str, harmless: str) -> None:
-    assert shown(url) == harmless

@@ -20,6 +20,7 @@ from headgate.limits.redis.desk import AT_ONCE, Desk
 from headgate.limits.redis.pipe import Pipe, connected, deadline, quietly_close, unavailable
 from headgate.limits.redis.script import check_change, from_script
 from headgate.limits.rule import Snapshot
+from headgate.urls import displayed_url, without_secrets
 
 OLDEST = (6, 2)
 """The oldest Redis that is supported; every Valkey (7.2 on) names a newer version of Redis as what it speaks."""
@@ -82,8 +83,10 @@ class RedisBuckets:
             # The deadlines are ours: one for each request, however many replies it brings.
             settings |= {"socket_timeout": None, "socket_connect_timeout": None, "protocol": 2}
             made_by(**settings)
-        except (ValueError, TypeError) as error:
-            raise DeclarationError(f"{_without_secrets(url)} is not the URL of a Redis: {error}") from None
+        except (ValueError, TypeError, RedisError) as error:
+            raise DeclarationError(
+                f"{displayed_url(url)} is not the URL of a Redis: {without_secrets(str(error), url)}"
+            ) from None
         return cls(lambda: made_by(**settings), prefix=prefix, timeout=timeout, clock=clock, limit_time=limit_time)
 
     async def open(self) -> None:
@@ -197,7 +200,9 @@ def read_url(url: str, *, prefix: str = "headgate", timeout: float = 2.0) -> Add
         read = f"{address}?{urlencode(options)}" if options else address
         parse_url(read)
     except ValueError as error:
-        raise DeclarationError(f"{_without_secrets(url)} is not the URL of a Redis: {error}") from None
+        raise DeclarationError(
+            f"{displayed_url(url)} is not the URL of a Redis: {without_secrets(str(error), url)}"
+        ) from None
     return Address(read, prefix, timeout)
 
 
@@ -224,8 +229,3 @@ def _settings(info: bytes) -> dict[str, str]:
 def _version(text: str) -> tuple[int, ...] | None:
     parts = text.split(".")[:2]
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else None
-
-
-def _without_secrets(url: str) -> str:
-    scheme, mark, rest = url.partition("://")
-    return f"{scheme}{mark}…@{rest.rpartition('@')[2]}" if "@" in rest else url

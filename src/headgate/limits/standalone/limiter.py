@@ -23,6 +23,7 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.standalone.permits import Permits
 from headgate.limits.standalone.reservation import Reservation, SyncReservation
 from headgate.limits.standalone.shared_budget import SharedBudget
+from headgate.urls import displayed_url
 
 
 class Limiter:
@@ -212,7 +213,7 @@ def open_store(url: str, clock: Clock | None) -> BucketStore:
     place = _PLACES.get(scheme)
     if place is None:
         raise DeclarationError(
-            f'store={url!r} is not known; use "memory://", "redis://host:port" or "postgresql://host/database"'
+            f'store="{displayed_url(url)}" is not known; use "memory://", "redis://host:port" or "postgresql://host/database"'
         )
     try:
         module = import_module(place.module)

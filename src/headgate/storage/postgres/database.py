@@ -16,6 +16,7 @@ import asyncpg
 from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
 from headgate.storage.postgres.statements import Statement, load_statements
+from headgate.urls import displayed_url, without_secrets
 
 R = TypeVar("R")
 
@@ -146,7 +147,7 @@ class Database:
     def __init__(self, url: str, schema: str, clock: Clock, *, size: int) -> None:
         self.url = url
         self.schema = schema
-        self.name = shown(url)
+        self.name = displayed_url(url)
         self.is_pooled = False
         self._clock = clock
         self._size = size
@@ -236,7 +237,7 @@ class Database:
         try:
             yield
         except Exception as error:
-            told = translate(error, self.name, opening=opening)
+            told = translate(error, self.url, opening=opening)
             if told is None:
                 raise
             raise told from error
@@ -310,38 +311,39 @@ async def connect(url: str) -> Any:
     )
 
 
-def translate(error: Exception, name: str, *, opening: bool = False) -> Exception | None:
+def translate(error: Exception, url: str, *, opening: bool = False) -> Exception | None:
     """What an error of the driver means; None for one that is not about the connection or the server's state.
 
     When it is `opening`, a wrong password or database is a mistake, and so is a right or a table that is missing; later
     it is somebody's work in progress.
     """
+    name, text = displayed_url(url), without_secrets(str(error), url)
     if isinstance(error, asyncpg.PostgresError):
         code = error.sqlstate or ""
         if code in _AGAIN:
-            return Deadlocked(f"{name}: {error}")
+            return Deadlocked(f"{name}: {text}")
         if opening and code.startswith(("28", "3D000", "42704")):
-            return StorageUnusable(f"{name} cannot be opened: {error}")
+            return StorageUnusable(f"{name} cannot be opened: {text}")
         if code.startswith((*_REFUSED, *_GONE)):
-            return StorageUnavailable(f"{name} did not take it: {error}")
+            return StorageUnavailable(f"{name} did not take it: {text}")
         if code == _FORBIDDEN and not opening:
             return StorageUnavailable(
-                f"{name} forbids it: {error}; let the owner of the schema GRANT USAGE on it, and SELECT, INSERT, "
+                f"{name} forbids it: {text}; let the owner of the schema GRANT USAGE on it, and SELECT, INSERT, "
                 "UPDATE and DELETE on its tables"
             )
         if code in _WITHDRAWN and not opening:
             return StorageUnavailable(
-                f"{name} has lost a table of its jobs: {error}; put it back, or if the whole schema was dropped have "
+                f"{name} has lost a table of its jobs: {text}; put it back, or if the whole schema was dropped have "
                 "it made anew by `headgate migrate`"
             )
         return None
     if isinstance(error, asyncpg.exceptions.ClientConfigurationError):
-        return StorageUnusable(f"{name} cannot be opened: {error}")
+        return StorageUnusable(f"{name} cannot be opened: {text}")
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
         return StorageUnavailable(f"{name} does not answer")
     if isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError)):
         return StorageUnavailable(
-            f"{name} cannot be reached: {error}" if opening else f"the connection to {name} was lost: {error}"
+            f"{name} cannot be reached: {text}" if opening else f"the connection to {name} was lost: {text}"
         )
     return None
 
@@ -363,29 +365,24 @@ def _leaves_connection_usable(error: BaseException) -> bool:
     )
 
 
-def shown(url: str) -> str:
-    """A URL as it may be shown: without its password and options, also where it is not written as a URL should be."""
-    scheme, separator, rest = url.partition("://")
-    user_info, at, place = rest.rpartition("@")
-    return f"{scheme}{separator}{user_info.partition(':')[0]}{at}{place.partition('?')[0]}"
-
-
 def checked_url(url: str) -> str:
     """A URL that can be read; it may name several hosts. Raises DeclarationError."""
     try:
         hosts = urlsplit(url).netloc.rpartition("@")[2].split(",")
         ports = [port for host in hosts if (port := host.rpartition("]")[2].rpartition(":")[2]) != host]
     except ValueError as error:
-        raise DeclarationError(f"storage URL {shown(url)!r} cannot be read: {error}") from None
+        raise DeclarationError(
+            f"storage URL {displayed_url(url)!r} cannot be read: {without_secrets(str(error), url)}"
+        ) from None
     for port in ports:
         if port and not port.isdigit():
             raise DeclarationError(
-                f"storage URL {shown(url)!r} has a port that is no number; a password with / # ? @ or : in it has to "
-                "be written with percent signs"
+                f"storage URL {displayed_url(url)!r} has a port that is no number; a password with / # ? @ or : in it "
+                "has to be written with percent signs"
             )
         if port and int(port) > HIGHEST_PORT:
             raise DeclarationError(
-                f"storage URL {shown(url)!r} has the port {port}; there is none above {HIGHEST_PORT}"
+                f"storage URL {displayed_url(url)!r} has the port {port}; there is none above {HIGHEST_PORT}"
             )
     return url
 

@@ -57,7 +57,7 @@ async def create(database: Database, schema: str) -> None:
             f"{database.name} has to get another schema, and this user may not make it: {error}; its owner may"
         ) from error
     except Exception as error:
-        raise (translate(error, database.name, opening=True) or error) from error
+        raise (translate(error, database.url, opening=True) or error) from error
 
 
 async def drop(database: Database, schema: str) -> None:
@@ -69,7 +69,7 @@ async def drop(database: Database, schema: str) -> None:
         finally:
             connection.terminate()
     except Exception as error:
-        raise (translate(error, database.name, opening=True) or error) from error
+        raise (translate(error, database.url, opening=True) or error) from error
 
 
 async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
@@ -82,7 +82,7 @@ async def _migrate(database: Database, dry_run: bool) -> Sequence[Migration]:
         finally:
             connection.terminate()
     except Exception as error:
-        raise (translate(error, database.name, opening=True) or error) from error
+        raise (translate(error, database.url, opening=True) or error) from error
 
 
 async def _look(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:
@@ -136,7 +136,7 @@ async def _run(connection: asyncpg.Connection, database: Database, migration: Mi
         if error.sqlstate == _FORBIDDEN:
             raise
         told = f"migration {migration} of {where} failed, and nothing was changed: {error}"
-        if isinstance(translate(error, database.name, opening=True), StorageUnavailable):
+        if isinstance(translate(error, database.url, opening=True), StorageUnavailable):
             raise StorageUnavailable(told) from error
         raise StorageUnusable(told) from error
 

@@ -12,9 +12,9 @@ from headgate.clock import SECOND, Clock, SystemClock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.rule import Snapshot
-from headgate.storage.postgres.database import shown
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.stored_buckets import StoredBuckets
+from headgate.urls import displayed_url, without_secrets
 
 R = TypeVar("R")
 
@@ -64,7 +64,9 @@ class PostgresBuckets(StoredBuckets):
         try:
             given: dict[str, Any] = {name: _OPTIONS[name](value) for name, value in own.items()}
         except ValueError as error:
-            raise DeclarationError(f"{shown(url)} is not the URL of a PostgreSQL: {error}") from None
+            raise DeclarationError(
+                f"{displayed_url(url)} is not the URL of a PostgreSQL: {without_secrets(str(error), url)}"
+            ) from None
         return cls(f"{address}?{others}" if others else address, **given)
 
     @property

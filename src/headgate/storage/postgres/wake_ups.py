@@ -16,7 +16,8 @@ from typing import Any
 
 from headgate.clock import Clock, sleep, wait_for_event
 from headgate.errors import StorageUnavailable
-from headgate.storage.postgres.database import Database, connect, shown
+from headgate.storage.postgres.database import Database, connect
+from headgate.urls import displayed_url, without_secrets
 
 logger = logging.getLogger("headgate.storage")
 
@@ -98,7 +99,11 @@ class WakeUps:
             except Exception as error:
                 is_warned = is_warned and not self._is_listening
                 if not is_warned:
-                    logger.warning("not listening to %s, polling instead: %r", shown(url), error)
+                    logger.warning(
+                        "not listening to %s, polling instead: %s",
+                        displayed_url(url),
+                        without_secrets(repr(error), url),
+                    )
                 is_warned = True
             self._is_listening = False
             ready.set()
