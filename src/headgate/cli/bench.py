@@ -17,6 +17,7 @@ from headgate.cli.output import json_option, print_json, print_table
 from headgate.cli.quiet import quiet
 from headgate.cli.worker_process import loop_factory, tune_process
 from headgate.clock import SystemClock
+from headgate.escaping import printable
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals after which what was made is deleted first."""
@@ -104,7 +105,7 @@ async def _measured(app: Headgate, seconds: float, slots: int, say: Callable[[st
 def print_figures(figures: Figures) -> None:
     """Print what was measured, and how to read it."""
     ground = figures.ground
-    click.echo(f"Store: {ground.store}")
+    click.echo(printable(f"Store: {ground.store}"))
     click.echo(f"{ground.setup}; Python {ground.python}, {ground.event_loop}; {ground.cores} cores")
     print_table(
         "Jobs a second",

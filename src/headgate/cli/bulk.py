@@ -10,9 +10,10 @@ import click
 
 from headgate.admin import Admin, BulkResult
 from headgate.cli.locate import ask, takes_app_and_maybe_ids
-from headgate.cli.output import print_json, printable, progress_bar
+from headgate.cli.output import print_json, progress_bar
 from headgate.cli.query import query_at, takes_query
 from headgate.cli.question import confirm, require_answer
+from headgate.escaping import printable
 
 BulkWord = Literal["retry", "run", "cancel"]
 

@@ -11,9 +11,10 @@ import click
 from headgate.admin.findings import Finding, findings_of
 from headgate.app import Headgate
 from headgate.cli.locate import locate, takes_app
-from headgate.cli.output import json_option, make_console, print_json, printable
+from headgate.cli.output import json_option, make_console, print_json
 from headgate.cli.process_facts import process_facts, process_findings
 from headgate.errors import HeadgateError
+from headgate.escaping import printable
 
 _MARKS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
 

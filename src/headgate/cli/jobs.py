@@ -22,10 +22,11 @@ from headgate.cli.locate import (
     takes_app_and,
     takes_app_and_ids,
 )
-from headgate.cli.output import json_option, make_console, print_json, print_table, printable, until
+from headgate.cli.output import json_option, make_console, print_json, print_table, until
 from headgate.cli.query import instant, query_at, seconds, takes_query
 from headgate.clock import SystemClock, sleep, to_datetime
 from headgate.errors import HeadgateError, JobNotFound
+from headgate.escaping import indented, one_line
 from headgate.jobs.job import MAX_PRIORITY, Attempt, JobRecord, JobState
 from headgate.jobs.report import LogLine
 from headgate.tasks.handle import JobStatus
@@ -118,7 +119,7 @@ def explain(target: str, ids: Sequence[str], as_json: bool) -> None:
         if isinstance(explanation, BatchStatus):
             click.echo(_batch_line(explanation))
             continue
-        click.echo(f"{explanation.status.id} ({explanation.status.task}): {printable(explanation.reason)}")
+        click.echo(f"{explanation.status.id} ({explanation.status.task}): {indented(explanation.reason)}")
         if explanation.limits:
             print_table(
                 "",
@@ -353,7 +354,7 @@ def _change_each(
         print_json(reports)
     else:
         for report in reports:
-            click.echo(printable(f"{report.id}: {report.happened}"))
+            click.echo(one_line(f"{report.id}: {report.happened}"))
     if not all(report.ok for report in reports):
         raise SystemExit(1)
 
@@ -373,7 +374,7 @@ def _batch_line(batch: BatchStatus) -> str:
 def _worded(line: LogLine) -> str:
     at = to_datetime(line.at).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
     level = logging.getLevelName(line.level)
-    return printable(f"{at} {level:<7} attempt {line.attempt} {line.logger}: {line.message}")
+    return indented(f"{at} {level:<7} attempt {line.attempt} {line.logger}: {line.message}")
 
 
 def _line(line: LogLine) -> dict[str, object]:
@@ -534,7 +535,7 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
     )
     last = details.attempts[-1].error if details.attempts else status.error
     if last is not None and last.traceback is not None:
-        make_console().print(printable(last.traceback), markup=False)
+        make_console().print(indented(last.traceback), markup=False)
     if details.last_lines:
         click.echo(f"Last log lines (all: headgate jobs logs {status.id})")
         for line in details.last_lines:

@@ -14,10 +14,11 @@ from headgate.admin.history import LimitHistory
 from headgate.admin.holders import worded
 from headgate.cli.gauge import bar, budget, spark
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
-from headgate.cli.output import json_option, lasting, print_json, print_table, printable, say_change, say_done, until
+from headgate.cli.output import json_option, lasting, print_json, print_table, say_change, say_done, until
 from headgate.cli.query import seconds
 from headgate.cli.question import confirm, require_answer
 from headgate.cli.rules import KINDS, limit_like
+from headgate.escaping import printable
 from headgate.storage.live_rules import LimitSetting
 
 CHART = 60

@@ -18,8 +18,8 @@ from click.core import ParameterSource
 
 from headgate.admin import Admin
 from headgate.app import Headgate
-from headgate.cli.output import printable
 from headgate.errors import HeadgateError
+from headgate.escaping import printable
 
 R = TypeVar("R")
 
@@ -40,7 +40,7 @@ class AppBroken(click.ClickException):
         self._told = "".join(traceback.format_exception(type(error), error, _of_user(error.__traceback__)))
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(self._told.rstrip(), file=file, err=True)
+        click.echo(printable(self._told.rstrip()), file=file, err=True)
         super().show(file)
 
 

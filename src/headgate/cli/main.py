@@ -14,6 +14,7 @@ import click
 
 from headgate.cli.exit_codes import INTERRUPTED
 from headgate.errors import HeadgateError
+from headgate.escaping import printable
 
 
 class Lazy(NamedTuple):
@@ -96,14 +97,14 @@ class LazyGroup(click.Group):
             _end_interrupted()
         except (Exception, BaseExceptionGroup) as error:
             if isinstance(error, HeadgateError):
-                raise click.ClickException(str(error)) from error
+                raise click.ClickException(printable(str(error))) from error
             if isinstance(error, OSError) and error.errno != errno.EPIPE:
                 # Of the output or of a file that was named; a store and the user's module tell theirs otherwise.
-                raise click.ClickException(str(error)) from error
+                raise click.ClickException(printable(str(error))) from error
             expected, others = error.split(HeadgateError) if isinstance(error, BaseExceptionGroup) else (None, error)
             if expected is None or others is not None:
                 raise
-            raise click.ClickException("; ".join(map(str, _leaves(expected)))) from error
+            raise click.ClickException(printable("; ".join(map(str, _leaves(expected))))) from error
 
 
 def _end_interrupted() -> NoReturn:

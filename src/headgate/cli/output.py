@@ -15,6 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from headgate.escaping import one_line, printable
+
 WIDE = 400
 """Columns where there is no terminal: nothing is cut for whoever reads the output of a pipe."""
 
@@ -85,7 +87,7 @@ def _print_blocks(console: Console, title: str, columns: Sequence[str], rows: Se
 
 def _print_plainly(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Aligned lines, at once: to lay out thousands of rows as a table takes seconds."""
-    lines = [list(columns), *([as_text(cell).plain.replace("\n", " ") for cell in row] for row in rows)]
+    lines = [list(columns), *([as_text(cell).plain for cell in row] for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     told = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
     click.echo("\n".join([title, *told]))
@@ -135,12 +137,7 @@ def as_text(cell: object) -> Text:
         case datetime():
             return Text(cell.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z"))
         case _:
-            return Text(printable(str(cell)))
-
-
-def printable(text: str) -> str:
-    """The text with its control characters escaped, except line ends."""
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+            return Text(one_line(str(cell)))
 
 
 def lasting(seconds: float | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from headgate.cli.output import printable
+from headgate.escaping import printable
 
 
 def require_answer(*, as_json: bool, yes: bool, dry_run: bool) -> None:

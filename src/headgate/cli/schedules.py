@@ -8,9 +8,10 @@ from datetime import datetime
 import click
 
 from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
-from headgate.cli.output import json_option, print_json, print_table, printable, say_change, say_done, until
+from headgate.cli.output import json_option, print_json, print_table, say_change, say_done, until
 from headgate.cli.pausing import add_pausing
 from headgate.cli.question import confirm, require_answer
+from headgate.escaping import printable
 from headgate.tasks.schedule import ScheduleStatus
 
 _SKIPPED = {

@@ -20,6 +20,7 @@ from headgate.cli.locate import locate, require_store, takes_app
 from headgate.cli.output import make_console
 from headgate.clock import SECOND, Clock, SystemClock, sleep, wait_for_event
 from headgate.errors import HeadgateError
+from headgate.escaping import one_line
 
 REDRAW = 1.0
 """Seconds between two pictures of one look, in which what counts down goes on."""
@@ -56,7 +57,7 @@ async def _print_pictures(app: Headgate, clock: Clock, interval: float, count: i
         if isinstance(answer, HeadgateError):
             if count == 1:
                 raise answer
-            click.echo(f"the store is away: {answer}", err=True)
+            click.echo(one_line(f"the store is away: {answer}"), err=True)
         else:
             make_console().print(picture(answer, View(now=answer.at)))
 

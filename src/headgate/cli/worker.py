@@ -16,12 +16,12 @@ import click
 
 from headgate.app import Headgate
 from headgate.cli.locate import locate, takes_app
-from headgate.cli.output import printable
 from headgate.cli.reloader import Reloader
 from headgate.cli.stacks import tell_on_signal
 from headgate.cli.supervisor import Supervisor
 from headgate.cli.worker_process import loop_factory, tune_process
 from headgate.clock import SystemClock
+from headgate.escaping import indented
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -174,10 +174,10 @@ def _leave_threads() -> None:
 
 
 class _Lines(logging.Formatter):
-    """Log lines in which keys and errors, which are data, cannot steer the terminal."""
+    """Log lines in which keys and errors, which are data, neither steer the terminal nor forge another line."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        return printable(super().formatMessage(record))
+    def format(self, record: logging.LogRecord) -> str:
+        return indented(super().format(record))
 
 
 def _log_to_stderr(level: str) -> None:

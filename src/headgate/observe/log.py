@@ -7,6 +7,7 @@ import logging
 import msgspec
 
 from headgate.clock import to_datetime
+from headgate.escaping import INDENT, indented, one_line
 from headgate.jobs.event import (
     AttemptLingers,
     BacklogLeft,
@@ -54,7 +55,18 @@ def log_event(event: Event) -> None:
     if worded is not None:
         level, line = worded
         if logger.isEnabledFor(level):
-            logger.log(level, line, extra={"headgate": msgspec.structs.asdict(event), "event": type(event).__name__})
+            logger.log(
+                level,
+                _escaped(line, event),
+                extra={"headgate": msgspec.structs.asdict(event), "event": type(event).__name__},
+            )
+
+
+def _escaped(line: str, event: Event) -> str:
+    """One line, whatever the errors and keys in it hold; below a crash its traceback, indented."""
+    if isinstance(event, NodeCrashed) and event.error.traceback:
+        return f"{one_line(line)}\n{INDENT}{indented(event.error.traceback.rstrip())}"
+    return one_line(line)
 
 
 def logged_kinds() -> tuple[type[Event], ...]:
@@ -219,7 +231,7 @@ def _worded(event: Event) -> tuple[int, str] | None:
             return (
                 logging.CRITICAL,
                 f"{event.node} crashed and runs no more jobs; others take over what it ran: "
-                f"{event.error.type}: {event.error.message}\n{event.error.traceback or ''}".rstrip(),
+                f"{event.error.type}: {event.error.message}",
             )
         case NodeLost():
             return (

@@ -402,6 +402,29 @@ async def test_keys_go_to_pages_find_jobs_pause_and_help(browser: Browser, shop:
 
 
 @of_one_store
+async def test_what_turns_or_hides_text_is_escaped_on_the_page_and_on_the_clipboard(
+    browser: Browser, shop: Shop
+) -> None:
+    key = "a\u202eb\x1b]0;c\nd'e"
+    async with visiting(browser, shop) as visit:
+        page = visit.page
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await visit.go(limit_page("permits", key))
+        await expect(page.locator("main")).to_contain_text("a\\u202eb\\u001b]0;c")
+        assert not set("\u202e\x1b") & set(await page.locator("body").inner_text())
+        await page.get_by_role("button", name="Copy as command").first.click()
+        copied = await page.evaluate("navigator.clipboard.readText()")
+        assert copied == r"headgate limits list --limit permits --key $'a\u202eb\u001b]0;c\nd\'e'"
+    # The shell makes of it the key that was meant.
+    word = copied.partition("--key ")[2]
+    printf = await asyncio.create_subprocess_exec(
+        "bash", "-c", f"printf %s {word}", stdout=asyncio.subprocess.PIPE, env={"LC_ALL": "C.UTF-8"}
+    )
+    printed, _ = await printf.communicate()
+    assert printed.decode() == key
+
+
+@of_one_store
 async def test_lists_are_filtered_paged_and_copied_as_a_command(browser: Browser, shop: Shop) -> None:
     task = shop.app.tasks["send_mail"].using(delay=7200)
     await task.enqueue_many([("pages", {"number": number}) for number in range(60)])

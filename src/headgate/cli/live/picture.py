@@ -14,7 +14,8 @@ from rich.text import Text
 from headgate.admin.overview import QueueOverview
 from headgate.cli.gauge import budget, spark
 from headgate.cli.live.look import Look
-from headgate.cli.output import as_text, lasting, printable, until
+from headgate.cli.output import as_text, lasting, until
+from headgate.escaping import one_line
 
 Order = Literal["name", "waiting", "running", "lag", "failed"]
 """What queues can be sorted by."""
@@ -90,11 +91,11 @@ def _head(look: Look, view: View) -> Text:
     text.append("headgate top", style="bold")
     text.append(f"  {view.now:%Y-%m-%d %H:%M:%S} UTC", style="dim")
     text.append(*("  PAUSED", "bold yellow") if view.is_paused else ("  live", "dim"))
-    return text.append(printable(f"  {look.overview.store}"))
+    return text.append(one_line(f"  {look.overview.store}"))
 
 
 def _trouble(view: View) -> Text | None:
-    return None if view.trouble is None else Text(printable(f"the store is away: {view.trouble}"), style="bold red")
+    return None if view.trouble is None else Text(one_line(f"the store is away: {view.trouble}"), style="bold red")
 
 
 def _totals(look: Look) -> Text:
@@ -128,7 +129,7 @@ def _warnings(look: Look) -> Text | None:
     told += [f"in the way for {lasting(each.age)}: {each}" for each in overview.obstacles]
     if overview.failed_last_hour:
         told.append(f"{overview.failed_last_hour} failed in the last hour")
-    return Text(printable("; ".join(told[:4])), style="yellow", no_wrap=True, overflow="ellipsis") if told else None
+    return Text(one_line("; ".join(told[:4])), style="yellow", no_wrap=True, overflow="ellipsis") if told else None
 
 
 def _queues(look: Look, order: Order, room: int) -> Table:

@@ -1,5 +1,7 @@
 /** The same as a command: what a page does, for a terminal. The app is named by HEADGATE_APP. */
 
+import { quoted } from "./text.js";
+
 /** @param {...(string | null | undefined | false)} words */
 export function command(...words) {
   return ["headgate", ...words.filter((word) => typeof word === "string")].map(quoted).join(" ");
@@ -34,8 +36,3 @@ const OPTIONS = {
   finished_after: "--finished-since",
   finished_before: "--finished-until",
 };
-
-/** @param {string} word */
-function quoted(word) {
-  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
-}

@@ -1,8 +1,11 @@
 /**
  * Elements as values, and the smallest change that makes a place on the page look like them.
  *
- * Text is only ever set as text: nothing that comes from a job, a limit or a name is read as markup.
+ * Text is only ever set as text: nothing that comes from a job, a limit or a name is read as markup. Characters that
+ * would hide or turn what others wrote are shown escaped.
  */
+
+import { visible } from "./text.js";
 
 /**
  * @typedef {{tag: string, props: Record<string, any>, key: string | null, children: VNode[], el?: Node}} VElement
@@ -11,6 +14,9 @@
  * @typedef {VNode | string | number | null | undefined | false | true} Child
  * @typedef {Child | readonly any[]} Children
  */
+
+/** Attributes that people read. */
+const READ = new Set(["title", "aria-label", "placeholder", "alt"]);
 
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "g", "path", "line", "rect", "circle", "polyline", "text"]);
@@ -54,7 +60,7 @@ function nodes(children) {
   for (const child of /** @type {Child[]} */ (children.flat(Infinity))) {
     if (child === null || child === undefined || child === false || child === true) continue;
     if (typeof child === "object") found.push(child);
-    else found.push({ text: String(child), key: null });
+    else found.push({ text: visible(String(child)), key: null });
   }
   return found;
 }
@@ -124,5 +130,5 @@ function setProp(el, name, value) {
   else if (AS_PROPERTY.has(name) && !(el instanceof SVGElement)) el[name] = value ?? (name === "value" ? "" : false);
   else if (el.localName.includes("-") && name in el) el[name] = value;
   else if (value === null || value === undefined || value === false) el.removeAttribute(name);
-  else el.setAttribute(name, value === true ? "" : String(value));
+  else el.setAttribute(name, value === true ? "" : READ.has(name) ? visible(String(value)) : String(value));
 }

@@ -5,6 +5,7 @@ import { classes, h } from "./dom.js";
 import * as format from "./format.js";
 import { icon } from "./icons.js";
 import { address } from "./router.js";
+import { visible } from "./text.js";
 import { toast } from "./toasts.js";
 
 /** @typedef {import("./dom.js").Children} Children */
@@ -170,7 +171,7 @@ export function copyButton(text, what) {
 export async function copy(text, what) {
   const name = what.charAt(0).toUpperCase() + what.slice(1);
   try {
-    await navigator.clipboard.writeText(text);
+    await navigator.clipboard.writeText(visible(text));
     toast(`${name} is on the clipboard: ${text.length > 80 ? `${text.slice(0, 80)}…` : text}`, "plain");
   } catch {
     toast(`${name} could not be copied: ${text}`, "bad");
