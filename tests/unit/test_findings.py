@@ -30,7 +30,8 @@ SQLITE = SqliteFacts(
     disk_bytes=100 * GIB,
     file_bytes=GIB,
     log_bytes=4096,
-    mode=0o640,
+    mode=0o600,
+    is_folder_shared=False,
     can_write=True,
 )
 
@@ -80,6 +81,11 @@ def test_where_all_is_fine_nothing_is_said_to_be_done(store: StoreFacts) -> None
     assert all(each.advice is None for each in found)
 
 
+def test_a_file_in_a_folder_that_is_shared_on_purpose_may_be_the_groups() -> None:
+    shared = msgspec.structs.replace(SQLITE, mode=0o660, is_folder_shared=True)
+    assert bad(findings_of(checkup(shared))) == []
+
+
 @pytest.mark.parametrize(
     ("change", "level", "check", "part"),
     [
@@ -92,6 +98,10 @@ def test_where_all_is_fine_nothing_is_said_to_be_done(store: StoreFacts) -> None
         ({"free_bytes": 2**20}, "problem", "disk space", "1 MiB"),
         ({"can_write": False}, "problem", "permissions", "may not write"),
         ({"mode": 0o666}, "warning", "permissions", "0666"),
+        ({"mode": 0o644}, "warning", "permissions", "everybody may read"),
+        ({"mode": 0o660}, "warning", "permissions", "its group"),
+        ({"mode": 0o640}, "warning", "permissions", "its group"),
+        ({"mode": 0o664, "is_folder_shared": True}, "warning", "permissions", "everybody may read"),
         ({"log_bytes": 2 * GIB}, "warning", "write-ahead log", "2048 MiB"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Literal, assert_never
 
 from headgate.admin.checkup import Checkup
@@ -147,6 +148,15 @@ def _permissions(facts: SqliteFacts) -> Finding:
     if facts.mode & 0o002:
         advice = f"chmod o-w {facts.path}: who can write it can run any task with any arguments"
         return Finding("warning", "permissions", f"{seen}: everybody may write it", advice)
+    if facts.mode & 0o004:
+        advice = f"chmod o-r {facts.path}: it holds the arguments and the results of all jobs"
+        return Finding("warning", "permissions", f"{seen}: everybody may read it", advice)
+    if facts.mode & 0o060 and not facts.is_folder_shared:
+        advice = (
+            f"chmod g-rw {facts.path}, or share its folder with the group on purpose: chmod g+ws "
+            f"{PurePath(facts.path).parent}"
+        )
+        return Finding("warning", "permissions", f"{seen}: its group may read it", advice)
     return Finding("ok", "permissions", seen)
 
 

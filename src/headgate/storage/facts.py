@@ -23,7 +23,8 @@ class SqliteFacts(msgspec.Struct, frozen=True, kw_only=True, tag="sqlite", tag_f
     """A SQLite file: the library that opens it, how it is set up, and the disk that it is on; sizes in bytes.
 
     `filesystem` is its kind as the kernel names it, empty where it does not tell. `mode` are the permissions of the
-    file. `can_write` is whether this user can write the file, and files beside it in its folder.
+    file; `is_folder_shared` is whether its folder is shared with a group (setgid, writable for it). `can_write` is
+    whether this user can write the file, and files beside it in its folder.
     """
 
     path: str
@@ -36,6 +37,7 @@ class SqliteFacts(msgspec.Struct, frozen=True, kw_only=True, tag="sqlite", tag_f
     file_bytes: int
     log_bytes: int
     mode: int
+    is_folder_shared: bool
     can_write: bool
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
 import sqlite3
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -64,6 +66,7 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
     try:
         if dry_run:
             return _missing(path)
+        _create_private(path)
         connection = connect(path, synchronous=synchronous, timeout=30)
         try:
             # SQLite does not wait by itself when several switch a new file at once.
@@ -187,6 +190,31 @@ def _require_ours(path: Path) -> None:
             f"{path} is another program's SQLite database (application id {found:#010x}); nothing was changed: "
             "choose another file"
         )
+
+
+def _create_private(path: Path) -> None:
+    """Create a missing file for its owner alone; SQLite gives the files beside it the same permissions.
+
+    In a folder that is shared with a group (setgid and writable for the group) the group may read and write it too.
+    """
+    mode = stat.S_IFREG | (0o660 if is_shared(path.resolve().parent) else 0o600)
+    try:
+        # Where it can be made without being opened: closing a file drops all locks that this process has on it.
+        os.mknod(path, mode)
+    except FileExistsError:
+        return
+    except PermissionError:
+        # Some systems let only root call mknod; and in a folder that cannot be written SQLite says so better.
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode & 0o777))
+    except (AttributeError, OSError):
+        return
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether a folder is shared with a group: what is made in it belongs to that group, which may write there."""
+    shared = stat.S_ISGID | stat.S_IWGRP
+    return folder.stat().st_mode & shared == shared
 
 
 def _stated_application_id(path: Path) -> int | None:

@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 
 from headgate.storage.facts import SqliteFacts
-from headgate.storage.sqlite.connection import mount_of
+from headgate.storage.sqlite.connection import is_shared, mount_of
 
 MOUNTS = Path("/proc/self/mounts")
 
@@ -29,5 +29,6 @@ def read_facts(path: Path, synchronous: str, connection: sqlite3.Connection) -> 
         file_bytes=status.st_size,
         log_bytes=log.stat().st_size if log.exists() else 0,
         mode=status.st_mode & 0o777,
+        is_folder_shared=is_shared(path.resolve().parent),
         can_write=os.access(path, os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK),
     )
