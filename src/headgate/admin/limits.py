@@ -262,9 +262,15 @@ class LimitsAdmin:
         deed = self._deed("penalize", limit, f"key {key!r} until {to_datetime(wall):%Y-%m-%d %H:%M:%S} UTC")
         await self._storage.penalize(Draw(limit, key), self._in_limit_time(wall), deed=deed)
 
-    async def remove(self, limit: str) -> None:
-        """Forget a limit: its settings and what its keys have used. Raises LimitInUse while jobs need it."""
-        await self._storage.forget(limit, deed=self._deed("remove", limit))
+    async def remove(self, limit: str) -> bool:
+        """Forget a limit: its settings and what its keys have used; False if there was nothing to forget.
+
+        Raises LimitInUse while jobs need it, UnknownLimit for one that is neither stored nor declared by this app.
+        """
+        was_there = await self._storage.forget(limit, deed=self._deed("remove", limit))
+        if not was_there:
+            self.declared(limit)
+        return was_there
 
     # ----------------------------------------------------------------------------------------------- helpers
 

@@ -217,8 +217,8 @@ def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
     require_answer(as_json=as_json, yes=yes, dry_run=False)
     if not yes:
         confirm(f"Forget limit {limit!r}, its settings and what its keys have used?")
-    ask(target, lambda admin: admin.limits.remove(limit))
-    say_done(f"{limit} is forgotten", as_json=as_json, limit=limit)
+    was_there = ask(target, lambda admin: admin.limits.remove(limit))
+    say_change(was_there, f"{limit} is forgotten", f"nothing was stored of {limit}", as_json=as_json, limit=limit)
 
 
 @limits.command()

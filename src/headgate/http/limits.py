@@ -218,8 +218,7 @@ async def assign_limit(caller: Caller, limit: str, body: AssignRequest) -> Done:
 
 async def remove_limit(caller: Caller, limit: str) -> Done:
     """Forget a limit: its settings and what its keys have used. Refused while jobs need it."""
-    await caller.admin.limits.remove(limit)
-    return Done()
+    return Done(await caller.admin.limits.remove(limit))
 
 
 async def _settings(caller: Caller, query: LimitQuery) -> Sequence[Any]:
@@ -242,5 +241,5 @@ ENDPOINTS: Sequence[Endpoint] = (
     acts("/limits/{limit}/reset", reset_limit, needs="admin", refuses=STEERED),
     acts("/limits/{limit}/penalize", penalize_limit, needs="admin", refuses=STEERED),
     acts("/limits/{limit}/assign", assign_limit, needs="admin", refuses=STEERED),
-    removes("/limits/{limit}", remove_limit, refuses=(409,)),
+    removes("/limits/{limit}", remove_limit, refuses=(404, 409)),
 )

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from headgate.errors import ScheduleNotFound
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Done, Endpoint, Query, acts, reads, removes
 from headgate.http.page import Count, Name, Page
@@ -74,7 +75,9 @@ async def skip_schedule(caller: Caller, name: str) -> Skipped:
 
 async def remove_schedule(caller: Caller, name: str) -> Done:
     """Forget a schedule; jobs that it has enqueued stay. One of the code comes back with the next node."""
-    return Done(await caller.admin.schedules.remove(name))
+    if not await caller.admin.schedules.remove(name):
+        raise ScheduleNotFound(name)
+    return Done()
 
 
 ENDPOINTS: Sequence[Endpoint] = (
@@ -84,5 +87,5 @@ ENDPOINTS: Sequence[Endpoint] = (
     acts("/schedules/{name}/resume", resume_schedule, refuses=(404, 409)),
     acts("/schedules/{name}/trigger", trigger_schedule, refuses=(404, 409, 422)),
     acts("/schedules/{name}/skip", skip_schedule, refuses=(404, 409)),
-    removes("/schedules/{name}", remove_schedule),
+    removes("/schedules/{name}", remove_schedule, refuses=(404,)),
 )

@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -197,6 +198,8 @@ class Dashboard(Starlette):
         answer = Answering(endpoint)
 
         async def serve(request: Request, user: User) -> Response:
+            if endpoint.method == "DELETE":
+                _require_own_address(request)
             try:
                 return await answer(request, await self._caller(user))
             finally:
@@ -254,6 +257,18 @@ async def _lifespan(site: Any) -> AsyncIterator[None]:
 def _path(endpoint: Endpoint) -> str:
     """Names may hold a slash, which is the same in a path whether it is escaped or not; ids do not."""
     return re.sub(r"{(limit|name)}", r"{\1:path}", endpoint.path)
+
+
+def _require_own_address(request: Request) -> None:
+    """Raise Refusal unless the name of what is deleted is one part of the path, its slashes written as %2F.
+
+    Otherwise a DELETE that was meant for an action, `…/limits/x/pause`, would remove a limit of the name `x/pause`.
+    """
+    (name,) = request.path_params.values()
+    raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
+    raw = raw.partition(b"?")[0]
+    if unquote(raw.rpartition(b"/")[2].decode("latin-1")) != name:
+        raise Refusal(404, "not_found", "there is nothing to delete at this address; a slash in a name is written %2F")
 
 
 def _is_visit(request: Request) -> bool:

@@ -608,8 +608,11 @@ class Storage(Protocol):
         """
         ...
 
-    async def forget(self, limit: str, *, deed: Deed | None = None) -> None:
-        """Delete a limit's settings and buckets. Raises LimitInUse while jobs wait for it or hold its permits."""
+    async def forget(self, limit: str, *, deed: Deed | None = None) -> bool:
+        """Delete a limit's settings and buckets; False, and the deed is not kept, if there were none.
+
+        Raises LimitInUse while jobs wait for it or hold its permits.
+        """
         ...
 
     async def put_schedule(self, record: ScheduleRecord, *, replaces: int | None, anew: bool = False) -> bool:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from headgate import Headgate, JobState
+from headgate import Headgate, JobState, StrictRate
 from tests.faces.http.stage import HOSTILE, LIMIT, browser, make_app, seed
 
 NAME = quote(HOSTILE, safe="")
@@ -103,6 +103,27 @@ async def test_limits_are_steered(app: Headgate) -> None:
         removed = await client.delete(f"/api{path}")
         assert removed.json() == {"changed": True}
         assert list(await app.admin.limits.settings(LIMIT)) == []
+
+
+async def test_what_is_not_there_is_not_removed_and_leaves_no_audit_entry(app: Headgate) -> None:
+    async with app.open(), browser(app) as client:
+        for path, code in (("/limits/nope", "unknown_limit"), ("/schedules/nope", "schedule_not_found")):
+            answer = await client.delete(f"/api{path}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, code)
+        assert await app.admin.audit_log() == []
+
+
+async def test_a_delete_that_was_meant_for_an_action_removes_no_limit_of_that_name(app: Headgate) -> None:
+    for name in ("x", "x/pause"):
+        app.limit(name, StrictRate("1/m"))
+    async with app.open(), browser(app) as client:
+        for name in ("x", "x/pause"):
+            await app.admin.limits.pause(name)
+        answer = await client.delete("/api/limits/x/pause")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        assert len(await app.admin.limits.settings()) == 2
+        assert (await client.delete("/api/limits/x%2Fpause")).json() == {"changed": True}
+        assert [setting.limit for setting in await app.admin.limits.settings()] == ["x"]
 
 
 async def test_schedules_are_paused_fired_skipped_and_removed(app: Headgate) -> None:

@@ -171,8 +171,11 @@ class Lanes:
             if bucket.draw.limit == limit and (key is None or bucket.draw.key == key):
                 self.reopen(bucket, now)
 
-    def forget(self, limit: str, blocked: int) -> None:
-        """Forget what is set about a limit and its buckets. Raises LimitInUse while jobs need it, also blocked ones."""
+    def forget(self, limit: str, blocked: int) -> bool:
+        """Forget what is set about a limit and its buckets; whether there was anything.
+
+        Raises LimitInUse while jobs need it, also blocked ones.
+        """
         own = [bucket for bucket in self.buckets.values() if bucket.draw.limit == limit]
         waiting = blocked + sum(
             lane.waiting
@@ -183,10 +186,11 @@ class Lanes:
         held = sum(bucket.permits.held for bucket in own)
         if waiting or held:
             raise limit_in_use(limit, waiting, held)
-        self.settings.forget(limit)
+        was_there = self.settings.forget(limit) or bool(own)
         for bucket in own:
             # Running jobs may come back to it: it goes when nobody draws on it any more.
             bucket.renew(keep_state=False)
+        return was_there
 
     def open_at(self, bucket: Bucket[Lane], opens_at: int, now: int) -> None:
         """Set the timer of a bucket that lanes wait behind."""

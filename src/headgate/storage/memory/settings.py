@@ -21,9 +21,13 @@ class Settings:
         place = (setting.limit, setting.scope, setting.target)
         self._renew({**self._stored, place: setting} if not remove else _without(self._stored, place))
 
-    def forget(self, limit: str) -> None:
-        """Remove everything that is set about a limit."""
-        self._renew({place: setting for place, setting in self._stored.items() if setting.limit != limit})
+    def forget(self, limit: str) -> bool:
+        """Remove everything that is set about a limit; whether there was anything."""
+        kept = {place: setting for place, setting in self._stored.items() if setting.limit != limit}
+        if len(kept) == len(self._stored):
+            return False
+        self._renew(kept)
+        return True
 
     def _renew(self, stored: dict[tuple[str, str, str], LimitSetting]) -> None:
         # The rules first: a setting that cannot be read leaves everything as it was.

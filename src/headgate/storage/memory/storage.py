@@ -493,12 +493,14 @@ class MemoryStorage:
         bucket.state = replace(balance, left=0)
         return balance.left
 
-    async def forget(self, limit: str, *, deed: Deed | None = None) -> None:
+    async def forget(self, limit: str, *, deed: Deed | None = None) -> bool:
         blocked = sum(
             job.is_blocked and any(draw.limit == limit for draw in job.new.draws) for job in self._jobs.by_id.values()
         )
-        self._lanes.forget(limit, blocked)
-        self._trail.note(deed, self._clock.now())
+        was_there = self._lanes.forget(limit, blocked)
+        if was_there:
+            self._trail.note(deed, self._clock.now())
+        return was_there
 
     # ------------------------------------------------------------------------------------------ schedules
 

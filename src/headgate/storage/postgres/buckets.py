@@ -143,8 +143,8 @@ class Buckets:
         await self._reopen(draw.limit, draw.key or None)
         return held
 
-    async def forget(self, limit: str) -> None:
-        """Delete a limit's settings and buckets, unless jobs need it."""
+    async def forget(self, limit: str) -> bool:
+        """Delete a limit's settings and buckets, unless jobs need it; whether there were any."""
         # No claim may put a lane behind one of them meanwhile, or take a permit.
         await self._session.fetch("lock_nodes")
         await self._session.fetch("lock_limit", limit=limit)
@@ -153,9 +153,11 @@ class Buckets:
         held = sum(load_permits(state).held for state in states)
         if waiting or held:
             raise limit_in_use(limit, waiting, held)
-        await self._session.execute("forget_buckets", limit=limit)
-        await self._session.execute("forget_settings", limit=limit)
-        await self._session.execute("next_revision")
+        forgotten = await self._session.execute("forget_buckets", limit=limit)
+        forgotten += await self._session.execute("forget_settings", limit=limit)
+        if forgotten:
+            await self._session.execute("next_revision")
+        return forgotten > 0
 
     async def _reopen(self, limit: str, key: str | None = None) -> None:
         await self._session.execute("reopen", limit=limit, key=key, limit_now=self._time.limit_now())

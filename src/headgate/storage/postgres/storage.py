@@ -427,12 +427,14 @@ class PostgresStorage:
         self._changed()
         return held
 
-    async def forget(self, limit: str, *, deed: Deed | None = None) -> None:
-        async def forget(session: Session) -> None:
-            await self._buckets(session).forget(limit)
-            await trail.note(session, deed, self.now())
+    async def forget(self, limit: str, *, deed: Deed | None = None) -> bool:
+        async def forget(session: Session) -> bool:
+            was_there = await self._buckets(session).forget(limit)
+            if was_there:
+                await trail.note(session, deed, self.now())
+            return was_there
 
-        await self._transact(forget)
+        return await self._transact(forget)
 
     async def pause_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
         return await self._change_queue("pause_queue", deed, queue=queue, now=self.now())

@@ -130,17 +130,20 @@ class Buckets:
         self._reopen(draw.limit, draw.key or None)
         return held
 
-    def forget(self, limit: str, deed: Deed | None) -> None:
-        """Delete a limit's settings and buckets, unless jobs need it."""
+    def forget(self, limit: str, deed: Deed | None) -> bool:
+        """Delete a limit's settings and buckets, unless jobs need it; whether there were any."""
         waiting = fetch(self._connection, "waits_for_limit", limit=limit)
         states = _decode_states(fetch(self._connection, "states_of_limit", limit=limit))
         held = sum(load_permits(state).held for state in states)
         if waiting or held:
             raise limit_in_use(limit, waiting, held)
-        execute(self._connection, "forget_buckets", limit=limit)
-        execute(self._connection, "forget_settings", limit=limit)
+        forgotten = execute(self._connection, "forget_buckets", limit=limit)
+        forgotten += execute(self._connection, "forget_settings", limit=limit)
+        if not forgotten:
+            return False
         execute(self._connection, "next_revision")
         keep_deed(self._connection, deed, self._now)
+        return True
 
     def _reopen(self, limit: str, key: str | None = None) -> None:
         execute(self._connection, "reopen", limit=limit, key=key, limit_now=self._limit_now)

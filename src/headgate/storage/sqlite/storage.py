@@ -400,8 +400,10 @@ class SqliteStorage:
             _Write(lambda transaction: transaction.buckets.reset(draw, deed), wakes=True)
         )
 
-    async def forget(self, limit: str, *, deed: Deed | None = None) -> None:
-        await self._write(_Write(lambda transaction: transaction.buckets.forget(limit, deed)))
+    async def forget(self, limit: str, *, deed: Deed | None = None) -> bool:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.buckets.forget(limit, deed))
+        )
 
     async def join(self, node: str, name: str, *, queues: Mapping[str, int] | None = None, version: str = "") -> None:
         port = self._neighbours.port if self._neighbours is not None else 0

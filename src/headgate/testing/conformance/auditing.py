@@ -126,6 +126,7 @@ class AuditingConformance(Conformance):
         await storage.penalize(draw, storage.limit_now() + SECOND, deed=deed("penalize", "api", "limit", "key 'acme'"))
         await storage.reset(draw, deed=deed("reset", "api", "limit", "key 'acme'"))
         await storage.forget("api", deed=deed("remove", "api", "limit"))
+        await storage.forget("nothing", deed=deed("remove", "nothing", "limit"))
         await storage.note(deed("pause", "nightly", "schedule"))
         kept = [(entry.kind, entry.subject, entry.action, entry.detail) for entry in await entries(hands)]
         assert kept[::-1] == [

@@ -404,12 +404,12 @@ class LiveLimitsConformance(Conformance):
         await hands.set("api", strict(5))
         kept = await hands.set("other", strict(5))
         await hands.storage.penalize(ACME, hands.storage.limit_now() + MINUTE)
-        await hands.storage.forget("api")
+        assert await hands.storage.forget("api")
         assert list(await hands.storage.settings()) == [kept]
         assert [bucket.draw.limit for bucket in await hands.storage.buckets()] == ["other"]
         await hands.add(3, draws=API)
         assert len(await hands.take()) == 1
-        await hands.storage.forget("nobody")
+        assert not await hands.storage.forget("nobody")
 
     async def test_a_limit_may_be_forgotten_while_jobs_that_drew_on_it_run(self, hands: Hands) -> None:
         hands.rules = {"api": strict(1)}
