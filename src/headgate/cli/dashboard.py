@@ -42,7 +42,8 @@ def _user(_context: click.Context, _parameter: click.Parameter, given: str | Non
 @click.option("--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Or a token.")
 @click.option("--root-path", default="", metavar="/PATH", help="Where a proxy in front of it serves it.")
 @click.option("--trust-proxy", "proxies", multiple=True, metavar="ADDRESS", help="Believe this proxy who it asks for.")
-@click.option("--redact", multiple=True, metavar="FIELD", help="A field of payloads that nobody is shown: *.password.")
+@click.option("--redact", multiple=True, metavar="FIELD", help="A further field that nobody is shown: card.number.")
+@click.option("--no-redaction", is_flag=True, help="Show passwords, secrets, tokens and API keys, which are hidden.")
 @click.option("--title", default="Headgate", show_default=True, help="What the pages are headed.")
 @click.option("--read-only", is_flag=True, help="Nobody can change anything.")
 def dashboard(
@@ -55,6 +56,7 @@ def dashboard(
     root_path: str,
     proxies: Sequence[str],
     redact: Sequence[str],
+    no_redaction: bool,
     title: str,
     read_only: bool,
 ) -> None:
@@ -71,13 +73,20 @@ def dashboard(
             f"--host {host} would let others in, and nobody is asked who they are: name a user, as "
             "--user ada:operator --password-file FILE"
         )
+    if redact and no_redaction:
+        raise click.UsageError("--redact and --no-redaction exclude each other")
     if root_path and not root_path.startswith("/"):
         raise click.UsageError(f"--root-path {root_path} has to begin with a slash")
     app = located(target)
     from headgate.http import dashboard as make_dashboard
 
     site = make_dashboard(
-        app, auth=auth or "local", redact=redact, title=title, read_only=read_only, trusted_proxies=proxies
+        app,
+        auth=auth or "local",
+        redact=None if no_redaction else redact,
+        title=title,
+        read_only=read_only,
+        trusted_proxies=proxies,
     )
     with _listen(host, port) as listening:
         shown_host = f"[{host}]" if ":" in host else host

@@ -14,7 +14,7 @@ from headgate.clock import to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Body, Done, Endpoint, Query, acts, reads
 from headgate.http.page import Count, Cursor, Name, Number, Page
-from headgate.http.redaction import NO_SECRETS, Redaction, Secrets
+from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
 from headgate.http.refusal import Refusal
 from headgate.jobs.job import JobError, JobOptions, JobRecord
 from headgate.jobs.report import LogLine
@@ -292,8 +292,8 @@ def _query(caller: Caller, words: JobWords) -> JobQuery:
 
 
 def _listed(job: ListedJob, redaction: Redaction) -> ListedJobView:
-    says_something = job.status.error is not None or job.status.progress is not None
-    secrets = redaction.secrets(job.payload, headers=job.headers) if says_something else NO_SECRETS
+    is_read = len(job.payload) <= LONGEST_PREVIEWED or job.status.error is not None or job.status.progress is not None
+    secrets = redaction.secrets(job.payload, headers=job.headers) if is_read else NO_SECRETS
     status = _status(job.status, redaction, secrets)
     return ListedJobView(
         id=status.id,
@@ -315,7 +315,7 @@ def _listed(job: ListedJob, redaction: Redaction) -> ListedJobView:
         follows=status.follows,
         lane_waiting=status.lane_waiting,
         progress=status.progress,
-        payload=redaction.preview(job.payload),
+        payload=redaction.preview(job.payload, secrets),
     )
 
 
@@ -341,10 +341,10 @@ def _details(job: JobDetails, redaction: Redaction) -> JobDetailsView:
     origin = record.origin
     return JobDetailsView(
         status=_status(job.status, redaction, secrets),
-        payload=redaction.json(record.payload),
-        result=redaction.json(record.result),
+        payload=redaction.json(record.payload, secrets),
+        result=redaction.json(record.result, secrets),
         error=redaction.error(record.error, secrets),
-        headers=redaction.mapping(record.headers),
+        headers=redaction.mapping(record.headers, secrets),
         options=record.options,
         draws=_draws(record),
         unique_key=record.unique_key,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from fnmatch import translate
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import msgspec
 
@@ -13,6 +14,23 @@ from headgate.errors import DeclarationError
 from headgate.jobs.job import JobError
 
 HIDDEN = "[redacted]"
+
+ALWAYS = (
+    "*password",
+    "*passwd",
+    "*passphrase",
+    "*secret",
+    "*secret_key",
+    "*token",
+    "*authorization",
+    "*api_key",
+    "*api-key",
+    "*apikey",
+    "*private_key",
+    "cookie",
+    "set-cookie",
+)
+"""The fields that a dashboard hides unless it is made with `redact=None`."""
 
 PREVIEW = 200
 """Characters of a payload that a list shows."""
@@ -23,10 +41,32 @@ LONGEST_PREVIEWED = 16_384
 SHORTEST_SECRET = 4
 """Characters; a shorter value is not looked for in texts: it would be found everywhere."""
 
+DEEPEST = 4
+"""Levels of JSON inside texts of JSON that are read; what lies deeper is searched as text."""
+
 Secrets = frozenset[str]
 """Values of one job that are hidden, and are not to be read in its texts either."""
 
 NO_SECRETS: Secrets = frozenset()
+
+# A name and what separates it from its value, as in `name=`, `"name": ` and `\\"name\\": `.
+_NAME = re.compile(r"""(?<![\w-])(?P<name>[\w-]++)(?:\\*["'])?\s*[:=]\s*""")
+
+# A value in quotes, which a cut text may lack at its end, in escaped quotes, or up to a blank or a bracket.
+_VALUE = re.compile(
+    r"""
+    (?: "(?:[^"\\]|\\.)*(?:"|\Z)
+      | '(?:[^'\\]|\\.)*(?:'|\Z)
+      | (?P<quote>\\+["']).*?(?:(?P=quote)|\Z)
+      | (?:(?:bearer|basic|digest|token|apikey)\s+)? [^\s,;&)\]}"']+
+    )
+    """,
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+
+_CREDENTIALS = re.compile(
+    r"(?P<before>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}+://[^\s:/?#@]*+:)[^\s@/]++(?=@)", re.IGNORECASE
+)
 
 
 class Redaction:
@@ -34,10 +74,12 @@ class Redaction:
 
     A pattern is a glob on the path of a field, its names joined by dots, from wherever it begins: `"password"` is every
     field of that name, `"card.number"` the number of each card, `"*_key"` each field that ends so. Upper and lower case
-    are the same, and the places in a list do not count. All that is below a field that is hidden is hidden with it.
+    are the same, and the places in a list do not count. All that is below a hidden field is hidden with it, also where
+    a text holds it as JSON.
 
-    In texts (errors, log lines) the hidden values of the job are hidden too, and what looks like a field of such a
-    name: `password=…`. Nobody writes a log line by a grammar, so this is a help, and no promise.
+    In texts (errors, log lines, other fields) the hidden values of the job are hidden too, what looks like a field of
+    such a name (`password=…`), and the password of a URL. Nobody writes a log line by a grammar, so this is a help, and
+    no promise.
     """
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
@@ -47,36 +89,34 @@ class Redaction:
                 raise DeclarationError(f"redact={pattern!r}: a pattern names a field, as 'password' or 'card.number'")
         ends = [pattern.lower().removeprefix("*.") for pattern in self.patterns]
         self._path = re.compile("|".join(translate(f"*.{end}") for end in ends)) if ends else None
-        self._fields = re.compile(
-            rf"""(?P<name>["']?\b(?:{"|".join(_in_text(end) for end in ends)})\b["']?\s*[:=]\s*)"""
-            r"""(?P<value>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;&)\]}]+)""",
-            re.IGNORECASE,
-        )
+        # In a text only the last name of a path can be seen.
+        self._name = re.compile("|".join(translate(end.rpartition(".")[2]) for end in ends))
 
     def __bool__(self) -> bool:
         return self._path is not None
 
-    def json(self, text: str | None) -> msgspec.Raw | None:
-        """A stored JSON text, to be written into an answer."""
+    def json(self, text: str | None, secrets: Secrets = NO_SECRETS) -> msgspec.Raw | None:
+        """A stored JSON text, to be written into an answer; one that is no JSON comes as a JSON string."""
         if text is None:
             return None
-        if self._path is None:
+        value = _decoded(text)
+        if self._path is None and value is not _UNREADABLE:
             return msgspec.Raw(text.encode())
-        return msgspec.Raw(msgspec.json.encode(self._hide(msgspec.json.decode(text), "$")))
+        return msgspec.Raw(msgspec.json.encode(self._hide(text if value is _UNREADABLE else value, "$", secrets)))
 
-    def preview(self, text: str) -> str:
+    def preview(self, text: str, secrets: Secrets = NO_SECRETS) -> str:
         """The beginning of a stored JSON text, for a list."""
         if len(text) > LONGEST_PREVIEWED:
             return f"… {len(text):,} characters"
         if self._path is not None:
-            text = msgspec.json.encode(self._hide(msgspec.json.decode(text), "$")).decode()
+            text = bytes(self.json(text, secrets) or b"").decode()
         return text if len(text) <= PREVIEW else f"{text[: PREVIEW - 1]}…"
 
-    def mapping(self, values: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def mapping(self, values: Mapping[str, Any] | None, secrets: Secrets = NO_SECRETS) -> dict[str, Any] | None:
         """Headers, or what an error carries."""
         if values is None:
             return None
-        hidden: dict[str, Any] = self._hide(dict(values), "$")
+        hidden: dict[str, Any] = self._hide(dict(values), "$", secrets)
         return hidden
 
     def secrets(self, *texts: str | None, headers: Mapping[str, str] | None = None) -> Secrets:
@@ -86,7 +126,7 @@ class Redaction:
         found: set[str] = set()
         for text in texts:
             if text is not None:
-                self._collect(msgspec.json.decode(text), "$", found, is_hidden=False)
+                self._collect(_decoded(text), "$", found, is_hidden=False)
         self._collect(dict(headers or {}), "$", found, is_hidden=False)
         return frozenset(each for value in found if len(value) >= SHORTEST_SECRET for each in _written(value))
 
@@ -97,52 +137,86 @@ class Redaction:
         # The longest first: one may be a part of another.
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
-        return self._fields.sub(rf"\g<name>{HIDDEN}", text)
+        return self._without_fields(_CREDENTIALS.sub(rf"\g<before>{HIDDEN}", text))
 
     def error(self, error: JobError | None, secrets: Secrets = NO_SECRETS) -> JobError | None:
         """An error with its texts and its data."""
         if error is None or self._path is None:
             return error
-        data = self.mapping(error.data)
         return JobError(
             type=error.type,
             message=self.text(error.message, secrets),
             traceback=None if error.traceback is None else self.text(error.traceback, secrets),
-            data=None
-            if data is None
-            else {name: self.text(value, secrets) if isinstance(value, str) else value for name, value in data.items()},
+            data=self.mapping(error.data, secrets),
         )
 
     def _is_hidden(self, path: str) -> bool:
         return self._path is not None and self._path.match(path) is not None
 
-    def _hide(self, value: Any, path: str) -> Any:
-        if isinstance(value, dict):
-            return {
-                name: HIDDEN if self._is_hidden(below := f"{path}.{name.lower()}") else self._hide(each, below)
-                for name, each in value.items()
-            }
-        return [self._hide(each, path) for each in value] if isinstance(value, list) else value
+    def _hide(self, value: Any, path: str, secrets: Secrets, depth: int = 0) -> Any:
+        match value:
+            case dict():
+                return {
+                    name: HIDDEN
+                    if self._is_hidden(below := f"{path}.{name.lower()}")
+                    else self._hide(each, below, secrets, depth)
+                    for name, each in value.items()
+                }
+            case list():
+                return [self._hide(each, path, secrets, depth) for each in value]
+            case str() if self._path is not None:
+                inner = _json_inside(value) if depth < DEEPEST else _UNREADABLE
+                if inner is _UNREADABLE:
+                    return self.text(value, secrets)
+                shown = self._hide(inner, path, secrets, depth + 1)
+                return value if shown == inner else msgspec.json.encode(shown).decode()
+        return value
 
-    def _collect(self, value: Any, path: str, found: set[str], *, is_hidden: bool) -> None:
+    def _without_fields(self, text: str) -> str:
+        """The text without the values of what looks like a hidden field."""
+        kept: list[str] = []
+        end = 0
+        for found in _NAME.finditer(text):
+            if found.start() < end or not self._name.match(found["name"].lower()):
+                continue
+            value = _VALUE.match(text, found.end())
+            if value is not None:
+                kept += [text[end : found.end()], HIDDEN]
+                end = value.end()
+        return "".join([*kept, text[end:]])
+
+    def _collect(self, value: Any, path: str, found: set[str], *, is_hidden: bool, depth: int = 0) -> None:
         match value:
             case dict():
                 for name, each in value.items():
                     below = f"{path}.{name.lower()}"
-                    self._collect(each, below, found, is_hidden=is_hidden or self._is_hidden(below))
+                    self._collect(each, below, found, is_hidden=is_hidden or self._is_hidden(below), depth=depth)
             case list():
                 for each in value:
-                    self._collect(each, path, found, is_hidden=is_hidden)
+                    self._collect(each, path, found, is_hidden=is_hidden, depth=depth)
             case str() | int() | float() if is_hidden and not isinstance(value, bool):
-                found.add(str(value))
+                if value != HIDDEN:
+                    found.add(str(value))
+            case str() if depth < DEEPEST:
+                self._collect(_json_inside(value), path, found, is_hidden=False, depth=depth + 1)
+
+
+_UNREADABLE = object()
+"""What a text that is no JSON is read as."""
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return _UNREADABLE
+
+
+def _json_inside(text: str) -> Any:
+    """The object or list that a text holds as JSON."""
+    return _decoded(text) if text.lstrip()[:1] in ("{", "[") else _UNREADABLE
 
 
 def _written(value: str) -> Iterable[str]:
-    """A value as it may stand in a text: as it is, as Python shows it, and as JSON."""
-    return value, repr(value)[1:-1], msgspec.json.encode(value).decode()[1:-1]
-
-
-def _in_text(pattern: str) -> str:
-    """The last name of a pattern, as it may stand in a text."""
-    name = pattern.rpartition(".")[2]
-    return "".join(r"[\w-]{0,40}" if sign == "*" else r"[\w-]" if sign == "?" else re.escape(sign) for sign in name)
+    """A value as it may stand in a text: as it is, as Python shows it, as JSON, and as a part of a URL."""
+    return value, repr(value)[1:-1], msgspec.json.encode(value).decode()[1:-1], quote(value, safe=""), quote_plus(value)

@@ -27,7 +27,7 @@ from headgate.http.caller import Caller
 from headgate.http.endpoint import Answering, Endpoint
 from headgate.http.guard import Guard
 from headgate.http.openapi import openapi
-from headgate.http.redaction import Redaction
+from headgate.http.redaction import ALWAYS, Redaction
 from headgate.http.refusal import Refusal, refusal_of
 from headgate.http.routes import ENDPOINTS
 from headgate.http.shell import PAGES, Shell
@@ -56,7 +56,7 @@ def dashboard(
     app: Headgate,
     *,
     auth: Auth | Literal["local"] | None = None,
-    redact: Iterable[str] = (),
+    redact: Iterable[str] | None = (),
     title: str = "Headgate",
     read_only: bool = False,
     trusted_proxies: Iterable[str] = (),
@@ -66,8 +66,9 @@ def dashboard(
     """The dashboard and the REST API of an app, to serve or to mount: `host.mount("/jobs", dashboard(app, auth=…))`.
 
     `auth` says who is let in, and has to be said: a BasicAuth, BearerAuth or CallbackAuth, or `"local"` for everybody
-    at this machine, which is for servers that no proxy stands in front of. `redact` names fields that nobody is shown:
-    `"password"`, `"card.number"`, `"*_key"`. With `read_only` nobody can change anything, whatever their role.
+    at this machine, which is for servers that no proxy stands in front of. `redact` names further fields that nobody is
+    shown, as `"card.number"` or `"*_key"`, beside passwords, secrets, tokens and API keys; None shows all. With
+    `read_only` nobody can change anything, whatever their role.
     `trusted_proxies` are the addresses whose X-Forwarded-For and X-Forwarded-Host are believed. `secret` is needed only
     with a `CallbackAuth` that several processes serve: it signs what lets a browser change something. Raises
     DeclarationError for what cannot work.
@@ -83,7 +84,7 @@ def dashboard(
             trusted_proxies=trusted_proxies,
             secret=None if secret is None else secret.encode(),
         ),
-        redaction=Redaction(redact),
+        redaction=Redaction(() if redact is None else (*ALWAYS, *((redact,) if isinstance(redact, str) else redact))),
         title=title,
         read_only=read_only,
         clock=clock or SystemClock(),

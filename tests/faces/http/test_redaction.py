@@ -15,7 +15,7 @@ from headgate.admin import JobQuery
 from headgate.clock import SystemClock
 from headgate.http import BearerAuth, Dashboard, User, dashboard
 from headgate.http.endpoint import Endpoint
-from headgate.http.redaction import HIDDEN, Redaction
+from headgate.http.redaction import ALWAYS, HIDDEN, Redaction
 from headgate.http.routes import ENDPOINTS
 from headgate.jobs.audit import Deed
 from headgate.jobs.job import JobError
@@ -104,6 +104,66 @@ def test_without_patterns_everything_is_shown_as_it_is_stored() -> None:
     assert not redaction
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Authorization: Bearer abc.def, next", f"Authorization: {HIDDEN}, next"),
+        ("token=abc&page=2", f"token={HIDDEN}&page=2"),
+        ("GET https://host/x?page=2&access_token=abc#top", f"GET https://host/x?page=2&access_token={HIDDEN}"),
+        ("connecting to postgresql://ada:hunter2@db/shop", f"connecting to postgresql://ada:{HIDDEN}@db/shop"),
+        ("https://db:5432/users/a@b.example stays", "https://db:5432/users/a@b.example stays"),
+        ('body: {\\"password\\": \\"two words\\", \\"a\\": 1}', f'body: {{\\"password\\": {HIDDEN}, \\"a\\": 1}}'),
+        ('{"password": "a\\"b c"} and more', f'{{"password": {HIDDEN}}} and more'),
+        ('cut: {"password": "two wor', f'cut: {{"password": {HIDDEN}'),
+        ("a=password=abc d", f"a=password={HIDDEN} d"),
+        ("db_password='two words', x", f"db_password={HIDDEN}, x"),
+        ("passwords: 3, tokens: 4", "passwords: 3, tokens: 4"),
+    ],
+)
+def test_what_looks_like_a_hidden_field_is_hidden_in_a_text(text: str, shown: str) -> None:
+    assert Redaction(ALWAYS).text(text) == shown
+
+
+def test_a_long_text_is_searched_in_linear_time() -> None:
+    redaction = Redaction(ALWAYS)
+    for text in ("x" * 400_000, "x-" * 200_000, "a=" * 200_000, "'" * 400_000, '\\"' * 200_000, "token " * 60_000):
+        assert redaction.text(text) == text
+
+
+def test_json_inside_a_text_is_read() -> None:
+    inner = json.dumps({"user": "ada", "password": "hunter22", "deeper": json.dumps([{"token": "abcdef"}])})
+    shown = hidden(["password", "token"], {"body": inner, "plain": "{no json", "list": "[1, 2]"})
+    assert json.loads(shown["body"]) == {
+        "user": "ada",
+        "password": HIDDEN,
+        "deeper": json.dumps([{"token": HIDDEN}]).replace(" ", ""),
+    }
+    assert (shown["plain"], shown["list"]) == ("{no json", "[1, 2]")
+
+
+def test_a_hidden_value_is_hidden_in_every_other_field_too() -> None:
+    redaction = Redaction(ALWAYS)
+    payload = {
+        "password": "hunter 2?",
+        "url": "https://host/?p=hunter%202%3F",
+        "note": "ada has hunter 2?",
+        "list": ["hunter 2?"],
+    }
+    secrets = redaction.secrets(json.dumps(payload))
+    for stored in (payload, ["x", {"echo": "got hunter 2?"}], "hunter 2?"):
+        assert b"hunter" not in bytes(redaction.json(json.dumps(stored), secrets) or b"")
+    assert "hunter" not in redaction.preview(json.dumps(payload), secrets)
+    assert redaction.mapping({"x-echo": "hunter 2?"}, secrets) == {"x-echo": HIDDEN}
+
+
+def test_a_stored_text_that_is_no_json_is_shown_as_a_text() -> None:
+    for redaction in (Redaction(), Redaction(ALWAYS)):
+        shown = redaction.json('{"broken')
+        assert shown is not None
+        assert json.loads(bytes(shown)) == '{"broken'
+        assert redaction.secrets('{"broken') == frozenset()
+
+
 def path_of(endpoint: Endpoint, seeds: Seeds, job: str) -> str:
     path = endpoint.path.replace("{id}", seeds.batch if "batch" in endpoint.path else job)
     return f"/api{path.replace('{limit}', 'permits').replace('{name}', 'hourly')}"
@@ -113,7 +173,7 @@ async def test_no_endpoint_shows_a_hidden_value_to_anybody() -> None:
     app = make_app()
     async with app.open():
         seeds = await seed(app)
-        async with browser(app, redact=["password"]) as asking, browser(app) as open_book:
+        async with browser(app) as asking, browser(app, redact=None) as open_book:
             shown_openly = 0
             for endpoint in (each for each in ENDPOINTS if each.method == "GET"):
                 for job in (seeds.failed, seeds.succeeded, seeds.throttled):
@@ -133,6 +193,22 @@ async def test_no_endpoint_shows_a_hidden_value_to_anybody() -> None:
             assert HIDDEN in details["timeline"][-1]["detail"]
             result = (await asking.get(f"/api/jobs/{seeds.succeeded}")).json()["result"]
             assert result == {"question": "why?", "password": HIDDEN}
+
+
+async def test_a_result_and_a_list_hide_the_values_that_the_payload_hides() -> None:
+    app = make_app()
+
+    @app.task
+    async def echo(api_key: str, note: str) -> list[str]:
+        return [f"called with {api_key}", note]
+
+    async with app:
+        job = await echo.enqueue("abcd-1234", "https://host/?key=abcd-1234")
+        await job.result(timeout=10)
+    async with app.open(), browser(app) as asking, browser(app, redact=None) as open_book:
+        for path in ("/api/jobs", f"/api/jobs/{job.id}"):
+            assert "abcd-1234" not in (await asking.get(path)).text
+            assert "abcd-1234" in (await open_book.get(path)).text
 
 
 async def test_a_list_hides_in_errors_what_the_headers_hide() -> None:
