@@ -16,7 +16,7 @@ SEEDS ?= 5000
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(STAMP) ## Create .venv with the project and all tools (PYTHON=... picks the interpreter)
@@ -35,8 +35,15 @@ check: $(STAMP) ## Format, lint, types, import layers, links of the docs
 	$(BIN)/python docs/check_links.py
 
 .PHONY: test
-test: $(STAMP) ## Run all tests (ARGS=... goes to pytest)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## Run the tests that take a few minutes (ARGS=... goes to pytest)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+.PHONY: test-slow
+test-slow: $(STAMP) ## Run the others: processes killed, servers restarted, browsers, more seeds
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+.PHONY: test-all
+test-all: test test-slow ## Run all tests
 
 .PHONY: demo
 demo: $(STAMP) ## Watch Headgate work
@@ -66,7 +73,7 @@ clean: ## Remove .venv, caches and build output
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 .PHONY: ci
-ci: check test ## The gate: check and test
+ci: check test-all ## The gate: check and test-all
 
 # ------------------------------------------------------------------------------------------------------- set-up
 

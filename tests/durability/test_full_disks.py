@@ -96,6 +96,7 @@ async def test_a_finish_that_finds_the_disk_full_is_repeated_until_there_is_room
 
 
 @pytest.mark.timeout(40)
+@pytest.mark.slow
 async def test_acknowledged_jobs_survive_a_disk_that_fills_up(
     tmp_path: Path, children: Children, small_disk: tuple[str, ...]
 ) -> None:
@@ -105,6 +106,7 @@ async def test_acknowledged_jobs_survive_a_disk_that_fills_up(
 
 
 @pytest.mark.timeout(40)
+@pytest.mark.slow
 async def test_a_job_that_ends_on_a_full_disk_runs_once_and_is_recorded_when_there_is_room(
     tmp_path: Path, children: Children, small_disk: tuple[str, ...]
 ) -> None:
@@ -119,6 +121,7 @@ async def test_a_write_that_fails_half_way_is_undone(tmp_path: Path, children: C
 
 
 @pytest.mark.timeout(40)
+@pytest.mark.slow
 async def test_opening_where_nothing_more_can_be_written_is_told_and_can_be_repeated(
     tmp_path: Path, children: Children
 ) -> None:

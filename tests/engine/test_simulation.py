@@ -16,8 +16,18 @@ ONLY = os.environ.get("HEADGATE_SIM_SEED")
 CHUNK = 25
 
 
+# The first few for everybody, the rest where there is time.
+_CHUNKS = [
+    pytest.param(first, marks=pytest.mark.slow) if first >= 2 * CHUNK else first for first in range(0, SEEDS, CHUNK)
+]
+_ON_FILES = [
+    pytest.param(seed, marks=pytest.mark.slow) if seed > 1000 else seed
+    for seed in range(1000, 1000 + max(1, SEEDS // 25))
+]
+
+
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK) if ONLY is None else [int(ONLY)])
+@pytest.mark.parametrize("first", _CHUNKS if ONLY is None else [int(ONLY)])
 def test_every_world_ends_with_nothing_lost_and_no_limit_exceeded(first: int) -> None:
     for seed in range(first, first + CHUNK) if ONLY is None else [first]:
         try:
@@ -30,7 +40,7 @@ def test_every_world_ends_with_nothing_lost_and_no_limit_exceeded(first: int) ->
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("seed", range(1000, 1000 + max(1, SEEDS // 25)))
+@pytest.mark.parametrize("seed", _ON_FILES)
 def test_a_world_on_a_sqlite_file_ends_the_same_way(seed: int, tmp_path: Path) -> None:
     # Its threads are the machine's, so that a seed does not replay exactly.
     def make_store(clock: Clock) -> SqliteStorage:

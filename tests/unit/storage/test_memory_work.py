@@ -162,6 +162,7 @@ async def work_of_all(size: int) -> dict[str, int]:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.slow
 def test_no_verb_of_an_engine_looks_at_all_that_is_stored() -> None:
     """The fault: a store in memory that searched a list under a lock did 3,000 jobs a second at best, and fewer the
     more there were."""
