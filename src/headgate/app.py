@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from datetime import datetime
 from random import Random
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
 from headgate.admin import Admin
 from headgate.admin.actor import this_process
 from headgate.admin.schedules import SchedulesAdmin
-from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds
+from headgate.arguments import parse_seconds
+from headgate.clock import Clock, Duration, SystemClock
 from headgate.engine.batch_watch import wait_for_batch
 from headgate.engine.beside import NodeBeside
 from headgate.engine.bus import Callback, EventBus
@@ -514,6 +515,15 @@ class Headgate:
             self._own_node = stack.pop_all()
         return self
 
+    if not TYPE_CHECKING:  # To a type checker an app is no synchronous context manager.
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(
+                "this app is asynchronous: write `async with app:`, or `with app.sync:` in code that cannot await"
+            )
+
+        def __exit__(self, *details: object) -> None: ...
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -592,7 +602,7 @@ class Headgate:
             queues=slots,
             heartbeat=settings.heartbeat,
             lease=settings.lease,
-            grace=settings.grace if grace is None else microseconds(grace) / SECOND,
+            grace=settings.grace if grace is None else parse_seconds(grace, "grace", "run"),
             retention=settings.retention,
             log_lines=settings.log_lines,
             log_level=logging.getLevelNamesMapping()[settings.log_level],

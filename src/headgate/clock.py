@@ -19,8 +19,8 @@ SECOND = 1_000_000
 FARTHEST = 100 * 365 * 86400 * SECOND
 """A hundred years in microseconds: a longer wait is a mistake, and beyond it an instant no longer fits a database."""
 
-Duration = float | timedelta
-"""Seconds, or a `timedelta`."""
+Duration = float | timedelta | str
+"""Seconds, a `timedelta`, or text like "5m": what users pass; `headgate.arguments` reads it."""
 
 
 class Timer(Protocol):
@@ -140,7 +140,7 @@ async def wait_for_event(clock: Clock, event: asyncio.Event, seconds: float | No
         waiting.cancel()
 
 
-def microseconds(duration: Duration) -> int:
+def microseconds(duration: float | timedelta) -> int:
     """A duration as integer microseconds, rounded. Raises ValueError for one that is not finite."""
     if isinstance(duration, timedelta):
         return duration // timedelta(microseconds=1)
@@ -150,22 +150,24 @@ def microseconds(duration: Duration) -> int:
     return round(length)
 
 
-def microseconds_until(until: datetime | Duration, clock: Clock) -> int:
-    """How long from now: until an aware datetime, or so many seconds; at least 0, at most a hundred years."""
-    length = from_datetime(until) - clock.now() if isinstance(until, datetime) else microseconds(until)
-    return min(max(0, length), FARTHEST)
-
-
 def from_datetime(instant: datetime) -> int:
-    """An aware datetime as microseconds since the epoch. Raises ValueError for a naive one."""
+    """An aware datetime as microseconds since the epoch, within the years 1 to 9999 of UTC.
+
+    Raises ValueError for a naive one.
+    """
     if instant.tzinfo is None:
         raise ValueError(f"{instant!r} has no time zone; pass an aware datetime, for example datetime.now(UTC)")
-    return (instant - _EPOCH) // timedelta(microseconds=1)
+    return min(max(_FIRST, (instant - _EPOCH) // _MICROSECOND), LAST)
 
 
 def to_datetime(instant: int) -> datetime:
-    """Microseconds since the epoch as an aware UTC datetime."""
-    return _EPOCH + timedelta(microseconds=instant)
+    """Microseconds since the epoch as an aware UTC datetime; the first or the last there is for one that is beyond."""
+    return _EPOCH + timedelta(microseconds=min(max(_FIRST, instant), LAST))
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_FIRST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+
+LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+"""The last microsecond of the year 9999: the last instant that a `datetime` can be."""

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from headgate.clock import microseconds
+from headgate.arguments import MOST_SLOTS, parse_count, parse_seconds
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention, parse_retention, retention_of
 from headgate.jobs.retry import DEFAULT_RETRY, RetryPolicy, require_policy
-from headgate.jobs.written import parse_switch, seconds_in
+from headgate.jobs.written import parse_switch
 from headgate.jobs.written_retry import parse_retry
 
 MOST_LOG_LINES = 100_000
@@ -21,7 +21,9 @@ MOST_LOG_LINES = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What an app can be told; durations in seconds. Each is also read from `HEADGATE_<NAME>`.
+    """What an app can be told. Each is also read from `HEADGATE_<NAME>`.
+
+    Durations are seconds, a timedelta, or text like "5m"; they are kept as seconds.
 
     `concurrency`: slots per queue and node, where the queue does not say (default: 100, or max(4, 2 × cores) for a
     queue whose tasks are all plain functions). `retry`: of tasks that have none (default: 3 retries,
@@ -61,15 +63,16 @@ class Settings:
     listen_url: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.concurrency is not None and self.concurrency < 1:
-            raise DeclarationError(f"concurrency={self.concurrency} must be at least 1")
+        if self.concurrency is not None:
+            parse_count(self.concurrency, "concurrency", most=MOST_SLOTS)
+        for name in ("connections", "max_payload", "log_lines"):
+            parse_count(getattr(self, name), name, least=0)
         require_policy(self.retry, "Headgate(…)")
         for name in ("timeout", "heartbeat", "lease"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise DeclarationError(f"{name}={value} must be above 0 seconds")
-        if self.grace < 0:
-            raise DeclarationError(f"grace={self.grace} cannot be negative")
+            if value is not None:
+                parse_seconds(value, name, allow_zero=False)
+        parse_seconds(self.grace, "grace")
         if self.lease < 2 * self.heartbeat:
             raise DeclarationError(
                 f"lease={self.lease} must be at least twice heartbeat={self.heartbeat}: "
@@ -116,7 +119,7 @@ def _converted(name: str, value: Any) -> object:
         return retention_of(value)
     if name == "audit":
         return audit_level(value, "settings")
-    return microseconds(value) / 1_000_000 if name in _DURATIONS else value
+    return parse_seconds(value, name) if name in _DURATIONS else value
 
 
 def _parse(name: str, text: str) -> object:
@@ -132,10 +135,10 @@ def _parse(name: str, text: str) -> object:
         return text
     if name == "history":
         return parse_switch(text, "HEADGATE_HISTORY")
-    if name in _DURATIONS and (seconds := seconds_in(text)) is not None:
-        return seconds
+    variable = f"HEADGATE_{name.upper()}"
+    if name in _DURATIONS:
+        return parse_seconds(text, variable)
     try:
-        return float(text) if name in _DURATIONS else int(text)
+        return int(text)
     except ValueError:
-        what = "a number of seconds, or 90s, 5m, 1h" if name in _DURATIONS else "a whole number"
-        raise DeclarationError(f"HEADGATE_{name.upper()}={text!r} is not {what}") from None
+        raise DeclarationError(f"{variable}={text!r:.80} is not a whole number") from None

@@ -538,7 +538,10 @@ def test_short_steps_are_forgotten_after_an_hour_and_longer_ones_are_kept() -> N
         ({"step": 10, "span": 3601}, "must be from 10 to 3600 seconds"),
         ({"step": 60, "span": 30}, "must be from 60 to 86400 seconds"),
         ({"step": 60, "span": timedelta(days=2)}, "must be from 60 to 86400 seconds"),
-        ({"step": 3600, "span": -1}, "must be from 3600 to 5184000 seconds"),
+        ({"step": 3600, "span": 1}, "must be from 3600 to 5184000 seconds"),
+        ({"step": 3600, "span": -1}, "span=-1 cannot be negative"),
+        ({"step": "90s"}, "step='90s' must be one of 10, 60, 3600 seconds"),
+        ({"step": timedelta(seconds=59)}, "must be one of 10, 60, 3600 seconds"),
     ],
 )
 def test_a_chart_of_more_points_than_are_kept_is_refused(asked: dict[str, Any], told: str) -> None:

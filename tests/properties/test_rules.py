@@ -392,7 +392,7 @@ def test_a_changed_strict_rate_counts_the_starts_it_knows(case: Case, new: Slidi
 @given(rates)
 @thorough
 def test_a_rate_that_is_written_as_text_reads_back_the_same(rate: Rate) -> None:
-    seconds = Rate(rate.count, rate.period * SECOND)
+    seconds = Rate(rate.count, min(rate.period, 100 * 365 * 86400) * SECOND)
     assert parse_rate(str(seconds), None) == seconds
     count, period = str(rate).split("/")
     assert int(count) == rate.count

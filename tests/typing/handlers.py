@@ -75,6 +75,7 @@ def compute(numbers: list[float]) -> float:
 
 async def handlers_are_typed_all_the_way() -> None:
     assert_type(Ship.task, Task[[Order], int])
+    Ship.delay(Order("acme"))  # type: ignore[attr-defined]
     assert_type(await Ship.enqueue(Order("acme")), Job[int])
     assert_type(await Ship.task.using(delay=5).enqueue(Order("acme")), Job[int])
     assert_type(await (await Print.enqueue(Order("acme"))).result(), str)
@@ -90,7 +91,7 @@ async def handlers_are_typed_all_the_way() -> None:
     assert_type(Print.sync.enqueue(Order("acme")), SyncJob[str])
 
     Ship.using(prioritee=5)  # type: ignore[call-overload]
-    Ship.using(delay="soon")  # type: ignore[call-overload]
+    Ship.using(delay=["5m"])  # type: ignore[call-overload]
     Ship.call("acme")  # type: ignore[call-overload]
     Ship.sync.enqueue("acme")  # type: ignore[arg-type]
     await Ship.enqueue_many([("acme",)])  # type: ignore[list-item]

@@ -51,12 +51,18 @@ async def enqueueing() -> None:
     assert_type(plain.sync.enqueue("acme").result(), str)
     assert_type(await (await plain.enqueue("acme")).status(), JobStatus)
 
+    sync("acme")  # type: ignore[operator]
+    sync.delay("acme")  # type: ignore[attr-defined]
+    sync.apply_async("acme")  # type: ignore[attr-defined]
+    plain.sync.send("acme")  # type: ignore[attr-defined]
+    await (await sync.enqueue("acme")).result(timeout=timedelta(minutes=5))
     await sync.enqueue()  # type: ignore[call-arg]
     await sync.enqueue(7)  # type: ignore[arg-type]
     await sync.enqueue("acme", pge=2)  # type: ignore[call-arg]
     await sync.enqueue("acme", 2, True)  # type: ignore[call-arg]
     sync.using(dely=5)  # type: ignore[call-arg]
-    sync.using(delay="5")  # type: ignore[arg-type]
+    sync.using(delay="5m", timeout="90s")
+    sync.using(delay=[5])  # type: ignore[arg-type]
     sync.using(on_conflict="merge")  # type: ignore[arg-type]
     plain.sync.enqueue(b"acme")  # type: ignore[arg-type]
     await plain.enqueue_many([sync.call("acme")])  # type: ignore[list-item]
@@ -74,6 +80,9 @@ async def flows() -> None:
 async def schedules() -> None:
     assert_type(await plain.schedule("acme", Every(minutes=5), max_runs=3).enqueue("acme"), Schedule[str])
 
+    Every("5m")
+    Every(timedelta(minutes=5))
+    Every(5)  # type: ignore[arg-type]
     Every(fortnights=1)  # type: ignore[call-arg]
     Cron(6)  # type: ignore[arg-type]
     plain.schedule("acme", "0 6 * * *")  # type: ignore[arg-type]
@@ -103,3 +112,10 @@ async def operating() -> None:
 
 
 _: Sequence[SyncJob[str]] = plain.sync.enqueue_many([("acme",)])
+
+
+def synchronous() -> None:
+    with app.sync:
+        plain.sync.enqueue("acme").result(timeout="5m")
+    with app:  # type: ignore[attr-defined]
+        pass

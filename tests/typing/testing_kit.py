@@ -33,9 +33,9 @@ async def a_test_is_typed_all_the_way() -> None:
         assert_type(jobs.sync.drain(), Drained)
 
         jobs.assert_enqueued("greet")  # type: ignore[arg-type]
-        jobs.assert_enqueued(greet, delay="soon")  # type: ignore[arg-type]
+        jobs.assert_enqueued(greet, delay=["5m"])  # type: ignore[arg-type]
         jobs.assert_enqueued(greet.call(5))  # type: ignore[arg-type]
-        await jobs.drain(until="later")  # type: ignore[arg-type]
+        await jobs.drain(until=["later"])  # type: ignore[arg-type]
         await jobs.travel(hours="one")  # type: ignore[arg-type]
         await jobs.run_job(greet, 5)  # type: ignore[arg-type]
         await jobs.run_job(greet)  # type: ignore[call-arg]

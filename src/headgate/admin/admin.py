@@ -23,7 +23,8 @@ from headgate.admin.queues import QueuesAdmin
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import Moment, timeline
-from headgate.clock import FARTHEST, Duration, from_datetime, microseconds, to_datetime
+from headgate.arguments import parse_duration, parse_instant
+from headgate.clock import FARTHEST, Duration, to_datetime
 from headgate.errors import DeclarationError, IllegalTransition, JobNotFound
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed, SubjectKind
 from headgate.jobs.job import Attempt, JobRecord, JobState
@@ -342,12 +343,9 @@ class Admin:
         if at is None and delay is None and priority is None:
             raise DeclarationError("a job is rescheduled to a time, with at or delay, to a priority, or to both")
         now = self._storage.now()
-        # The year 1 somewhere in the east is no instant that can be told in UTC.
-        run_at = None if at is None else max(now, from_datetime(at))
+        run_at = None if at is None else max(now, parse_instant(at, "at", "reschedule"))
         if delay is not None:
-            run_at = now + microseconds(delay)
-            if run_at < now:
-                raise DeclarationError(f"delay={delay!r} is negative")
+            run_at = now + parse_duration(delay, "delay", "reschedule")
         if run_at is not None and run_at - now > FARTHEST:
             raise DeclarationError(f"{delay if at is None else at!s} is more than a hundred years ahead")
         said = [] if run_at is None else [f"to {to_datetime(run_at).isoformat(timespec='seconds')}"]
@@ -414,7 +412,7 @@ class Admin:
             self._storage,
             query or JobQuery(),
             actor=self.actor,
-            before=self._storage.now() - microseconds(older_than),
+            before=self._storage.now() - parse_duration(older_than, "older_than", "purge"),
             most=most,
             dry_run=dry_run,
             on_progress=on_progress,

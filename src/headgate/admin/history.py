@@ -9,7 +9,8 @@ from functools import reduce
 from itertools import groupby
 from operator import attrgetter
 
-from headgate.clock import SECOND, Duration, microseconds, to_datetime
+from headgate.arguments import parse_duration
+from headgate.clock import SECOND, Duration, to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.histogram import percentile
 from headgate.jobs.history import ALL, KEPT_FOR, LIMIT_STEPS, JobsStep, step_at
@@ -92,7 +93,7 @@ class HistoryAdmin:
         self,
         queue: str | None = None,
         task: str | None = None,
-        step: int = 60,
+        step: Duration = 60,
         span: Duration = 3600,
     ) -> Sequence[JobsPoint]:
         """What jobs did in the last `span` (seconds), of a queue, of a task, or of all; oldest first.
@@ -100,11 +101,12 @@ class HistoryAdmin:
         `step` is 10, 60 or 3600 seconds; they are kept for an hour, a day and 60 days. At most 1,440 points. Raises
         DeclarationError.
         """
-        if step not in KEPT_FOR:
+        seconds, rest = divmod(parse_duration(step, "step", "history"), SECOND)
+        if rest or seconds not in KEPT_FOR:
             raise DeclarationError(f"step={step!r} must be one of {', '.join(map(str, KEPT_FOR))} seconds")
-        since = self._since(step, span)
+        since = self._since(seconds, span)
         rows = await self._storage.jobs_history(
-            step, ALL if queue is None else queue, ALL if task is None else task, since
+            seconds, ALL if queue is None else queue, ALL if task is None else task, since
         )
         # A task that runs in several queues has a row in each.
         return [_point(reduce(JobsStep.plus, of_one)) for _, of_one in groupby(rows, key=attrgetter("at"))]
@@ -115,14 +117,15 @@ class HistoryAdmin:
         Up to an hour it is told in steps of 10 s, above that in steps of 60 s. Of a limit with more keys only the 1,000
         that each process used most in a step are told of by themselves. Raises DeclarationError.
         """
-        step = next((each for each in LIMIT_STEPS if microseconds(span) <= KEPT_FOR[each] * SECOND), LIMIT_STEPS[-1])
+        asked = parse_duration(span, "span", "history")
+        step = next((each for each in LIMIT_STEPS if asked <= KEPT_FOR[each] * SECOND), LIMIT_STEPS[-1])
         since = self._since(step, span)
         rows = await self._storage.limit_history(step, name, key, since)
         points = [LimitPoint(to_datetime(row.at), max(0, row.used)) for row in rows]
         return LimitHistory(name, key, step, points, await self._bound(name, key))
 
     def _since(self, step: int, span: Duration) -> int:
-        kept, asked = KEPT_FOR[step], microseconds(span)
+        kept, asked = KEPT_FOR[step], parse_duration(span, "span", "history")
         if not step * SECOND <= asked <= kept * SECOND:
             raise DeclarationError(
                 f"span={span!r} must be from {step} to {kept} seconds: for so long steps of {step} s are kept"

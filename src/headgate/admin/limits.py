@@ -9,7 +9,8 @@ from datetime import datetime
 from headgate.admin.audit import Audited, LimitAudit, StartAudit
 from headgate.admin.holders import PermitHolder, holders_of
 from headgate.admin.spelled import RateKind, spelled_limit
-from headgate.clock import FARTHEST, Duration, from_datetime, microseconds, to_datetime
+from headgate.arguments import parse_instant, parse_until
+from headgate.clock import Duration, to_datetime
 from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
 from headgate.jobs.audit import Deed
 from headgate.jobs.job import Draw
@@ -143,7 +144,7 @@ class LimitsAdmin:
             )
         live = LiveRules(await self._storage.settings())
         audit = StartAudit(limit, lambda of_key: live.rule(Draw(limit, of_key), rule))
-        first = 0 if since is None else self._in_limit_time(from_datetime(since))
+        first = 0 if since is None else self._in_limit_time(parse_instant(since, "since", "limits"))
         # One more than is wanted tells whether there are more.
         count = AUDITED_AT_ONCE if most is None else min(AUDITED_AT_ONCE, most + 1)
         until, skip = NEVER, 0
@@ -254,10 +255,10 @@ class LimitsAdmin:
         Of a limit that is kept in another store, programs that share it hold back, too.
         """
         rule = self.declared(limit)
-        wall = from_datetime(until) if isinstance(until, datetime) else self._storage.now() + microseconds(until)
+        closed_for = parse_until(until, "until", "penalize", self._storage.now())
+        wall = self._storage.now() + closed_for
         if limit in self._elsewhere:
             await self._elsewhere[limit].open()
-            closed_for = min(max(0, wall - self._storage.now()), FARTHEST)
             await self._elsewhere[limit].penalize(Bucket(limit, key, rule), closed_for)
         deed = self._deed("penalize", limit, f"key {key!r} until {to_datetime(wall):%Y-%m-%d %H:%M:%S} UTC")
         await self._storage.penalize(Draw(limit, key), self._in_limit_time(wall), deed=deed)

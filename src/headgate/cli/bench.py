@@ -14,6 +14,7 @@ from headgate.cli.benchmark.figures import Figures, Rate
 from headgate.cli.benchmark.measure import measure
 from headgate.cli.locate import locate
 from headgate.cli.output import json_option, print_json, print_table
+from headgate.cli.query import seconds_within
 from headgate.cli.quiet import quiet
 from headgate.cli.worker_process import loop_factory, tune_process
 from headgate.clock import SystemClock
@@ -26,7 +27,14 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @click.command()
 @click.argument("where", required=False, metavar="[URL | MODULE:APP]")
 @click.option("-A", "--app", "named", envvar="HEADGATE_APP", metavar="MODULE:APP", help="The app to work on.")
-@click.option("--seconds", type=click.FloatRange(1, 600), default=20.0, show_default=True, help="For about how long.")
+@click.option(
+    "--seconds",
+    type=seconds_within(1, 600),
+    default="20s",
+    show_default=True,
+    metavar="TIME",
+    help="For about how long.",
+)
 @click.option("--slots", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Slots of the worker.")
 @json_option
 def bench(where: str | None, named: str | None, seconds: float, slots: int, as_json: bool) -> None:

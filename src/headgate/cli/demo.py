@@ -7,10 +7,18 @@ import asyncio
 import click
 
 from headgate.cli.demonstration.run import run_demo
+from headgate.cli.query import seconds_within
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(8, 3600), default=40.0, show_default=True, help="How long it runs.")
+@click.option(
+    "--seconds",
+    type=seconds_within(8, 3600),
+    default="40s",
+    show_default=True,
+    metavar="TIME",
+    help="How long it runs.",
+)
 @click.option("--plain", is_flag=True, help="Print a line now and then instead of a live table.")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON; the progress goes to stderr.")
 def demo(seconds: float, plain: bool, as_json: bool) -> None:

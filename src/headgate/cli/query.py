@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
@@ -11,21 +10,20 @@ from typing import Any, get_args
 import click
 
 from headgate.admin import JobQuery
+from headgate.arguments import duration_in
 from headgate.clock import FARTHEST, SECOND
 from headgate.jobs.job import JobState
 from headgate.storage.protocol import JobView
-
-_AGO = re.compile(r"([0-9]*\.?[0-9]+)([smhdw])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 INSTANTS = ("enqueued_after", "enqueued_before", "finished_after", "finished_before")
 
 
 def when(value: str) -> datetime | timedelta:
     """An instant in ISO 8601 (UTC, unless it says otherwise), or how long ago: 90s, 15m, 2h, 3d."""
-    found = _AGO.fullmatch(value)
-    if found is not None:
-        return timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
+    # A number without a unit could be a year.
+    length = duration_in(value) if value[-1:].isalpha() else None
+    if length is not None and length <= FARTHEST:
+        return timedelta(microseconds=length)
     try:
         return instant(value)
     except click.BadParameter:
@@ -45,14 +43,23 @@ def instant(value: str) -> datetime:
 
 def seconds(value: str) -> float:
     """A duration: 90s, 15m, 2h, 7d, or a number of seconds; up to a hundred years."""
-    found = _AGO.fullmatch(value)
-    try:
-        read = float(value) if found is None else float(found[1]) * _SECONDS[found[2]]
-    except ValueError:
-        read = -1.0
-    # What is no number is not between them either.
-    if not 0 <= read <= FARTHEST / SECOND:
-        raise click.BadParameter(f"{value!r} is no duration; write 90s, 15m, 2h, 7d, or seconds, up to a hundred years")
+    length = duration_in(value)
+    if length is None or length > FARTHEST:
+        raise click.BadParameter(
+            f"{value!r} is no duration; write 90s, 15m, 2h, 7d, 1h30m, or seconds, up to a hundred years"
+        )
+    return length / SECOND
+
+
+def seconds_within(least: float, most: float = FARTHEST / SECOND) -> Callable[[str], float]:
+    """Durations as `seconds` reads them, from `least` to `most` seconds."""
+
+    def read(value: str) -> float:
+        found = seconds(value)
+        if not least <= found <= most:
+            raise click.BadParameter(f"{value!r} must be from {least:g} to {most:g} seconds")
+        return found
+
     return read
 
 

@@ -18,6 +18,7 @@ from headgate.cli.live.look import Look, take_look
 from headgate.cli.live.picture import View, next_order, picture
 from headgate.cli.locate import locate, require_store, takes_app
 from headgate.cli.output import make_console
+from headgate.cli.query import seconds_within
 from headgate.clock import SECOND, Clock, SystemClock, sleep, wait_for_event
 from headgate.errors import HeadgateError
 from headgate.escaping import one_line
@@ -28,7 +29,9 @@ REDRAW = 1.0
 
 @click.command()
 @takes_app
-@click.option("--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between looks.")
+@click.option(
+    "--interval", type=seconds_within(0.2), default="2s", show_default=True, metavar="TIME", help="Time between looks."
+)
 @click.option("--count", type=click.IntRange(1), help="End after so many looks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each look.")
 def top(target: str, interval: float, count: int | None, as_json: bool) -> None:

@@ -16,6 +16,7 @@ import click
 
 from headgate.app import Headgate
 from headgate.cli.locate import locate, takes_app
+from headgate.cli.query import seconds
 from headgate.cli.reloader import Reloader
 from headgate.cli.stacks import tell_on_signal
 from headgate.cli.supervisor import Supervisor
@@ -63,7 +64,7 @@ def _queues(
 )
 @click.option("--processes", type=click.IntRange(1, 1024), default=1, show_default=True, help="Run so many of them.")
 @click.option(
-    "--grace", type=click.FloatRange(0), metavar="SECONDS", help="How long running jobs may go on after a signal."
+    "--grace", type=seconds, metavar="TIME", help="How long running jobs may go on after a signal: 30, 90s, 5m."
 )
 @click.option(
     "--metrics-port",
@@ -195,7 +196,7 @@ def _worker_command(
     for name, slots in (queues or {}).items():
         command += ["-q", f"{name}:{slots or ''}"]
     if grace is not None:
-        command += ["--grace", str(grace)]
+        command += ["--grace", f"{grace:f}"]
     return command
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from datetime import timedelta
 
-from headgate.clock import Duration, microseconds
+from headgate.arguments import parse_seconds
+from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.state import JobState
-from headgate.jobs.written import seconds_in
 
 DAY = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Seconds for which jobs are kept after they have succeeded, failed or been cancelled (7 days each).
+    """How long jobs are kept after they have succeeded, failed or been cancelled (7 days each), in seconds.
 
     With a job go its attempts, its log lines, and what is noted of it. What people did to limits, queues and schedules
     is kept for `audit` (90 days).
@@ -29,8 +28,8 @@ class Retention:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) <= 0:
-                raise DeclarationError(f"retention of {field.name}={getattr(self, field.name)} must be above 0 seconds")
+            seconds = parse_seconds(getattr(self, field.name), field.name, "retention", allow_zero=False)
+            object.__setattr__(self, field.name, seconds)
 
     def of(self, state: JobState) -> float:
         """Seconds for which a job is kept that ended so."""
@@ -58,22 +57,16 @@ def retention_of(given: Retention | Duration | Mapping[str, Duration]) -> Retent
 
 def parse_retention(text: str) -> Retention:
     """Retention as it is said in a variable: `604800`, `7d`, or `succeeded=1h,failed=30d`. Raises DeclarationError."""
-    if "=" not in text:
-        return retention_of(_parse(text, text))
-    parts = [part.partition("=") for part in text.split(",") if part.strip()]
-    return retention_of({name.strip(): _parse(value, text) for name, _, value in parts})
+    try:
+        if "=" not in text:
+            return retention_of(text)
+        parts = [part.partition("=") for part in text.split(",") if part.strip()]
+        return retention_of({name.strip(): value for name, _, value in parts})
+    except DeclarationError as error:
+        raise DeclarationError(
+            f"HEADGATE_RETENTION={text!r} cannot be read: {error}; write seconds, 7d, or succeeded=1h,failed=30d"
+        ) from None
 
 
 def _seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, timedelta)):
-        raise DeclarationError(f"retention of {name}={value!r} must be seconds or a timedelta")
-    return microseconds(value) / 1_000_000
-
-
-def _parse(value: str, text: str) -> float:
-    seconds = seconds_in(value)
-    if seconds is None:
-        raise DeclarationError(
-            f"HEADGATE_RETENTION={text!r} cannot be read; write seconds, 7d, or succeeded=1h,failed=30d (s, m, h, d, w)"
-        )
-    return seconds
+    return parse_seconds(value, name, "retention", allow_zero=False)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from random import Random
 from typing import ClassVar
 
-from headgate.clock import FARTHEST, SECOND, Duration, microseconds
+from headgate.arguments import LARGEST_COUNT, parse_count, parse_duration, parse_seconds, parse_wait
+from headgate.clock import FARTHEST, SECOND, Duration
 from headgate.errors import DeclarationError
 from headgate.jobs import transient
 from headgate.jobs.job import RetryTerms
@@ -58,6 +57,7 @@ class RetryPolicy:
             raise DeclarationError(f"RetryPolicy(retries={self.retries!r}) is not a whole number")
         if self.retries < 0:
             raise DeclarationError(f"RetryPolicy(retries={self.retries}) is negative; use 0 for no retries")
+        parse_count(self.retries, "retries", "RetryPolicy", least=0)
         if not isinstance(self.jitter, bool):
             raise DeclarationError(f"RetryPolicy(jitter={self.jitter!r}) is not True or False")
         _require_duration("base", self.base)
@@ -112,7 +112,8 @@ class RetryPolicy:
         if self.backoff is not None:
             wait = self.backoff(failures)
             return None if wait is None else _within(wait)
-        longest = min(FARTHEST, microseconds(self.cap), microseconds(self.base) << min(failures - 1, 62))
+        base, cap = parse_wait(self.base, "base"), parse_wait(self.cap, "cap")
+        longest = min(FARTHEST, cap, base << min(failures - 1, 62))
         return random.randint(0, longest) if self.jitter else longest
 
     def terms(self, where: str) -> RetryTerms:
@@ -134,13 +135,15 @@ class RetryPolicy:
 
     def with_terms(self, terms: RetryTerms) -> RetryPolicy:
         """The stored policy of one job, with the filters of this one, its task's."""
+        # An older release may have stored what is beyond the bounds of today.
+        retries = terms.retries if terms.delays is None else len(terms.delays)
         return RetryPolicy(
-            retries=terms.retries if terms.delays is None else len(terms.delays),
-            base=terms.base,
-            cap=terms.cap,
+            retries=min(retries, LARGEST_COUNT),
+            base=_bounded(terms.base),
+            cap=_bounded(terms.cap),
             jitter=terms.jitter,
-            delay=terms.delay,
-            delays=terms.delays,
+            delay=None if terms.delay is None else _bounded(terms.delay),
+            delays=None if terms.delays is None else tuple(_bounded(delay) for delay in terms.delays),
             retry_on=self.retry_on,
             give_up_on=self.give_up_on,
         )
@@ -153,12 +156,7 @@ def require_policy(retry: object, where: str) -> None:
 
 
 def _require_duration(name: str, value: object) -> None:
-    is_duration = isinstance(value, timedelta) or (isinstance(value, (int, float)) and not isinstance(value, bool))
-    if not is_duration or (isinstance(value, float) and not math.isfinite(value)):
-        raise DeclarationError(f"RetryPolicy({name}={value!r}) is not a finite number of seconds or a timedelta")
-    assert isinstance(value, (int, float, timedelta))
-    if microseconds(value) < 0:
-        raise DeclarationError(f"RetryPolicy({name}={value!r}): a delay cannot be negative")
+    parse_duration(value, name, "RetryPolicy")
 
 
 def _is_error_type(kind: object) -> bool:
@@ -178,11 +176,15 @@ def _matches(error: BaseException, errors: ErrorTypes | None) -> bool:
 
 
 def _within(wait: Duration) -> int:
-    return min(FARTHEST, max(0, microseconds(wait)))
+    return parse_wait(wait, "delay", "RetryPolicy")
 
 
 def _seconds(duration: Duration) -> float:
-    return microseconds(duration) / SECOND
+    return parse_seconds(duration, "delay", "RetryPolicy")
+
+
+def _bounded(seconds: float) -> float:
+    return min(seconds, FARTHEST / SECOND)
 
 
 DEFAULT_RETRY = RetryPolicy()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from headgate.arguments import duration_in
+from headgate.clock import SECOND
 from headgate.errors import DeclarationError
 from headgate.jobs.retry import RetryPolicy
-from headgate.jobs.written import parse_switch, seconds_in
+from headgate.jobs.written import parse_switch
 
 
 def parse_retry(text: str, name: str = "HEADGATE_RETRY") -> RetryPolicy:
@@ -21,10 +23,10 @@ def parse_retry(text: str, name: str = "HEADGATE_RETRY") -> RetryPolicy:
         match word:
             case "retries" if value.isdecimal():
                 said[word] = int(value)
-            case "base" | "cap" | "delay" if (seconds := seconds_in(value)) is not None:
-                said[word] = seconds
-            case "delays" if None not in (delays := [seconds_in(each) for each in value.split("+")]):
-                said[word] = delays
+            case "base" | "cap" | "delay" if (length := duration_in(value)) is not None:
+                said[word] = length / SECOND
+            case "delays" if None not in (delays := [duration_in(each) for each in value.split("+")]):
+                said[word] = [length / SECOND for length in delays if length is not None]
             case "jitter":
                 said[word] = parse_switch(value, f"{name}: jitter")
             case _:

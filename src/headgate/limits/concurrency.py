@@ -183,12 +183,14 @@ class Mutex(Concurrency):
     """
 
     def __init__(
-        self, resource: Key, *, hold: HoldUntil = "running", owner: Key = None, **options: Unpack[LimitOptions]
+        self, resource: Key = None, *, hold: HoldUntil = "running", owner: Key = None, **options: Unpack[LimitOptions]
     ) -> None:
+        if "key" in options:
+            raise DeclarationError(
+                f"a mutex has no key=: its resource comes first; write Mutex({options['key']!r:.80})"
+            )
         if resource is None or resource == "":
             raise DeclarationError('a mutex needs the resource that it guards: Mutex("orders:{order_id}")')
-        if "key" in options:
-            raise DeclarationError("a mutex is given its resource first; leave key= out")
         options.setdefault("name", MUTEX)
         options["key"] = resource
         super().__init__(1, hold=hold, owner=owner, **options)

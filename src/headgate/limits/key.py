@@ -50,6 +50,8 @@ def compile_key(key: object, parameters: Sequence[str], where: str, fields: Cont
             return lambda _arguments, headers: headers.get(name) or SHARED
         case str():
             return _compile_template(key, parameters, where, fields)
+        case _ if hasattr(key, "enqueue"):
+            raise DeclarationError(f"key={key!r} of {where} is a task, not a function of the arguments")
         case _ if callable(key):
             return _compile_callable(key, parameters, where)
         case _:

@@ -7,9 +7,11 @@ from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, TypedDict, get_args
 
-from headgate.clock import Duration, microseconds
+from headgate.arguments import LARGEST_COUNT, parse_count, parse_duration
+from headgate.clock import FARTHEST, SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.key import Header
+from headgate.limits.rate import parse_rate
 from headgate.limits.rule import Rule
 
 MAX_NAME = 100
@@ -89,15 +91,41 @@ class Limit:
         if self.max_wait is not None:
             if self.on_limit != "wait":
                 raise DeclarationError(f"max_wait={self.max_wait!r} says how long to wait, but on_limit does not wait")
-            if microseconds(self.max_wait) <= 0:
+            if parse_duration(self.max_wait, "max_wait", "a limit") == 0:
                 raise DeclarationError(f"max_wait={self.max_wait!r} must be above 0; use on_limit='discard' for 0")
+        require_bounded(self.rule)
         if isinstance(self.cost, int):
-            if isinstance(self.cost, bool) or self.cost < 1:
-                raise DeclarationError(f"cost={self.cost!r} of a limit must be a whole number of at least 1")
+            parse_count(self.cost, "cost", "a limit")
             try:
                 self.rule.check_cost(self.cost)
             except CostExceedsLimit as error:
                 raise DeclarationError(str(error)) from None
+
+
+def require_bounded(rule: AnyRule) -> None:
+    """Raise DeclarationError unless every store can hold what the rule counts, and every instant that follows from it.
+
+    Counts are at most a trillion. A period with its margin, and the time in which an empty bucket fills, are at most a
+    hundred years.
+    """
+    for name in ("count", "burst", "capacity", "max_count", "max_keys", "slices"):
+        value = getattr(rule, name, 0)
+        if value > LARGEST_COUNT:
+            raise DeclarationError(
+                f"{rule.kind} limit: {name}={value} is more than {LARGEST_COUNT:,}, the most that a limit counts"
+            )
+    # A slice is rounded up, by less than a microsecond.
+    if rule.period - getattr(rule, "slices", 0) > FARTHEST:
+        raise DeclarationError(
+            f"{rule.kind} limit: a period of {rule.period / SECOND:g} s with its margin is more than a hundred years, "
+            "the longest"
+        )
+    burst, count = getattr(rule, "burst", 0), getattr(rule, "count", 1)
+    if rule.period * burst > FARTHEST * count:
+        raise DeclarationError(
+            f"{rule.kind} limit: a burst of {burst} takes {rule.period * burst / count / SECOND:g} s to fill at "
+            f"{count} in {rule.period / SECOND:g} s, more than a hundred years; lower the burst"
+        )
 
 
 def require_limit_name(name: object) -> None:
@@ -108,8 +136,23 @@ def require_limit_name(name: object) -> None:
 
 def require_list(limits: object, where: str) -> None:
     """Raise DeclarationError unless limits are given as a list."""
-    if isinstance(limits, str) or not isinstance(limits, Sequence):
+    if isinstance(limits, Limit):
+        example = f"limits=[{type(limits).__name__}(…)]"
+        raise DeclarationError(f"{where}: limits= is one limit, not a list of limits; write {example}")
+    if isinstance(limits, str):
+        example = named_or_rate(limits) or f"limits=[{limits!r:.80}]"
+        raise DeclarationError(f"{where}: limits={limits!r:.80} is not a list; write {example}")
+    if not isinstance(limits, Sequence):
         raise DeclarationError(f"{where}: limits={limits!r:.80} is not a list; write limits=[…]")
+
+
+def named_or_rate(text: str) -> str | None:
+    """What to write instead of the name of a limit that is the text of a rate; None for any other name."""
+    try:
+        parse_rate(text, None)
+    except DeclarationError:
+        return None
+    return f'limits=[StrictRate("{text}")] or limits=[RateLimit("{text}")]'
 
 
 _CHOICES = {

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
-from headgate.clock import SECOND, Duration, microseconds
+from headgate.arguments import LARGEST_COUNT, duration_in, parse_duration
+from headgate.clock import FARTHEST, SECOND, Duration
 from headgate.errors import DeclarationError
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_RATE = re.compile(r"(\d+)/(\d*)([smhd])")
-_FORMS = 'write it as "10/s", "100/m", "500/h", "1000/d" or "15/30s", or as a count with per=seconds'
+_RATE = re.compile(r"([0-9]{1,18})/([0-9a-z.]*[a-z])")
+_FORMS = 'write it as "10/s", "100/m", "500/h", "1000/d" or "15/30s", or as a count with per=60 or per="5m"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +46,31 @@ def parse_rate(rate: str | int, per: Duration | None) -> Rate:
         match = _RATE.fullmatch(rate.strip())
         if match is None:
             raise DeclarationError(f"{rate!r} is not a rate; {_FORMS}")
-        count, many, unit = match.groups()
-        return _checked(int(count), int(many or 1) * _UNITS[unit] * SECOND, repr(rate))
+        count, text = match.groups()
+        # "15/m" is 15 in one minute.
+        period = duration_in(text) if not text[0].isalpha() else duration_in(f"1{text}")
+        if period is None:
+            raise DeclarationError(f"{rate!r} is not a rate; {_FORMS}")
+        if period > FARTHEST:
+            raise DeclarationError(f"{rate!r} has a period of more than a hundred years, the longest")
+        return _checked(int(count), period, repr(rate))
     if isinstance(rate, bool) or not isinstance(rate, int):
-        raise DeclarationError(f"{rate!r} is not a rate; {_FORMS}")
+        raise DeclarationError(f"{rate!r:.80} is not a rate; {_FORMS}")
+    if abs(rate) > LARGEST_COUNT:
+        raise DeclarationError(f"a rate allows at most {LARGEST_COUNT:,} starts in its period")
     if per is None:
         raise DeclarationError(f"a rate of {rate} needs its period; {_FORMS}")
-    if isinstance(per, float) and not math.isfinite(per):
-        raise DeclarationError(f"per={per!r} is not a finite time")
-    return _checked(rate, microseconds(per), f"{rate} per {per!r}")
+    return _checked(rate, parse_duration(per, "per", f"a rate of {rate}"), f"{rate} per {per!r}")
 
 
 def parse_margin(margin: Duration, where: str) -> int:
-    """A margin in microseconds. Raises DeclarationError unless it is 0 or more."""
-    if microseconds(margin) < 0:
-        raise DeclarationError(f"margin={margin!r} of {where} cannot be negative")
-    return microseconds(margin)
+    """A margin in microseconds. Raises DeclarationError for what is no duration from 0."""
+    return parse_duration(margin, "margin", where)
 
 
 def _checked(count: int, period: int, given: str) -> Rate:
+    if count > LARGEST_COUNT:
+        raise DeclarationError(f"{given} allows more than {LARGEST_COUNT:,} starts, the most that a limit counts")
     if count < 1:
         raise DeclarationError(f"{given} allows {count} starts; a rate needs a count of at least 1")
     if period < 1:

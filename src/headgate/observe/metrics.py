@@ -9,6 +9,8 @@ from threading import Thread
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
+from headgate.arguments import parse_seconds
+from headgate.clock import Duration
 from headgate.errors import DeclarationError, HeadgateError
 from headgate.observe import metric
 from headgate.observe.instrument import Observed
@@ -56,20 +58,18 @@ class PrometheusMetrics:
         registry: CollectorRegistry = REGISTRY,
         store: bool = False,
         top_keys: int = 0,
-        deadline: float = 2.0,
-        max_age: float = 5.0,
+        deadline: Duration = 2.0,
+        max_age: Duration = 5.0,
     ) -> None:
         if top_keys and not store:
             raise DeclarationError("top_keys= are read from the store; write PrometheusMetrics(store=True, top_keys=…)")
         if not 0 <= top_keys <= 1000:
             raise DeclarationError(f"top_keys={top_keys} must be from 0 to 1000")
-        if deadline <= 0 or max_age < 0:
-            raise DeclarationError(f"deadline={deadline} must be above 0 seconds, and max_age={max_age} not below")
         self.registry = registry
         self._reads_store = store
         self._top_keys = top_keys
-        self._deadline = deadline
-        self._max_age = max_age
+        self._deadline = parse_seconds(deadline, "deadline", "PrometheusMetrics", allow_zero=False)
+        self._max_age = parse_seconds(max_age, "max_age", "PrometheusMetrics")
         self._observed: Observed | None = None
         self._tally: Tally | None = None
         self._reading: StoreReading | None = None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
-from headgate.clock import FARTHEST, from_datetime, microseconds, to_datetime
+from headgate.arguments import DURATION_FORMS, parse_duration
+from headgate.clock import FARTHEST, SECOND, from_datetime, microseconds, to_datetime
 from headgate.errors import DeclarationError
 
 LEAST = 100_000
@@ -17,12 +19,34 @@ LEAST = 100_000
 _UNITS = {"weeks": 7 * 86400, "days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 
-class Every(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="every", omit_defaults=True, dict=True):
-    """Once every so much real time: `Every(minutes=5)`, `Every(hours=1, minutes=30)`.
+if TYPE_CHECKING:
+    Length = str | timedelta | None
+else:
+    # It is read before anything is stored, and msgspec cannot tell the two apart.
+    Length = Any
 
-    Counted from `start` (an aware datetime; default: when the schedule was declared first). A day is 24 hours here;
-    for a time of the day see `Calendar` and `Cron`. Raises DeclarationError for less than 0.1 s and for more than a
-    hundred years.
+
+class _Length(msgspec.Struct, frozen=True, dict=True):
+    """The one argument of `Every` that has no name."""
+
+    length: Length = None
+
+
+class Every(
+    _Length,
+    frozen=True,
+    kw_only=True,
+    tag_field="kind",
+    tag="every",
+    omit_defaults=True,
+    repr_omit_defaults=True,
+    dict=True,
+):
+    """Once every so much real time: `Every(minutes=5)`, `Every("5m")`, `Every(hours=1, minutes=30)`.
+
+    One text or `timedelta` may say all of it. Counted from `start` (an aware datetime; default: when the schedule was
+    declared first). A day is 24 hours here; for a time of the day see `Calendar` and `Cron`. Raises DeclarationError
+    for less than 0.1 s and for more than a hundred years.
     """
 
     weeks: float = 0
@@ -33,6 +57,8 @@ class Every(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ev
     start: datetime | None = None
 
     def __post_init__(self) -> None:
+        if self.length is not None:
+            self._take_length()
         for unit in _UNITS:
             value = getattr(self, unit)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
@@ -46,6 +72,23 @@ class Every(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="ev
             raise DeclarationError(
                 f"Every: start={self.start!r} must be an aware datetime, for example datetime.now(UTC)"
             )
+
+    def _take_length(self) -> None:
+        """Keep the length in its largest unit, as if that had been named."""
+        if not isinstance(self.length, str | timedelta) or (
+            isinstance(self.length, str) and self.length[-1:].isdigit()
+        ):
+            raise DeclarationError(
+                f"Every({self.length!r:.80}) does not name a unit; write Every(minutes=5), Every(seconds=300) or "
+                'Every("5m")'
+            )
+        if any(getattr(self, unit) for unit in _UNITS):
+            raise DeclarationError(f"Every({self.length!r:.80}, …) has two lengths; {DURATION_FORMS}")
+        length = parse_duration(self.length, "length", "Every")
+        unit = next((unit for unit, seconds in _UNITS.items() if length % (seconds * SECOND) == 0), "seconds")
+        many, rest = divmod(length, _UNITS[unit] * SECOND)
+        force_setattr(self, unit, length / SECOND if rest else many)
+        force_setattr(self, "length", None)
 
     @cached_property
     def period(self) -> int:

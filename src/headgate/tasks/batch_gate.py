@@ -10,7 +10,7 @@ from headgate.errors import DeclarationError
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.limits.concurrency import Concurrency
-from headgate.limits.limit import Limit
+from headgate.limits.limit import Limit, named_or_rate
 from headgate.tasks.flow import BatchLimit
 from headgate.tasks.gate import Arguments, BoundLimit, Gated, Headers
 
@@ -76,6 +76,8 @@ def _named(limit: BatchLimit, known: Mapping[str, Limit]) -> tuple[str, Concurre
     declared = known.get(name)
     found = declared if isinstance(limit, str) else limit
     if found is None:
+        if named_or_rate(name) is not None:
+            raise DeclarationError(f"a batch cannot hold {name!r}: rates count starts; give it a Mutex(…)")
         raise DeclarationError(f"a batch holds limit {name!r}, which is not declared; declare it with app.limit(…)")
     if not isinstance(found, Concurrency):
         raise DeclarationError(f"a batch cannot hold limit {name!r}, {found.rule.describe()}: rates count starts")

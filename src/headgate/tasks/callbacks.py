@@ -47,7 +47,7 @@ class Callbacks:
 
     def add(self, moment: Moment, callback: AnyCallback, where: str) -> None:
         """Tell this one, too. Raises DeclarationError for what cannot be called with what it would be told."""
-        if not callable(callback):
+        if not callable(callback) or hasattr(callback, "enqueue"):
             raise DeclarationError(f"@{moment} of {where} needs a function, not {callback!r}")
         misfit = _misfit(callback, TAKES[moment])
         if misfit is not None:

@@ -52,6 +52,8 @@ class Body(NamedTuple):
 
 def body_of_function(function: Callable[..., Any], options: TaskOptions, *, process: bool) -> Body:
     """A function that is to be a task. Raises DeclarationError."""
+    if isinstance(function, Task):
+        raise DeclarationError(f"{function!r} is a task already; @app.task needs a function")
     if not callable(function):
         raise DeclarationError(f"@app.task needs a function, not {function!r}")
     name = options.name_of(function)

@@ -130,7 +130,7 @@ def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = ()) -> BatchP
                 f"a batch cannot hold {limit!r}: rates count starts; give it a Mutex(…), or a concurrency's name"
             )
         if not isinstance(limit, (str, Concurrency)):
-            raise DeclarationError(f"{limit!r} in limits= of a batch is neither a mutex nor a name")
+            raise DeclarationError(f"{limit!r:.80} in limits= of a batch is neither a mutex nor a name; write Mutex(…)")
         if isinstance(limit, Concurrency) and limit.name is None:
             raise DeclarationError(
                 f"{limit!r} of a batch has no name; declare it with app.limit(name, …) and give limits=[name]"

@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headgate.clock import microseconds
+from headgate.arguments import LARGEST_COUNT, parse_duration
 from headgate.errors import CostExceedsLimit, DeclarationError, PayloadError
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.limits.concurrency import Concurrency, Mutex
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import SHARED, bucket_key, compile_key, described_callable
-from headgate.limits.limit import Limit, require_list
+from headgate.limits.limit import Limit, named_or_rate, require_list
 
 OnSkip = Callable[[str, str], None]
 """Told the limit's name and the reason when a job runs without it."""
@@ -81,8 +81,8 @@ class BoundLimit:
             cost = int(str(value))
         except ValueError:
             cost = 0
-        if cost < 1:
-            raise PayloadError(f"{self._where} costs {value!r}; a cost is a whole number from 1")
+        if not 1 <= cost <= LARGEST_COUNT:
+            raise PayloadError(f"{self._where} costs {value!r:.80}; a cost is a whole number from 1")
         try:
             self.limit.rule.check_cost(cost)
         except CostExceedsLimit as error:
@@ -190,7 +190,7 @@ def _terms(asked: Sequence[BoundLimit], holdings: Sequence[Holding | None]) -> G
 def _patience(limit: Limit) -> int | None:
     if limit.on_limit != "wait":
         return 0
-    return None if limit.max_wait is None else microseconds(limit.max_wait)
+    return None if limit.max_wait is None else parse_duration(limit.max_wait, "max_wait", "a limit")
 
 
 def bind_limits(
@@ -210,6 +210,8 @@ def bind_limits(
     for limit in limits:
         if isinstance(limit, str):
             if limit not in shared:
+                if (rate := named_or_rate(limit)) is not None:
+                    raise DeclarationError(f"{where}: {limit!r} is a rate, not the name of a limit; write {rate}")
                 raise DeclarationError(
                     f"{where} uses limit {limit!r}, which is not declared; declare it first: app.limit({limit!r}, …)"
                 )

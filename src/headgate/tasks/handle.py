@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
-from headgate.clock import to_datetime
+from headgate.arguments import parse_wait
+from headgate.clock import SECOND, Duration, to_datetime
 from headgate.jobs.job import JobError, JobRecord, JobState
 
 R_co = TypeVar("R_co", covariant=True)
@@ -108,6 +109,11 @@ class Jobs(Protocol):
     async def cancel_job(self, job_id: str) -> bool: ...
 
 
+def wait_seconds(timeout: Duration | None, where: str) -> float | None:
+    """How long to wait at most, in seconds; None: without end. Raises DeclarationError for what is no duration."""
+    return None if timeout is None else parse_wait(timeout, "timeout", where) / SECOND
+
+
 class Job(Generic[R_co]):
     """A job that has been stored: its id, and the ways to follow and cancel it.
 
@@ -125,13 +131,14 @@ class Job(Generic[R_co]):
         """The job as it is now. Raises JobNotFound once it has been pruned."""
         return await self._jobs.job_status(self.id)
 
-    async def result(self, timeout: float | None = None) -> R_co:
+    async def result(self, timeout: Duration | None = None) -> R_co:
         """What the handler returned, when it has.
 
-        Waits up to `timeout` seconds (default: without end). Raises JobFailed, JobCancelled, TimeoutError, JobNotFound;
-        PayloadError for a result that another release has stored and that does not fit the annotation of today.
+        Waits up to `timeout` (seconds, a timedelta, or text like "5m"; default: without end). Raises JobFailed,
+        JobCancelled, TimeoutError, JobNotFound; PayloadError for a result that another release has stored and that does
+        not fit the annotation of today.
         """
-        result: R_co = await self._jobs.job_result(self.id, timeout)
+        result: R_co = await self._jobs.job_result(self.id, wait_seconds(timeout, "job.result"))
         return result
 
     async def cancel(self) -> bool:

@@ -25,6 +25,7 @@ from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditWord
 from headgate.jobs.retry import RetryPolicy
 from headgate.tasks.context import JobContext
+from headgate.tasks.foreign_verbs import NoVerb
 
 if TYPE_CHECKING:
     from headgate.tasks.handle import Job
@@ -84,6 +85,10 @@ class Using(TypedDict, total=False):
     connection: Any
 
 
+ENQUEUE_OPTIONS = frozenset(Using.__annotations__)
+"""The options of `Task.using`, which are no arguments of a job."""
+
+
 def _task_of(kind: type[Any]) -> Any:
     # Its own: a subclass is not declared because its base is.
     task = vars(kind).get(_DECLARED)
@@ -103,6 +108,11 @@ class Handler(Generic[PayloadT]):
     resources. The methods `on_…` are told of each job, as `@task.on_started` … are for functions: plain or `async def`,
     and only those that are overridden. What one of them raises is logged and changes nothing.
     """
+
+    if not TYPE_CHECKING:  # To a type checker these stay unknown attributes.
+        delay = NoVerb()
+        apply_async = NoVerb()
+        send = NoVerb()
 
     task: ClassVar[_TaskOf] = _TaskOf()
     sync: ClassVar[_SyncOf] = _SyncOf()

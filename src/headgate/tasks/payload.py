@@ -12,6 +12,7 @@ import msgspec
 from headgate.errors import DeclarationError, PayloadError
 from headgate.tasks.annotations import annotations_of
 from headgate.tasks.fields import fields_of
+from headgate.tasks.handler import ENQUEUE_OPTIONS
 from headgate.tasks.survival import MAX_DEPTH, equal, first_difference, is_too_deep, shown, unwritable_part
 from headgate.tasks.values import decoder, to_json
 
@@ -232,6 +233,8 @@ class PayloadType:
         if kwargs:
             for name, value in kwargs.items():
                 if name not in self._names or name in self._positional_only:
+                    if name in ENQUEUE_OPTIONS:
+                        raise TypeError(self._option_passed_as_argument(args, kwargs))
                     raise TypeError(
                         f"{self._where} has no argument {name!r}; it has: {', '.join(self.parameters) or 'none'}"
                     )
@@ -242,6 +245,17 @@ class PayloadType:
             missing = ", ".join(repr(name) for name in self.parameters if name in self._required - given.keys())
             raise TypeError(f"{self._where} misses argument {missing}")
         return given
+
+    def _option_passed_as_argument(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """Say how options are passed, with the call as it should have been written."""
+        options = {name: value for name, value in kwargs.items() if name in ENQUEUE_OPTIONS - self._names}
+        rest = {name: value for name, value in kwargs.items() if name not in options}
+        given = [f"{value!r:.40}" for value in args] + [f"{name}={value!r:.40}" for name, value in rest.items()]
+        using = ", ".join(f"{name}={value!r:.40}" for name, value in options.items())
+        return (
+            f"{self._where} has no argument {next(iter(options))!r}, which is an option of enqueueing; write "
+            f".using({using}).enqueue({', '.join(given)})"
+        )
 
     def _unwritable(self, given: Mapping[str, Any], error: Exception) -> PayloadError:
         """Say which argument it is that cannot be stored, and which part of it."""

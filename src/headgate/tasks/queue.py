@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from headgate.arguments import MOST_SLOTS, parse_count
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.retry import RetryPolicy, require_policy
@@ -55,13 +56,15 @@ def declared_queue(
         require_policy(retry, where)
     seconds = None if timeout is None else checked_timeout(timeout, where)
     require_name(name, "queue")
-    if concurrency is not None and concurrency < 1:
-        raise DeclarationError(f"{where}: concurrency={concurrency} must be at least 1")
-    if global_concurrency is not None and global_concurrency < 1:
+    if concurrency is not None:
+        parse_count(concurrency, "concurrency", where, most=MOST_SLOTS)
+    if isinstance(global_concurrency, int) and global_concurrency < 1:
         raise DeclarationError(
             f"{where}: global_concurrency={global_concurrency} must be at least 1; "
             f"to let nothing start, pause it: `headgate queues pause {name}`"
         )
+    if global_concurrency is not None:
+        parse_count(global_concurrency, "global_concurrency", where)
     queue = Queue(name, concurrency, global_concurrency, max_backlog, when_full, tuple(limits), retry, seconds)
     _require_backlog(queue)
     return queue
@@ -70,8 +73,8 @@ def declared_queue(
 def _require_backlog(queue: Queue) -> None:
     where = f"queue {queue.name!r}"
     bound, when_full = queue.max_backlog, queue.when_full
-    if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int) or bound < 1):
-        raise DeclarationError(f"{where}: max_backlog={bound!r} must be a whole number from 1")
+    if bound is not None:
+        parse_count(bound, "max_backlog", where)
     if when_full not in get_args(WhenFull):
         raise DeclarationError(f'{where}: when_full={when_full!r} must be "wait", "raise" or "fallback"')
     if bound is None and when_full != "wait":

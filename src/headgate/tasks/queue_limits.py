@@ -8,7 +8,7 @@ from typing import NamedTuple
 from headgate.errors import DeclarationError
 from headgate.limits.concurrency import Concurrency, Mutex
 from headgate.limits.key import described_callable
-from headgate.limits.limit import Limit
+from headgate.limits.limit import Limit, named_or_rate
 from headgate.tasks.gate import BoundLimit
 
 RESERVED = "queue:"
@@ -51,6 +51,8 @@ class QueueLimits:
     def _named(self, queue: str, limit: Limit | str, shared: Mapping[str, Limit]) -> QueueLimit:
         if isinstance(limit, str):
             if limit not in shared:
+                if (rate := named_or_rate(limit)) is not None:
+                    raise DeclarationError(f"{self._where}: {limit!r} is a rate, not the name of a limit; write {rate}")
                 raise DeclarationError(
                     f"{self._where} uses limit {limit!r}, which is not declared; declare it first: "
                     f"app.limit({limit!r}, …)"

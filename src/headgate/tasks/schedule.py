@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, get_args
 
-from headgate.clock import from_datetime
+from headgate.arguments import parse_count, parse_instant
 from headgate.errors import DeclarationError
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.schedule import Misfire, Overlap, Skipped
@@ -59,11 +59,10 @@ def schedule_spec(
         )
     if first not in ("now", "after") and not isinstance(first, datetime):
         raise DeclarationError(f'{where}: first={first!r} must be "now", "after" or an aware datetime')
-    for option, instant in (("first", first), ("until", until)):
-        if isinstance(instant, datetime) and instant.tzinfo is None:
-            raise DeclarationError(f"{where}: {option}={instant!r} has no time zone; pass an aware datetime")
-    if max_runs is not None and (isinstance(max_runs, bool) or not isinstance(max_runs, int) or max_runs < 1):
-        raise DeclarationError(f"{where}: max_runs={max_runs!r} must be a whole number from 1")
+    first_at = parse_instant(first, "first", where) if isinstance(first, datetime) else None
+    ends_at = None if until is None else parse_instant(until, "until", where)
+    if max_runs is not None:
+        parse_count(max_runs, "max_runs", where)
     if misfire not in get_args(Misfire):
         raise DeclarationError(f'{where}: misfire={misfire!r} must be "run_once", "skip" or "run_all"')
     if overlap is not None and overlap not in get_args(Overlap):
@@ -76,8 +75,8 @@ def schedule_spec(
         name,
         trigger,
         "at" if isinstance(first, datetime) else first,
-        from_datetime(first) if isinstance(first, datetime) else None,
-        None if until is None else from_datetime(until),
+        first_at,
+        ends_at,
         max_runs,
         misfire,
         overlap or ("queue" if misfire == "run_all" else "skip"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
+from headgate.clock import Duration
 from headgate.tasks.handle import Job, JobStatus
 
 R_co = TypeVar("R_co", covariant=True)
@@ -31,7 +32,7 @@ class SyncJob(Generic[R_co]):
         """As `Job.status`."""
         return self._portal.run(self._job.status())
 
-    def result(self, timeout: float | None = None) -> R_co:
+    def result(self, timeout: Duration | None = None) -> R_co:
         """As `Job.result`; blocks this thread."""
         return self._portal.run(self._job.result(timeout))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
+from headgate.tasks.foreign_verbs import raise_no_attribute, raise_not_callable
 from headgate.tasks.schedule import First
 from headgate.tasks.sync_job import Portal as Portal
 from headgate.tasks.sync_job import SyncJob as SyncJob
@@ -54,3 +55,13 @@ class SyncTask(Generic[P, R]):
             name, trigger, first=first, until=until, max_runs=max_runs, misfire=misfire, overlap=overlap
         )
         return SyncTaskSchedule(made, self._portal)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in self.__slots__:
+                raise AttributeError(name)
+            raise_no_attribute("SyncTask", self._task._spelled, name, is_sync=True)
+
+        def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+            raise_not_callable(f"{self._task._spelled}.sync", self._task.name)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, Protocol, TypeVar, get_args
 
-from headgate.clock import FARTHEST, Duration, from_datetime, microseconds
+from headgate.arguments import parse_duration, parse_instant, parse_seconds
+from headgate.clock import Duration
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel, AuditWord, audit_level
 from headgate.jobs.job import MAX_PRIORITY, JobOptions
@@ -16,6 +17,7 @@ from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.callbacks import Callbacks, Moment
 from headgate.tasks.context import JobContext
+from headgate.tasks.foreign_verbs import raise_no_attribute, raise_not_callable
 from headgate.tasks.gate import Gate
 from headgate.tasks.handle import Job, Jobs
 from headgate.tasks.handler import Handler
@@ -231,8 +233,8 @@ class Task(Generic[P, R]):
     ) -> Task[P, R]:
         """This task with other options for what is enqueued through it.
 
-        `delay` (seconds or timedelta) or `at` (an aware datetime; one that has passed means now), not both.
-        `priority` 0 to 9: higher goes first inside its lane. `expires_at`: not started by then, it fails with
+        `delay` (seconds, a timedelta, or text like "5m") or `at` (an aware datetime; one that has passed means now),
+        not both. `priority` 0 to 9: higher goes first inside its lane. `expires_at`: not started by then, it fails with
         JobExpired. `headers` travel with the job as text, up to 16 KiB. `retry` and `timeout` replace the task's own;
         the policy is stored with the job, so it cannot have a function or filters: those of the task still hold.
         `promise=True` asks, with one more read for each job, when its limits will let it start: `job.promise`.
@@ -247,10 +249,6 @@ class Task(Generic[P, R]):
         where = f"task {self.name!r}"
         if delay is not None and at is not None:
             raise DeclarationError(f"{where}: pass delay or at, not both")
-        if delay is not None and microseconds(delay) < 0:
-            raise DeclarationError(f"{where}: delay={delay!r} is negative")
-        if delay is not None and microseconds(delay) > FARTHEST:
-            raise DeclarationError(f"{where}: delay={delay!r} is more than a hundred years")
         if queue is not None:
             self._enqueuer.require_queue(queue, where)
         if priority is not None:
@@ -280,10 +278,10 @@ class Task(Generic[P, R]):
         copy.__dict__.update(self.__dict__)
         copy._options = EnqueueOptions(
             queue=before.queue if queue is None else queue,
-            delay=before.delay if delay is None else microseconds(delay),
-            at=before.at if at is None else from_datetime(at),
+            delay=before.delay if delay is None else parse_duration(delay, "delay", where),
+            at=before.at if at is None else parse_instant(at, "at", where),
             priority=before.priority if priority is None else priority,
-            expires_at=before.expires_at if expires_at is None else from_datetime(expires_at),
+            expires_at=before.expires_at if expires_at is None else parse_instant(expires_at, "expires_at", where),
             headers=before.headers if headers is None else headers,
             options=options,
             promise=before.promise if promise is None else promise,
@@ -360,6 +358,20 @@ class Task(Generic[P, R]):
         """The same verbs for code that cannot await; opens the app on first use, and is safe from many threads."""
         return SyncTask(self, self._enqueuer.portal)
 
+    if not TYPE_CHECKING:  # To a type checker these stay unknown attributes and calls.
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise_no_attribute("Task", self._spelled, name)
+
+        def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+            raise_not_callable(self._spelled, self.name)
+
+    @property
+    def _spelled(self) -> str:
+        """The name by which the code that declares it knows it, as far as that can be told."""
+        declared = self.__dict__.get("handler") or self.__dict__.get("function")
+        return str(getattr(declared, "__name__", "task"))
+
     def __repr__(self) -> str:
         return f"Task({self.name!r})"
 
@@ -432,6 +444,4 @@ def _require_unique_key(key: str, where: str) -> None:
 
 def checked_timeout(timeout: Duration, where: str) -> float:
     """A timeout in seconds. Raises DeclarationError unless it is above 0."""
-    if microseconds(timeout) <= 0:
-        raise DeclarationError(f"{where}: timeout={timeout!r} must be above 0")
-    return microseconds(timeout) / 1_000_000
+    return parse_seconds(timeout, "timeout", where, allow_zero=False)

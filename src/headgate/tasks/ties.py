@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from headgate.clock import to_datetime
+from headgate.clock import Duration, to_datetime
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobState
-from headgate.tasks.handle import Job
+from headgate.tasks.handle import Job, wait_seconds
 from headgate.tasks.sync_task import Portal, SyncJob
 
 
@@ -77,11 +77,15 @@ class Batch:
         """How many of its jobs are in each state. Raises JobNotFound once all have been pruned."""
         return await self._app.batch_status(self.id)
 
-    async def wait(self, timeout: float | None = None) -> BatchStatus:
-        """The status, when all jobs are final. Raises TimeoutError, JobNotFound."""
-        return await self._app.wait_for_batch(self.id, timeout)
+    async def wait(self, timeout: Duration | None = None) -> BatchStatus:
+        """The status, when all jobs are final.
 
-    async def result(self, timeout: float | None = None) -> list[Any]:
+        Waits up to `timeout` (seconds, a timedelta, or text like "5m"; default: without end). Raises TimeoutError,
+        JobNotFound.
+        """
+        return await self._app.wait_for_batch(self.id, wait_seconds(timeout, "batch.wait"))
+
+    async def result(self, timeout: Duration | None = None) -> list[Any]:
         """The results of its jobs, in order, when all are final. Raises as `Job.result` for the first without one."""
         await self.wait(timeout)
         return [await job.result() for job in await self._stored_jobs()]
@@ -112,7 +116,7 @@ class Chain:
         self.jobs: tuple[Job[Any], ...] = tuple(jobs)
         self.last: Job[Any] | Batch = last
 
-    async def result(self, timeout: float | None = None) -> Any:
+    async def result(self, timeout: Duration | None = None) -> Any:
         """The result of its last step, when that has one; of a batch, those of its jobs.
 
         Raises JobCancelled if a step before it did not succeed, and as `Job.result`.
@@ -146,11 +150,11 @@ class SyncBatch:
         """As `Batch.status`."""
         return self._portal.run(self._batch.status())
 
-    def wait(self, timeout: float | None = None) -> BatchStatus:
+    def wait(self, timeout: Duration | None = None) -> BatchStatus:
         """As `Batch.wait`; blocks this thread."""
         return self._portal.run(self._batch.wait(timeout))
 
-    def result(self, timeout: float | None = None) -> list[Any]:
+    def result(self, timeout: Duration | None = None) -> list[Any]:
         """As `Batch.result`; blocks this thread."""
         return self._portal.run(self._batch.result(timeout))
 
@@ -169,7 +173,7 @@ class SyncChain:
         self._chain = chain
         self._portal = portal
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: Duration | None = None) -> Any:
         """As `Chain.result`; blocks this thread."""
         return self._portal.run(self._chain.result(timeout))
 

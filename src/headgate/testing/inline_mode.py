@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from headgate.app import Headgate
-from headgate.clock import SystemClock, from_datetime
+from headgate.arguments import parse_instant
+from headgate.clock import SystemClock
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.shared_memory import SharedMemory
 from headgate.testing.stand_in import StandIn, in_test
@@ -41,7 +42,7 @@ def inline(app: Headgate, *, now: datetime | None = None, raising: bool = True) 
     Limits hold nothing back. What has a delay waits until `travel(…)` or `drain(until=…)`. All else is as in
     `manual(app)`. Raises HeadgateError for an app that is open.
     """
-    clock = ManualClock(SystemClock().now() if now is None else from_datetime(now))
+    clock = ManualClock(SystemClock().now() if now is None else parse_instant(now, "now", "a test"))
     storage = SharedMemory(clock, gated=False)
     with in_test(app, InlineStandIn, storage, clock) as stand_in:
         stand_in.raising = raising

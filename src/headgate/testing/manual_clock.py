@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from headgate.clock import SECOND, Duration, Timer, microseconds
+from headgate.arguments import read_duration
+from headgate.clock import SECOND, Duration, Timer
 
 START = 1_767_225_600 * SECOND
 """Where wall time begins: 2026-01-01 00:00:00 UTC."""
@@ -37,7 +38,7 @@ class ManualClock:
 
     def advance(self, duration: Duration) -> None:
         """Let time pass; each timer on the way fires at its own moment, also those that a timer sets."""
-        end = self._monotonic + microseconds(duration)
+        end = self._monotonic + read_duration(duration, "duration", "advance")
         if end < self._monotonic:
             raise ValueError(f"time cannot advance by {duration!r}; use step_wall() to set wall time back")
         while self._timers and self._timers[0][0] <= end:
@@ -48,7 +49,7 @@ class ManualClock:
 
     def step_wall(self, duration: Duration) -> None:
         """Set wall time forward or back, as an operator or a time server does; no timer notices."""
-        self._wall += microseconds(duration)
+        self._wall += read_duration(duration, "duration", "step_wall")
 
     def _move(self, monotonic: int) -> None:
         self._wall += monotonic - self._monotonic

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from headgate.app import Headgate
-from headgate.clock import SystemClock, from_datetime
+from headgate.arguments import parse_instant
+from headgate.clock import SystemClock
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.shared_memory import SharedMemory
 from headgate.testing.stand_in import StandIn, in_test
@@ -23,7 +24,7 @@ def manual(app: Headgate, *, now: datetime | None = None) -> Iterator[Workbench]
     `using(connection=…)` the connection is not touched: the job is kept at once, whatever becomes of the transaction.
     Raises HeadgateError for an app that is open.
     """
-    clock = ManualClock(SystemClock().now() if now is None else from_datetime(now))
+    clock = ManualClock(SystemClock().now() if now is None else parse_instant(now, "now", "a test"))
     storage = SharedMemory(clock)
     with in_test(app, StandIn, storage, clock) as stand_in:
         yield Workbench(stand_in, storage, clock)

@@ -9,7 +9,8 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
-from headgate.clock import SECOND, Duration, from_datetime, microseconds, to_datetime
+from headgate.arguments import parse_instant, parse_seconds, read_duration
+from headgate.clock import SECOND, Duration, to_datetime
 from headgate.errors import JobCancelled, JobFailed
 from headgate.jobs.job import JobState
 from headgate.jobs.outcome import Refused
@@ -118,9 +119,9 @@ class Workbench:
             args,
             kwargs,
             queue=queue,
-            delay=None if delay is None else microseconds(delay) / SECOND,
+            delay=None if delay is None else parse_seconds(delay, "delay", "assert_enqueued"),
             at=at,
-            within=microseconds(within) / SECOND,
+            within=parse_seconds(within, "within", "assert_enqueued"),
             priority=priority,
             headers=headers,
             unique_key=unique_key,
@@ -223,9 +224,9 @@ class Workbench:
             case "idle":
                 end = None
             case datetime():
-                end = from_datetime(until)
+                end = parse_instant(until, "until", "drain")
             case _:
-                end = self.clock.now() + microseconds(until)
+                end = self.clock.now() + read_duration(until, "until", "drain")
         while True:
             ahead = await node.run_due()
             # An occurrence alone is nothing to wait for: there is always a next one.

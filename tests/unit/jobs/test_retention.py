@@ -48,7 +48,10 @@ def test_text_that_cannot_be_read_is_refused(text: str) -> None:
         parse_retention(text)
 
 
-@pytest.mark.parametrize("given", [0, -1, True, "7d", {"succeeded": 0}, {"running": 5}, {"failed": "1h"}, None])
+@pytest.mark.parametrize(
+    "given",
+    [0, -1, True, "soon", "", {"succeeded": 0}, {"running": 5}, {"failed": "1x"}, None, float("nan"), timedelta.max],
+)
 def test_what_makes_no_sense_is_refused(given: Any) -> None:
     with pytest.raises(DeclarationError, match="retention"):
         retention_of(given)

@@ -175,7 +175,7 @@ def test_a_mutex_without_a_resource_or_with_a_key_beside_it_is_refused() -> None
     for resource in (None, ""):
         with pytest.raises(DeclarationError, match="a mutex needs the resource that it guards"):
             Mutex(resource)
-    with pytest.raises(DeclarationError, match="leave key= out"):
+    with pytest.raises(DeclarationError, match=r"its resource comes first; write Mutex\('{order_id}'\)"):
         Mutex("orders:{order_id}", key="{order_id}")
 
 

@@ -22,16 +22,20 @@ from headgate.limits.rate import Rate, parse_rate
         ("3/2h", 3, 7200),
         ("1/1s", 1, 1),
         (" 15/m ", 15, 60),
+        ("2/w", 2, 7 * 86400),
+        ("15/1m30s", 15, 90),
+        ("15/0.5s", 15, 0.5),
+        ("15/250ms", 15, 0.25),
         ("3000000/s", 3_000_000, 1),
     ],
 )
-def test_a_rate_is_a_count_per_period(text: str, count: int, seconds: int) -> None:
-    assert parse_rate(text, None) == Rate(count, seconds * SECOND)
+def test_a_rate_is_a_count_per_period(text: str, count: int, seconds: float) -> None:
+    assert parse_rate(text, None) == Rate(count, round(seconds * SECOND))
 
 
 @pytest.mark.parametrize(
     ("per", "period"),
-    [(60, 60 * SECOND), (0.5, SECOND // 2), (timedelta(minutes=1), 60 * SECOND), (1e-6, 1)],
+    [(60, 60 * SECOND), (0.5, SECOND // 2), (timedelta(minutes=1), 60 * SECOND), (1e-6, 1), ("5m", 300 * SECOND)],
 )
 def test_a_count_takes_its_period_apart(per: Duration, period: int) -> None:
     assert parse_rate(15, per) == Rate(15, period)
@@ -39,7 +43,24 @@ def test_a_count_takes_its_period_apart(per: Duration, period: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "15", "15/", "/m", "15/x", "15/M", "15 per minute", "15/minute", "1.5/s", "-1/s", "15/m/s", "15/ m", "m/15"],
+    [
+        "",
+        "15",
+        "15/",
+        "/m",
+        "15/x",
+        "15/M",
+        "15 per minute",
+        "15/minute",
+        "1.5/s",
+        "-1/s",
+        "15/m/s",
+        "15/ m",
+        "m/15",
+        "15/1x",
+        "15/h1",
+        "9" * 20 + "/m",
+    ],
 )
 def test_a_text_that_is_no_rate_is_told_the_accepted_forms(text: str) -> None:
     with pytest.raises(DeclarationError, match=r'"10/s", "100/m", "500/h", "1000/d" or "15/30s"') as caught:
@@ -49,12 +70,12 @@ def test_a_text_that_is_no_rate_is_told_the_accepted_forms(text: str) -> None:
 
 @pytest.mark.parametrize("rate", [15.0, None, True, ("15", "m")])
 def test_a_value_that_is_no_rate_is_told_the_accepted_forms(rate: object) -> None:
-    with pytest.raises(DeclarationError, match=r'"15/30s", or as a count with per=seconds'):
+    with pytest.raises(DeclarationError, match=r'"15/30s", or as a count with per=60'):
         parse_rate(rate, 60)  # type: ignore[arg-type]
 
 
 def test_a_count_without_a_period_is_told_the_accepted_forms() -> None:
-    with pytest.raises(DeclarationError, match=r"a rate of 15 needs its period.*or as a count with per=seconds"):
+    with pytest.raises(DeclarationError, match=r"a rate of 15 needs its period.*or as a count with per=60"):
         parse_rate(15, None)
 
 
@@ -69,15 +90,35 @@ def test_a_count_below_one_is_refused(rate: str | int, per: Duration | None) -> 
         parse_rate(rate, per)
 
 
-@pytest.mark.parametrize(("rate", "per"), [("15/0s", None), (15, 0), (15, -1), (15, 1e-9), (15, timedelta(0))])
+@pytest.mark.parametrize(("rate", "per"), [("15/0s", None), (15, 0), (15, 1e-9), (15, timedelta(0))])
 def test_a_period_without_length_is_refused(rate: str | int, per: Duration | None) -> None:
     with pytest.raises(DeclarationError, match="above 0"):
         parse_rate(rate, per)
 
 
+@pytest.mark.parametrize(
+    "per", [-1, timedelta(seconds=-1), 101 * 365 * 86400, "6000w", timedelta.max, 10**30, True, ""]
+)
+def test_a_period_that_no_store_can_hold_is_refused_with_the_argument_and_the_value(per: Duration) -> None:
+    with pytest.raises(DeclarationError, match=r"a rate of 15: per=.*(negative|hundred years|is not a duration)"):
+        parse_rate(15, per)
+
+
+@pytest.mark.parametrize("rate", ["15/6000w", "1/999999999999999999d"])
+def test_a_rate_over_more_than_a_hundred_years_is_refused(rate: str) -> None:
+    with pytest.raises(DeclarationError, match="more than a hundred years"):
+        parse_rate(rate, None)
+
+
+def test_a_count_that_no_store_counts_to_is_refused() -> None:
+    for rate, per in ((10**13, 60), ("10000000000000/m", None), (10**5000, 1)):
+        with pytest.raises(DeclarationError, match=r"1,000,000,000,000"):
+            parse_rate(rate, per)
+
+
 @pytest.mark.parametrize("per", [float("inf"), float("-inf"), float("nan")])
 def test_a_period_that_is_not_finite_is_refused(per: float) -> None:
-    with pytest.raises(DeclarationError, match="not a finite time"):
+    with pytest.raises(DeclarationError, match=r"per=.* is not finite"):
         parse_rate(15, per)
 
 

@@ -16,6 +16,7 @@ from headgate import (
     CostExceedsLimit,
     DeclarationError,
     Headgate,
+    Mutex,
     NotOpen,
     PayloadError,
     RateLimit,
@@ -276,13 +277,28 @@ def test_limits_are_given_as_a_list_of_limits(app: Headgate) -> None:
 
     with pytest.raises(DeclarationError, match="'shared' is '15/m', not a limit"):
         app.limit("shared", "15/m")  # type: ignore[arg-type]
-    for limits in (StrictRate("1/m"), "shared", {"a": 1}):
-        with pytest.raises(DeclarationError, match=r"is not a list; write limits=\["):
+    for limits, message in (
+        (StrictRate("1/m"), r"not a list of limits; write limits=\[StrictRate\(…\)\]"),
+        (Mutex("a"), r"not a list of limits; write limits=\[Mutex\(…\)\]"),
+        ("shared", r"is not a list; write limits=\['shared'\]"),
+        ("15/m", r'is not a list; write limits=\[StrictRate\("15/m"\)\]'),
+        ({"a": 1}, r"is not a list; write limits=\["),
+    ):
+        with pytest.raises(DeclarationError, match=message):
             app.task(limits=limits)(work)  # type: ignore[arg-type]
-        with pytest.raises(DeclarationError, match=r"is not a list; write limits=\["):
+        with pytest.raises(DeclarationError, match=message):
             app.queue("mail", limits=limits)  # type: ignore[arg-type]
-        with pytest.raises(DeclarationError, match=r"is not a list; write limits=\["):
+        with pytest.raises(DeclarationError, match=message):
             batch([], limits=limits)  # type: ignore[arg-type]
+
+
+def test_a_rate_in_place_of_the_name_of_a_limit_is_told_what_to_write(app: Headgate) -> None:
+    async def work() -> None: ...
+
+    with pytest.raises(DeclarationError, match=r"'15/m' is a rate, not the name of a limit; write limits=\[StrictRate"):
+        app.task(limits=["15/m"])(work)
+    with pytest.raises(DeclarationError, match=r"'15/m' is a rate, not the name of a limit; write limits=\[StrictRate"):
+        app.queue("mail", limits=["15/m"])
 
 
 def test_headers_are_small_however_they_add_up(app: Headgate) -> None:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, ExitStack
 import httpx
 
 from headgate import Limiter, StorageUnavailable
+from headgate.arguments import parse_seconds
 from headgate.clock import Clock, Duration, SystemClock, to_datetime
 from headgate.contrib.httpx.advice import closed_for
 
@@ -28,8 +29,8 @@ class LimitedTransport(httpx.AsyncBaseTransport):
 
     `key` says whose budget a request draws on (default: that of its host): a text, or a function of the request.
     `transport` is what sends it (default: httpx's own). The permit of a `Concurrency` is held until the answer has been
-    read or closed. With a `timeout` (seconds) a request whose turn comes later raises `httpx.PoolTimeout`; nothing is
-    sent then.
+    read or closed. With a `timeout` (seconds, a timedelta, or "5m") a request whose turn comes later raises
+    `httpx.PoolTimeout`; nothing is sent then.
 
     An answer that refuses, or was the last one of its window, penalises its key for as long as `closed_for` says: until
     then nobody goes who draws on the same bucket, in other clients and, with a shared store, in other programs. It is
@@ -47,7 +48,7 @@ class LimitedTransport(httpx.AsyncBaseTransport):
     ) -> None:
         self._limiter = limiter
         self._key = key
-        self._timeout = timeout
+        self._timeout = _wait_seconds(timeout)
         self._clock = clock or SystemClock()
         self._transport = httpx.AsyncHTTPTransport() if transport is None else transport
 
@@ -92,7 +93,7 @@ class SyncLimitedTransport(httpx.BaseTransport):
     ) -> None:
         self._limiter = limiter.sync
         self._key = key
-        self._timeout = timeout
+        self._timeout = _wait_seconds(timeout)
         self._clock = clock or SystemClock()
         self._transport = httpx.HTTPTransport() if transport is None else transport
 
@@ -160,8 +161,13 @@ def _refused_for(response: httpx.Response, clock: Clock) -> float:
     return closed_for(response.status_code, response.headers, to_datetime(clock.now()))
 
 
-def _too_late(key: str, timeout: Duration | None, request: httpx.Request) -> httpx.PoolTimeout:
-    return httpx.PoolTimeout(f"no start was free for {key!r} within {timeout} s; nothing was sent", request=request)
+def _wait_seconds(timeout: Duration | None) -> float | None:
+    return None if timeout is None else parse_seconds(timeout, "timeout", "an httpx transport")
+
+
+def _too_late(key: str, timeout: float | None, request: httpx.Request) -> httpx.PoolTimeout:
+    assert timeout is not None
+    return httpx.PoolTimeout(f"no start was free for {key!r} within {timeout:g} s; nothing was sent", request=request)
 
 
 def _note(key: str, seconds: float, error: StorageUnavailable) -> None:

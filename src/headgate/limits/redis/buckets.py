@@ -11,7 +11,8 @@ from redis.asyncio import Connection
 from redis.asyncio.connection import parse_url
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
-from headgate.clock import Clock, SystemClock
+from headgate.arguments import parse_seconds
+from headgate.clock import Clock, Duration, SystemClock
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
 from headgate.limits.bucket_store import Bucket, Taken, snapshot_of
 from headgate.limits.dynamic_window import SharedCounter
@@ -42,22 +43,21 @@ class RedisBuckets:
         connect: Callable[[], Connection],
         *,
         prefix: str = "headgate",
-        timeout: float = 2.0,
+        timeout: Duration = 2.0,
         clock: Clock | None = None,
         limit_time: Callable[[], int] | None = None,
     ) -> None:
         if not prefix or set(prefix) & set("{}"):
             raise DeclarationError(f"prefix={prefix!r} of buckets in Redis must not be empty nor hold braces")
-        if not timeout > 0:
-            raise DeclarationError(f"timeout={timeout!r} of buckets in Redis must be above 0")
+        seconds = parse_seconds(timeout, "timeout", "buckets in Redis", allow_zero=False)
         self.advice: str | None = None
         """What the server's settings may do to budgets, for whoever logs; known once it is open."""
         self._connect = connect
         self._prefix = prefix
-        self._timeout = timeout
+        self._timeout = seconds
         self._clock = clock or SystemClock()
         self._limit_time = limit_time
-        self._pipe = Pipe(connect, self._clock, timeout)
+        self._pipe = Pipe(connect, self._clock, seconds)
         self._desks: dict[Bucket, Desk] = {}
         self._is_open = False
 
@@ -67,7 +67,7 @@ class RedisBuckets:
         url: str,
         *,
         prefix: str = "headgate",
-        timeout: float = 2.0,
+        timeout: Duration = 2.0,
         clock: Clock | None = None,
         limit_time: Callable[[], int] | None = None,
     ) -> Self:
@@ -76,7 +76,7 @@ class RedisBuckets:
         The URL may also say `?prefix=` and `?timeout=`, which win. Raises DeclarationError for one that cannot be read.
         """
         address = read_url(url, prefix=prefix, timeout=timeout)
-        prefix, timeout = address.prefix, address.timeout
+        prefix = address.prefix
         try:
             settings: dict[str, Any] = dict(parse_url(address.url))
             made_by = settings.pop("connection_class", Connection)
@@ -87,7 +87,9 @@ class RedisBuckets:
             raise DeclarationError(
                 f"{displayed_url(url)} is not the URL of a Redis: {without_secrets(str(error), url)}"
             ) from None
-        return cls(lambda: made_by(**settings), prefix=prefix, timeout=timeout, clock=clock, limit_time=limit_time)
+        return cls(
+            lambda: made_by(**settings), prefix=prefix, timeout=address.timeout, clock=clock, limit_time=limit_time
+        )
 
     async def open(self) -> None:
         """Connect once and look at the server. Raises StorageUnusable for one that is too old or refuses the user."""
@@ -190,20 +192,20 @@ class Address(msgspec.Struct, frozen=True):
     timeout: float
 
 
-def read_url(url: str, *, prefix: str = "headgate", timeout: float = 2.0) -> Address:
+def read_url(url: str, *, prefix: str = "headgate", timeout: Duration = 2.0) -> Address:
     """What `RedisBuckets.from_url` reads from a URL. Raises DeclarationError for one that cannot be read."""
     address, _, query = url.partition("?")
     options = dict(parse_qsl(query))
     prefix = options.pop("prefix", prefix)
     try:
-        timeout = float(options.pop("timeout", timeout))
+        seconds = parse_seconds(options.pop("timeout", timeout), "timeout", allow_zero=False)
         read = f"{address}?{urlencode(options)}" if options else address
         parse_url(read)
     except ValueError as error:
         raise DeclarationError(
             f"{displayed_url(url)} is not the URL of a Redis: {without_secrets(str(error), url)}"
         ) from None
-    return Address(read, prefix, timeout)
+    return Address(read, prefix, seconds)
 
 
 def key_name(prefix: str, bucket: Bucket) -> str:

@@ -9,6 +9,7 @@ from datetime import datetime
 from importlib import import_module
 from typing import NamedTuple
 
+from headgate.arguments import parse_wait
 from headgate.clock import SECOND, Clock, Duration, SystemClock
 from headgate.errors import DeclarationError
 from headgate.limits.bucket_store import BucketStore
@@ -234,4 +235,6 @@ def _new_id() -> str:
 
 
 def _too_late(key: str, timeout: Duration | None) -> TimeoutError:
-    return TimeoutError(f"nothing was free for {key!r} within {timeout} s")
+    assert timeout is not None
+    waited = parse_wait(timeout, "timeout", "a limiter") / SECOND
+    return TimeoutError(f"nothing was free for {key!r} within {waited:g} s")

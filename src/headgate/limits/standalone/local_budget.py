@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from headgate.clock import Duration, microseconds, microseconds_until
+from headgate.arguments import parse_until, parse_wait
+from headgate.clock import Duration
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import Taken
 from headgate.limits.rule import NEVER, Snapshot
@@ -56,7 +57,7 @@ class LocalBudget:
     def penalize(self, key: str, until: datetime | Duration) -> None:
         if self.is_closed:
             raise GateClosed
-        self.table.penalize(key, microseconds_until(until, self.table.clock))
+        self.table.penalize(key, parse_until(until, "until", "penalize", self.table.clock.now()))
 
     def snapshot(self, key: str) -> Snapshot:
         if self.is_closed:
@@ -121,7 +122,8 @@ class _Attempt:
         self._table = budget.table
         self._key = key
         self._cost = cost
-        self.until = None if timeout is None else self._table.clock.monotonic() + max(0, microseconds(timeout))
+        wait = None if timeout is None else parse_wait(timeout, "timeout", "a limiter")
+        self.until = None if wait is None else self._table.clock.monotonic() + wait
         self.decision = budget.try_acquire(key, cost)
 
     def is_worth_waiting(self) -> bool:

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
-from headgate.clock import SECOND, Clock, Duration, SystemClock, microseconds
+from headgate.arguments import parse_wait
+from headgate.clock import SECOND, Clock, Duration, SystemClock
 from headgate.errors import DeclarationError, GateClosed
 from headgate.limits.rate import parse_rate
 from headgate.limits.standalone.lines import Lines
@@ -129,7 +130,7 @@ class RateGate:
         return self._passes[0] + self._period if len(self._passes) == self._count else 0
 
     def _until(self, timeout: Duration | None) -> int | None:
-        return None if timeout is None else self._clock.monotonic() + max(0, microseconds(timeout))
+        return None if timeout is None else self._clock.monotonic() + parse_wait(timeout, "timeout", "RateGate")
 
     def _has_hope(self, until: int | None) -> bool:
         # Nobody gives a pass back, so a gate that opens too late does so for all.

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Coroutine
 from datetime import datetime
 from typing import Any, TypeVar
 
-from headgate.clock import Clock, Duration, microseconds, microseconds_until
+from headgate.arguments import parse_until, parse_wait
+from headgate.clock import Clock, Duration
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import Bucket, BucketStore, Taken
 from headgate.limits.limit import AnyRule
@@ -133,7 +134,7 @@ class SharedBudget:
         return _decision(taken, allowed=taken.granted > 0)
 
     async def _acquire(self, key: str, cost: int, timeout: Duration | None) -> Decision:
-        until = None if timeout is None else self._clock.monotonic() + max(0, microseconds(timeout))
+        until = None if timeout is None else self._clock.monotonic() + parse_wait(timeout, "timeout", "a limiter")
         await self._ready(cost)
         if until is not None and until <= self._clock.monotonic():
             return await self._try_acquire(key, cost)
@@ -159,7 +160,7 @@ class SharedBudget:
 
     async def _penalize(self, key: str, until: datetime | Duration) -> None:
         # Worked out first: what is no instant is refused before anything is asked, and the time to connect counts.
-        opens_at = self._clock.monotonic() + microseconds_until(until, self._clock)
+        opens_at = self._clock.monotonic() + parse_until(until, "until", "penalize", self._clock.now())
         await self._ready()
         await self._store.penalize(self._bucket(key), max(0, opens_at - self._clock.monotonic()))
 

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from headgate.clock import SECOND, Clock, SystemClock, sleep
+from headgate.arguments import parse_seconds
+from headgate.clock import SECOND, Clock, Duration, SystemClock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.rule import Snapshot
@@ -36,15 +37,14 @@ class PostgresBuckets(StoredBuckets):
         clock: Clock | None = None,
         *,
         schema: str = "headgate",
-        timeout: float = 5.0,
+        timeout: Duration = 5.0,
         connections: int = 4,
     ) -> None:
-        if not timeout > 0:
-            raise DeclarationError(f"timeout={timeout!r} of buckets in PostgreSQL must be above 0")
+        seconds = parse_seconds(timeout, "timeout", "buckets in PostgreSQL", allow_zero=False)
         if connections < 1:
             raise DeclarationError(f"connections={connections!r} of buckets in PostgreSQL must be at least 1")
         self._clock = clock or SystemClock()
-        self._timeout = timeout
+        self._timeout = seconds
         self._tables = PostgresStorage(url, self._clock, schema=schema, connections=connections, is_watched=False)
         self._opening = asyncio.Lock()
         self._sweeping: asyncio.Task[None] | None = None
@@ -151,4 +151,4 @@ class PostgresBuckets(StoredBuckets):
                 logger.debug("idle buckets were not swept: %s", error)
 
 
-_OPTIONS: dict[str, Callable[[str], Any]] = {"schema": str, "timeout": float, "connections": int}
+_OPTIONS: dict[str, Callable[[str], Any]] = {"schema": str, "timeout": str, "connections": int}

@@ -22,13 +22,13 @@ from headgate.clock import SECOND
 from headgate.errors import CostExceedsLimit, DeclarationError, StorageUnavailable, StorageUnusable
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.concurrency import Concurrency
-from headgate.limits.fixed_window import FixedWindow
+from headgate.limits.fixed_window import FixedWindow, WindowCounter
 from headgate.limits.limit import AnyRule
-from headgate.limits.rate_limit import START_EMPTY_KEPT, RateLimit
+from headgate.limits.rate_limit import START_EMPTY_KEPT, Gcra, RateLimit
 from headgate.limits.redis.buckets import RedisBuckets
 from headgate.limits.redis.pipe import Wire
-from headgate.limits.sliding_window import SlidingWindow
-from headgate.limits.strict_rate import StrictRate
+from headgate.limits.sliding_window import SliceCounter, SlidingWindow
+from headgate.limits.strict_rate import SlidingLog, StrictRate
 from tests.redis_server import server_in
 from tests.until import until
 
@@ -204,11 +204,12 @@ async def test_what_is_not_open_says_so(redis_url: str) -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        RateLimit(1, per=3600, burst=10_000_000).rule,
+        # What a declaration refuses already, as another release may have stored it.
+        Gcra(1, 3600 * SECOND, 10_000_000),
         RateLimit(10**9, per=3600, burst=10**9).rule,
-        StrictRate(1, per=200 * 365 * 86400).rule,
-        FixedWindow(1 << 53, per=60).rule,
-        SlidingWindow(1 << 53, per=60).rule,
+        SlidingLog(1, 200 * 365 * 86400 * SECOND),
+        WindowCounter(1 << 53, 60 * SECOND),
+        SliceCounter(1 << 53, SECOND, 60),
     ],
     ids=lambda rule: str(rule.describe()),
 )

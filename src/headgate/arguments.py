@@ -1,0 +1,135 @@
+"""Arguments of public calls: durations, instants and whole numbers, each read and bounded in one place.
+
+A duration is seconds, a `timedelta`, or text like "5m". It is at most a hundred years, so that sums of several still
+fit a 64-bit integer of microseconds, and the numbers of Redis's scripts. An instant is an aware `datetime`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime, timedelta
+from fractions import Fraction
+from numbers import Real
+
+from headgate.clock import FARTHEST, SECOND, from_datetime, microseconds
+from headgate.errors import DeclarationError
+
+LARGEST_COUNT = 1_000_000_000_000
+"""The largest count, burst, cost, capacity or backlog: exact in every store, also times a few thousand."""
+
+MOST_SLOTS = 1_000_000
+"""The most jobs that one process may be told to run at once."""
+
+_UNITS = {"ms": 1000, "s": SECOND, "m": 60 * SECOND, "h": 3600 * SECOND, "d": 86400 * SECOND, "w": 7 * 86400 * SECOND}
+_NUMBER = r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+"
+_PART = re.compile(rf"\s*({_NUMBER})\s*(ms|[smhdw])\s*")
+_SECONDS = re.compile(rf"\s*({_NUMBER})\s*")
+_LONGEST_TEXT = 64
+
+DURATION_FORMS = 'write seconds (90 or 0.5), a timedelta, or text like "90s", "5m" or "1h30m" (units ms, s, m, h, d, w)'
+
+
+def parse_duration(value: object, name: str, where: str = "", *, allow_zero: bool = True) -> int:
+    """A duration in microseconds; `name` is the argument, `where` what it belongs to.
+
+    Raises DeclarationError for what is no duration, is negative, or is longer than a hundred years; and for 0 unless
+    `allow_zero`.
+    """
+    length = read_duration(value, name, where)
+    if length < 0:
+        raise DeclarationError(f"{_shown(name, value, where)} cannot be negative")
+    if length == 0 and not allow_zero:
+        raise DeclarationError(f"{_shown(name, value, where)} must be above 0 seconds")
+    if length > FARTHEST:
+        raise DeclarationError(f"{_shown(name, value, where)} is more than a hundred years, the longest duration")
+    return length
+
+
+def parse_seconds(value: object, name: str, where: str = "", *, allow_zero: bool = True) -> float:
+    """As `parse_duration`, in seconds."""
+    return parse_duration(value, name, where, allow_zero=allow_zero) / SECOND
+
+
+def parse_wait(value: object, name: str, where: str = "") -> int:
+    """A duration in microseconds that a program may have computed, as what is left until a deadline.
+
+    Less than 0 is 0, and more than a hundred years is a hundred years. Raises DeclarationError for what is no duration.
+    """
+    return min(max(0, read_duration(value, name, where)), FARTHEST)
+
+
+def read_duration(value: object, name: str, where: str = "") -> int:
+    """A duration in microseconds, which may be negative and of any length. Raises DeclarationError for what is none."""
+    if isinstance(value, timedelta):
+        return microseconds(value)
+    if isinstance(value, str):
+        found = duration_in(value.strip().removeprefix("-"))
+        if found is not None:
+            return -found if value.strip().startswith("-") else found
+    elif isinstance(value, Real) and not isinstance(value, bool):
+        if isinstance(value, int):
+            return value * SECOND
+        seconds = float(value)
+        if math.isfinite(seconds):
+            length = seconds * SECOND
+            return round(length) if math.isfinite(length) else round(math.copysign(2 * FARTHEST, length))
+        raise DeclarationError(f"{_shown(name, value, where)} is not finite; {DURATION_FORMS}")
+    raise DeclarationError(f"{_shown(name, value, where)} is not a duration; {DURATION_FORMS}")
+
+
+def duration_in(text: str) -> int | None:
+    """The microseconds of "90", "1.5m", "250ms" or "1h30m"; None for what is no duration."""
+    if len(text) > _LONGEST_TEXT:
+        return None
+    found = _SECONDS.fullmatch(text)
+    if found is not None:
+        return round(Fraction(found[1].rstrip(".")) * SECOND)
+    total, end = Fraction(0), 0
+    while found := _PART.match(text, end):
+        total += Fraction(found[1].rstrip(".")) * _UNITS[found[2]]
+        end = found.end()
+    return round(total) if end and end == len(text) else None
+
+
+def parse_instant(value: object, name: str, where: str = "") -> int:
+    """An aware datetime as wall microseconds, within the years 1 to 9999 of UTC. Raises DeclarationError."""
+    if not isinstance(value, datetime):
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        forms = "datetime.fromtimestamp(…, UTC), or datetime.now(UTC) + timedelta(minutes=5)"
+        raise DeclarationError(
+            f"{_shown(name, value, where)} is {'a number' if is_number else 'no instant'}; pass an aware datetime: "
+            f"{forms}"
+        )
+    if value.tzinfo is None:
+        raise DeclarationError(
+            f"{_shown(name, value, where)} has no time zone; pass an aware datetime, for example datetime.now(UTC)"
+        )
+    return from_datetime(value)
+
+
+def parse_until(until: object, name: str, where: str, now: int) -> int:
+    """Microseconds from `now` until an aware datetime, or of a duration; at least 0, at most a hundred years."""
+    if isinstance(until, datetime):
+        return min(max(0, parse_instant(until, name, where) - now), FARTHEST)
+    return parse_wait(until, name, where)
+
+
+def parse_count(value: object, name: str, where: str = "", *, least: int = 1, most: int = LARGEST_COUNT) -> int:
+    """A whole number within bounds. Raises DeclarationError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise DeclarationError(f"{_shown(name, value, where)} must be a whole number of at least {least}")
+    if value > most:
+        raise DeclarationError(f"{_shown(name, value, where)} is more than {most:,}, the largest that is allowed")
+    return value
+
+
+def _shown(name: str, value: object, where: str) -> str:
+    """The argument and its value as an error names them; a long value is cut."""
+    try:
+        text = repr(value)
+    except ValueError:  # of an integer with more digits than Python prints
+        text = "…"
+    if len(text) > 80:
+        text = f"{text[:77]}…"
+    return f"{where}: {name}={text}" if where else f"{name}={text}"

@@ -1,0 +1,129 @@
+"""What people write first, coming from elsewhere or in a hurry: each gets an error that says what to write."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from headgate import DeclarationError, Handler, Headgate, Mutex, StrictRate
+from headgate.tasks.task import Task
+
+
+@pytest.fixture
+def app() -> Headgate:
+    return Headgate("memory://")
+
+
+@pytest.fixture
+def sync_tenant(app: Headgate) -> Any:
+    @app.task
+    async def sync_tenant(tenant: str, page: int = 1) -> None: ...
+
+    return sync_tenant
+
+
+@pytest.mark.parametrize(
+    ("verb", "instead"),
+    [
+        ("delay", "await sync_tenant.enqueue(…), or sync_tenant.sync.enqueue(…) in code that cannot await"),
+        ("apply_async", "await sync_tenant.using(delay=…, queue=…).enqueue(…), or sync_tenant.using("),
+        ("send", "await sync_tenant.enqueue(…)"),
+        ("kiq", "await sync_tenant.enqueue(…)"),
+        ("s", "sync_tenant.call(…)"),
+    ],
+)
+def test_the_verb_of_another_queue_is_told_the_one_of_this(sync_tenant: Any, verb: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"task 'sync_tenant' has no .{verb}(); write {instead}")):
+        getattr(sync_tenant, verb)("acme")
+    assert not hasattr(sync_tenant, verb)
+    assert verb not in dir(sync_tenant)
+    with pytest.raises(AttributeError, match=re.escape("write sync_tenant.")):
+        getattr(sync_tenant.sync, verb)("acme")
+
+
+def test_any_other_attribute_is_missing_as_everywhere(sync_tenant: Any) -> None:
+    with pytest.raises(AttributeError, match="'Task' object has no attribute 'enqueu'"):
+        sync_tenant.enqueu("acme")
+    with pytest.raises(AttributeError, match="'SyncTask' object has no attribute 'enqueu'"):
+        sync_tenant.sync.enqueu("acme")
+    assert getattr(sync_tenant, "whatever", None) is None
+
+
+def test_calling_a_task_is_told_how_to_enqueue_it_and_how_to_run_it(sync_tenant: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape("await sync_tenant.enqueue(…) to enqueue a job, or sync_tenant.fun")):
+        sync_tenant("acme")
+    with pytest.raises(TypeError, match=re.escape("write sync_tenant.sync.enqueue(…) to enqueue a job, or")):
+        sync_tenant.sync("acme")
+
+
+def test_a_task_is_no_function_where_one_is_asked_for(app: Headgate, sync_tenant: Any) -> None:
+    with pytest.raises(DeclarationError, match=r"is a task already; @app\.task needs a function"):
+        app.task(sync_tenant)
+    with pytest.raises(DeclarationError, match="needs a function, not Task"):
+        sync_tenant.on_completed(sync_tenant)
+    with pytest.raises(DeclarationError, match="is a task, not a function of the arguments"):
+        app.task(name="other", limits=[StrictRate("1/m", key=sync_tenant)])(sync_tenant.function)
+
+
+def test_a_handler_class_is_told_the_same(app: Headgate) -> None:
+    @app.handler
+    class Ship(Handler[str]):
+        async def run(self, order: str) -> None: ...
+
+    handler: Any = Ship
+    for verb in ("delay", "apply_async", "send"):
+        with pytest.raises(AttributeError, match=rf"task 'Ship' has no \.{verb}\(\); write await Ship\."):
+            getattr(handler, verb)("order")
+        assert not hasattr(Ship, verb)
+    with pytest.raises(AttributeError, match=re.escape("task 'Ship' has no .delay(); write await Ship.enqueue(…)")):
+        handler.task.delay("order")
+
+
+def test_a_handler_may_have_attributes_of_these_names(app: Headgate) -> None:
+    @app.handler
+    class Ship(Handler[str]):
+        delay = 5
+
+        def __init__(self) -> None:
+            self.send = 7
+
+        async def run(self, order: str) -> None: ...
+
+    assert (Ship.delay, Ship().send) == (5, 7)
+
+
+async def test_an_option_among_the_arguments_is_told_where_it_goes(app: Headgate, sync_tenant: Any) -> None:
+    async with app.open():
+        with pytest.raises(TypeError, match=re.escape("write .using(delay=60).enqueue('acme', page=2)")):
+            await sync_tenant.enqueue("acme", delay=60, page=2)
+        with pytest.raises(TypeError, match=re.escape("no argument 'unique_key', which is an option of enqueueing")):
+            await sync_tenant.enqueue_many([sync_tenant.call("acme", unique_key="a", queue="default")])
+        with pytest.raises(TypeError, match="has no argument 'pge'; it has: tenant, page"):
+            await sync_tenant.enqueue("acme", pge=2)
+
+
+async def test_an_argument_may_have_the_name_of_an_option(app: Headgate) -> None:
+    @app.task
+    async def later(delay: int) -> None: ...
+
+    async with app.open():
+        job = await later.enqueue(delay=60)
+        assert (await job.status()).is_scheduled is False
+
+
+async def test_a_synchronous_with_is_told_what_to_write(app: Headgate) -> None:
+    untyped: Any = app
+    message = re.escape("write `async with app:`, or `with app.sync:` in code that cannot await")
+    with pytest.raises(TypeError, match=message), untyped:
+        raise AssertionError("it was entered")
+
+
+def test_a_mutex_takes_its_resource_first(app: Headgate) -> None:
+    with pytest.raises(DeclarationError, match=re.escape("write Mutex('orders:{order_id}')")):
+        Mutex(key="orders:{order_id}")
+    untyped: Any = Mutex
+    with pytest.raises(DeclarationError, match="needs the resource that it guards"):
+        untyped()
+    assert isinstance(app.task(name="order", limits=[Mutex("{0}")])(lambda order: None), Task)
