@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, Self, TypeV
 from headgate.admin import Admin
 from headgate.admin.actor import this_process
 from headgate.admin.schedules import SchedulesAdmin
-from headgate.arguments import parse_seconds
+from headgate.arguments import MOST_SLOTS, parse_count, parse_seconds
 from headgate.clock import Clock, Duration, SystemClock
 from headgate.engine.batch_watch import wait_for_batch
 from headgate.engine.beside import NodeBeside
@@ -597,6 +597,8 @@ class Headgate:
         slots: dict[str, int] = {}
         for queue, given in chosen.items():
             self._registry.require_queue(queue, "this worker")
+            if given is not None:
+                parse_count(given, "slots", f"queue {queue!r}", least=0, most=MOST_SLOTS)
             slots[queue] = given or self._registry.concurrency(queue, settings.concurrency)
         return NodeSettings(
             queues=slots,

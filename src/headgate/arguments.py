@@ -15,6 +15,9 @@ from numbers import Real
 from headgate.clock import FARTHEST, SECOND, from_datetime, microseconds
 from headgate.errors import DeclarationError
 
+LONGEST = FARTHEST / SECOND
+"""The longest duration, in seconds: a hundred years."""
+
 LARGEST_COUNT = 1_000_000_000_000
 """The largest count, burst, cost, capacity or backlog: exact in every store, also times a few thousand."""
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headgate import Headgate, RateLimited, Snooze, StrictRate
+from headgate import Headgate, RateLimit, RateLimited, RetryPolicy, Snooze, StrictRate
 from headgate.jobs.event import JobReturned
-from headgate.jobs.job import JobState
+from headgate.jobs.job import JobOptions, JobState, NewJob, RetryTerms
+from tests.until import until
 
 
 @pytest.mark.parametrize("raised", [RateLimited(timedelta.max), Snooze(timedelta.max), Snooze(1e15)])
@@ -37,3 +39,80 @@ async def test_a_handler_that_names_an_instant_beyond_all_time_does_not_end_its_
         assert status.state is JobState.WAITING
         assert len(await app.admin.limits.list()) == 1
         assert await (await other.enqueue()).result(timeout=5) == 1
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, database: Path) -> dict[str, Any]:
+    """Where an app's jobs live, as it is given to `Headgate`."""
+    if request.param == "postgres":
+        return {
+            "url": request.getfixturevalue("postgres_url"),
+            "schema": request.getfixturevalue("postgres_schema"),
+        }
+    return {"url": "memory://" if request.param == "memory" else f"sqlite:///{database}"}
+
+
+async def test_the_longest_times_that_are_accepted_do_not_end_a_worker(store: dict[str, Any]) -> None:
+    app = Headgate(**store, retention="5200w", grace=1)
+
+    @app.task(
+        limits=[
+            StrictRate("1/5199w", key="{key}", max_wait="5200w"),
+            RateLimit(1, per=1, burst=100 * 365 * 86400, key="{key}"),
+        ],
+        timeout="5200w",
+        retry=RetryPolicy(delay="5200w"),
+    )
+    async def call(key: str) -> str:
+        return key
+
+    async with app:
+        first, second = await call.enqueue_many([("acme",), ("acme",)])
+        assert await first.result(timeout="10s") == "acme"
+        last = datetime.max.replace(tzinfo=UTC)
+        far = await call.using(at=last, expires_at=last, priority=9, promise=True).enqueue("globex")
+        assert (await far.status()).run_at == last
+        await app.admin.limits.penalize("call:strict", "initech", last)
+        closed = await call.using(promise=True).enqueue("initech")
+        assert closed.promise is not None
+        waiting = await second.status()
+        assert waiting.predicted_start is not None
+        assert waiting.predicted_start - app.admin.now() > timedelta(days=30_000)
+        for job in (second, far, closed):
+            assert await app.admin.explain(job.id)
+        assert len(await app.admin.jobs()) == 4
+        assert len(await app.admin.limits.list()) >= 2
+        # It goes on.
+        assert await (await call.enqueue("umbrella")).result(timeout="10s") == "umbrella"
+
+
+async def test_what_an_older_release_stored_beyond_the_bounds_does_not_end_a_worker(store: dict[str, Any]) -> None:
+    app = Headgate(**store, grace=1)
+
+    @app.task
+    async def work(fails: bool = False) -> int:
+        if fails:
+            raise ValueError
+        return 1
+
+    async with app.open():
+        terms = RetryTerms(retries=10**18, delay=1e300)
+        now = app._storage.now()
+        jobs = [
+            NewJob(
+                id=app.new_id(), task="work", queue="default", payload=payload, priority=0, delayed=False, run_at=now,
+                enqueued_at=now, options=JobOptions(timeout=1e305, retry=terms),
+            )
+            for payload in ("{}", '{"fails":true}')
+        ]  # fmt: skip
+        await app._storage.add(jobs)
+    async with app:
+        assert await app.job(jobs[0].id).result(timeout=10) == 1
+        failed = app.job(jobs[1].id)
+
+        async def is_tried_again() -> bool:
+            return (await failed.status()).attempt == 1 and (await failed.status()).state is JobState.WAITING
+
+        await until(is_tried_again)
+        assert (await failed.status()).run_at > app.admin.now() + timedelta(days=36_000)
+        assert await (await work.enqueue()).result(timeout=10) == 1

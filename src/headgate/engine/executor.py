@@ -13,6 +13,7 @@ from typing import Any, assert_never
 
 from msgspec.structs import replace
 
+from headgate.arguments import LONGEST
 from headgate.clock import FARTHEST, SECOND, Clock, Timer
 from headgate.engine import child_wire
 from headgate.engine.charge import AttemptCharge
@@ -131,7 +132,8 @@ class Attempt:
     @property
     def timeout(self) -> float | None:
         options = self.job.options
-        return self.task.timeout if options is None or options.timeout is None else options.timeout
+        # An older release may have stored more than today's bound.
+        return self.task.timeout if options is None or options.timeout is None else min(options.timeout, LONGEST)
 
     @property
     def retry(self) -> RetryPolicy:

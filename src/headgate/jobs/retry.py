@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from headgate.arguments import LARGEST_COUNT, parse_count, parse_duration, parse_seconds, parse_wait
-from headgate.clock import FARTHEST, SECOND, Duration
+from headgate.arguments import LARGEST_COUNT, LONGEST, parse_count, parse_duration, parse_seconds, parse_wait
+from headgate.clock import FARTHEST, Duration
 from headgate.errors import DeclarationError
 from headgate.jobs import transient
 from headgate.jobs.job import RetryTerms
@@ -135,18 +135,16 @@ class RetryPolicy:
 
     def with_terms(self, terms: RetryTerms) -> RetryPolicy:
         """The stored policy of one job, with the filters of this one, its task's."""
+        filters: dict[str, Any] = {"retry_on": self.retry_on, "give_up_on": self.give_up_on}
         # An older release may have stored what is beyond the bounds of today.
-        retries = terms.retries if terms.delays is None else len(terms.delays)
-        return RetryPolicy(
-            retries=min(retries, LARGEST_COUNT),
-            base=_bounded(terms.base),
-            cap=_bounded(terms.cap),
-            jitter=terms.jitter,
-            delay=None if terms.delay is None else _bounded(terms.delay),
-            delays=None if terms.delays is None else tuple(_bounded(delay) for delay in terms.delays),
-            retry_on=self.retry_on,
-            give_up_on=self.give_up_on,
-        )
+        if terms.delays is not None:
+            delays = tuple(_bounded(delay) for delay in terms.delays)
+            return RetryPolicy(retries=len(delays), delays=delays, **filters)
+        retries = min(terms.retries, LARGEST_COUNT)
+        if terms.delay is not None:
+            return RetryPolicy(retries=retries, delay=_bounded(terms.delay), **filters)
+        base, cap = _bounded(terms.base), _bounded(terms.cap)
+        return RetryPolicy(retries=retries, base=base, cap=cap, jitter=terms.jitter, **filters)
 
 
 def require_policy(retry: object, where: str) -> None:
@@ -184,7 +182,7 @@ def _seconds(duration: Duration) -> float:
 
 
 def _bounded(seconds: float) -> float:
-    return min(seconds, FARTHEST / SECOND)
+    return min(seconds, LONGEST)
 
 
 DEFAULT_RETRY = RetryPolicy()

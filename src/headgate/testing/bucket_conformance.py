@@ -18,18 +18,21 @@ relies on an instant that was not in an answer.
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 
-from headgate.clock import SECOND, SystemClock, sleep
+from headgate.arguments import LARGEST_COUNT
+from headgate.clock import FARTHEST, SECOND, SystemClock, sleep
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.bucket_store import Bucket, BucketStore, Taken
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.dynamic_window import DynamicWindow
+from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import RateLimit
+from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import StrictRate
 
 HOUR = 3600 * SECOND
@@ -45,6 +48,21 @@ def rate(count: int, per: float = 3600, burst: int | None = None, start_empty: b
 
 def shared(count: int, per: float = 3600) -> AnyRule:
     return cast(AnyRule, DynamicWindow(count=count, per=per).rule)
+
+
+CENTURY = FARTHEST // SECOND
+
+WIDEST: list[Any] = [
+    RateLimit(1, per=CENTURY).rule,
+    RateLimit(1_000_000, per=CENTURY).rule,
+    RateLimit(1, per=1, burst=CENTURY).rule,
+    RateLimit(1, per=CENTURY - 1, margin=1).rule,
+    StrictRate(1000, per=CENTURY - 1, margin=1).rule,
+    FixedWindow(LARGEST_COUNT, per=CENTURY).rule,
+    SlidingWindow(LARGEST_COUNT, per=CENTURY).rule,
+    DynamicWindow(per=CENTURY, capacity=LARGEST_COUNT).rule,
+]
+"""Rules of each kind, as far as a declaration goes, and for a rate as far as Redis counts exactly."""
 
 
 def about(instant: int, expected: int) -> bool:
@@ -75,6 +93,28 @@ class BucketStoreConformance:
     async def elapse_to(self, store: BucketStore, taken: Taken) -> None:
         """Let limit time pass until the answer's `opens_at`."""
         await self.elapse(store, (taken.opens_at - taken.now) / SECOND)
+
+    # --------------------------------------------------------------------------------------------------- bounds
+
+    @pytest.mark.parametrize("rule", WIDEST, ids=lambda rule: str(rule.describe()))
+    async def test_the_widest_rules_are_charged_booked_closed_and_reset(
+        self, store: BucketStore, rule: AnyRule
+    ) -> None:
+        drawn = bucket(rule)
+        cost = int(next(getattr(rule, name) for name in ("burst", "max_count", "count") if hasattr(rule, name)))
+        taken = await store.take(drawn, cost)
+        assert (taken.granted, taken.available) == (1, 0)
+        refused = await store.take(drawn, cost)
+        assert refused.granted == 0
+        assert refused.now < refused.opens_at <= refused.now + 2 * FARTHEST
+        booked = await store.reserve(drawn, 1, id="next")
+        assert booked.now < booked.opens_at <= booked.now + FARTHEST
+        await store.penalize(drawn, FARTHEST)
+        closed = await store.snapshot(drawn)
+        assert closed.available == 0
+        assert (await store.take(drawn)).granted == 0
+        await store.reset(drawn)
+        assert (await store.take(drawn, cost)).granted == 1
 
     # --------------------------------------------------------------------------------------------------- taking
 

@@ -13,6 +13,7 @@ Time stands still unless a test moves it. After each test the store's own `check
 
 from headgate.testing.conformance.auditing import AuditingConformance
 from headgate.testing.conformance.batches import BatchesConformance
+from headgate.testing.conformance.bounds import BoundsConformance
 from headgate.testing.conformance.budgets import BudgetsConformance
 from headgate.testing.conformance.charts import ChartsConformance
 from headgate.testing.conformance.deploys import DeploysConformance
@@ -38,6 +39,7 @@ __all__ = ["Hands", "StorageConformance", "at_once", "most_in_a_window", "rate",
 class StorageConformance(
     JobsConformance,
     BudgetsConformance,
+    BoundsConformance,
     EndingsConformance,
     NodesConformance,
     QueuesConformance,
