@@ -193,7 +193,9 @@ class Intake:
             gates[batch] = gate
             asked = Gated(job.draws, job.costs, job.terms)
             arguments = task.payload.arguments(job.payload)
-            draws, costs, terms = gate.joined(asked, job.task, task.payload.parameters, arguments, job.headers or {})
+            draws, costs, terms = gate.joined(
+                asked, job.task, task.payload.parameters, arguments, job.headers or {}, task.payload.fields
+            )
             variant = "" if terms is None else terms.variant()
             job = replace(job, draws=draws, costs=costs, terms=terms, variant=variant)
         is_tied = tied.origin != Origin()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Container, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
+from typing import NoReturn
 
 from headgate.errors import DeclarationError
+from headgate.limits.argument_fields import ArgumentFields, nearest
 
 MAX_KEY = 256
 """Longer keys are replaced by their SHA-256."""
@@ -29,6 +32,11 @@ class Header:
 
 def header(name: str = "tenant") -> Header:
     """Count by a job header (default `tenant`), set with `task.using(headers=…)`; a job without it uses `"global"`."""
+    if not isinstance(name, str) or not name:
+        raise DeclarationError(f'header({name!r:.80}) needs the name of a header; write header("tenant")')
+    if "{" in name or "}" in name:
+        bare = name.strip("{} ") or "tenant"
+        raise DeclarationError(f'header({name!r:.80}) names one header and is no template; write header("{bare}")')
     return Header(name)
 
 
@@ -36,12 +44,16 @@ Arguments = Mapping[str, object]
 Headers = Mapping[str, str]
 Compute = Callable[[Arguments, Headers], object]
 
+UNTYPED = ArgumentFields()
+"""The arguments of a function of whose types nothing is known."""
 
-def compile_key(key: object, parameters: Sequence[str], where: str, fields: Container[str] = ()) -> Compute:
+
+def compile_key(key: object, parameters: Sequence[str], where: str, fields: ArgumentFields = UNTYPED) -> Compute:
     """A function from a job's arguments and headers to its key, or None where the key is missing.
 
-    Raises DeclarationError if the key names an argument that `parameters` does not have; `where` says whose key it is.
-    If there is only one argument, a template may name its `fields` without it.
+    Raises DeclarationError if the key names an argument that `parameters` does not have, or a field that the annotation
+    of its argument does not have, and for a constant that is the name of either; `where` says whose key it is. If there
+    is only one argument, a template may name its `fields` without it.
     """
     match key:
         case None:
@@ -56,6 +68,23 @@ def compile_key(key: object, parameters: Sequence[str], where: str, fields: Cont
             return _compile_callable(key, parameters, where)
         case _:
             raise DeclarationError(f"key={key!r} of {where} is not a template, a callable, header(…) or None")
+
+
+def is_constant(template: str) -> bool:
+    """Whether a template names no argument."""
+    try:
+        return not any(field is not None for _, field, _, _ in Formatter().parse(template))
+    except ValueError:
+        return False
+
+
+def named_arguments(text: str, parameters: Sequence[str], fields: ArgumentFields = UNTYPED) -> list[str]:
+    """The arguments and fields that a text names in braces, as a template does."""
+    try:
+        named = [field for _, field, _, _ in Formatter().parse(text) if field]
+    except ValueError:
+        return []
+    return [field for field in named if (first := field.split(".")[0]) in parameters or first in fields]
 
 
 def bucket_key(value: object) -> str:
@@ -86,7 +115,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _compile_template(template: str, parameters: Sequence[str], where: str, fields: Container[str]) -> Compute:
+def _compile_template(template: str, parameters: Sequence[str], where: str, fields: ArgumentFields) -> Compute:
     try:
         parts = [(literal, field) for literal, field, _, _ in Formatter().parse(template)]
         extras = [spec or conversion for _, field, spec, conversion in Formatter().parse(template) if field is not None]
@@ -97,6 +126,7 @@ def _compile_template(template: str, parameters: Sequence[str], where: str, fiel
     if not any(field is not None for _, field in parts):
         # A static value: one bucket of that name for all jobs.
         name = "".join(literal for literal, _ in parts)
+        _require_no_argument(name, template, parameters, where, fields)
         return lambda _arguments, _headers: name
     paths = [
         (literal, None if field is None else _path(field, template, parameters, where, fields))
@@ -120,7 +150,7 @@ def _compile_template(template: str, parameters: Sequence[str], where: str, fiel
     return compute
 
 
-def _path(field: str, template: str, parameters: Sequence[str], where: str, fields: Container[str]) -> list[str]:
+def _path(field: str, template: str, parameters: Sequence[str], where: str, fields: ArgumentFields) -> list[str]:
     first, *rest = field.split(".")
     if first.isdigit():
         if int(first) >= len(parameters):
@@ -133,13 +163,50 @@ def _path(field: str, template: str, parameters: Sequence[str], where: str, fiel
         rest.insert(0, first)
         (first,) = parameters
     if first not in parameters:
-        raise DeclarationError(
-            f"key template {template!r} of {where} names {first!r}, which is not one of its arguments: "
-            f"{', '.join(parameters) or 'it has none'}"
-        )
+        _raise_unknown(first, rest, template, parameters, where, fields)
     if not all(part.isidentifier() for part in rest):
-        raise DeclarationError(f"key template {template!r} of {where}: {field!r} is not a dotted path of names")
-    return [first, *rest]
+        raise DeclarationError(
+            f"key template {template!r} of {where}: {field!r} is not a dotted path of names{_dotted(field)}"
+        )
+    path = [first, *rest]
+    problem = fields.problem(path)
+    if problem is not None:
+        raise DeclarationError(f"key template {template!r} of {where} names {field!r}, but {problem}")
+    return path
+
+
+def _raise_unknown(
+    first: str, rest: Sequence[str], template: str, parameters: Sequence[str], where: str, fields: ArgumentFields
+) -> NoReturn:
+    own = fields.of_only_argument
+    close = nearest(first, [*parameters, *own])
+    instead = _dotted(first) if close is None else f"; write {{{'.'.join([close, *rest])}}}"
+    known = ", ".join(parameters) or "it has none"
+    of_only = f", with the fields {', '.join(own)}" if own else ""
+    raise DeclarationError(
+        f"key template {template!r} of {where} names {first!r}, which is not one of its arguments: {known}{of_only}"
+        f"{instead}"
+    )
+
+
+def _dotted(field: str) -> str:
+    """What to write instead of an index: `order[tenant]` is `order.tenant`."""
+    found = re.fullmatch(r"(\w+(?:\.\w+)*)\[['\"]?([^\W\d]\w*)['\"]?\]", field)
+    return "" if found is None else f"; write {{{found[1]}.{found[2]}}}"
+
+
+def _require_no_argument(
+    name: str, template: str, parameters: Sequence[str], where: str, fields: ArgumentFields
+) -> None:
+    """Raise DeclarationError for a constant that spells an argument or a field of one: its braces were forgotten."""
+    first, *rest = name.split(".")
+    is_argument = first in parameters and (not rest or fields.problem([first, *rest]) is None)
+    is_field = len(parameters) == 1 and first in fields and fields.problem([*parameters, first, *rest]) is None
+    if is_argument or is_field:
+        raise DeclarationError(
+            f"key {template!r} of {where} is one key for all jobs, and the name of an argument or of its field; write "
+            f'"{{{name}}}" to count by its value, or another name for the constant'
+        )
 
 
 def _resolve(arguments: Arguments, path: Sequence[str]) -> object:

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from headgate.errors import DeclarationError
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, Holding
+from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.concurrency import Concurrency
+from headgate.limits.key import UNTYPED
 from headgate.limits.limit import Limit, named_or_rate
 from headgate.tasks.flow import BatchLimit
 from headgate.tasks.gate import Arguments, BoundLimit, Gated, Headers
@@ -21,16 +23,27 @@ class BatchGate:
     def __init__(self, batch: str, limits: Sequence[BatchLimit], known: Mapping[str, Limit]) -> None:
         self._batch = batch
         self._limits = [_named(limit, known) for limit in limits]
+        self._bound: dict[str, list[BoundLimit]] = {}
         self._draws: tuple[Draw, ...] | None = None
 
     def joined(
-        self, gated: Gated, task: str, parameters: Sequence[str], arguments: Arguments, headers: Headers
+        self,
+        gated: Gated,
+        task: str,
+        parameters: Sequence[str],
+        arguments: Arguments,
+        headers: Headers,
+        fields: ArgumentFields = UNTYPED,
     ) -> Gated:
         """What a call of that task asks, with what its batch holds for it.
 
         Raises DeclarationError for another key than that of the calls before.
         """
-        bound = [BoundLimit(limit, name, parameters, f"a batch with task {task!r}") for name, limit in self._limits]
+        bound = self._bound.get(task)
+        if bound is None:
+            where = f"a batch with task {task!r}"
+            bound = [BoundLimit(limit, name, parameters, where, fields) for name, limit in self._limits]
+            self._bound[task] = bound
         draws = tuple(Draw(limit.name, limit.key(arguments, headers, _refuse) or "") for limit in bound)
         if self._draws is None:
             self._draws = draws

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headgate.arguments import LARGEST_COUNT, parse_duration
 from headgate.errors import CostExceedsLimit, DeclarationError, PayloadError
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, Holding
+from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.concurrency import Concurrency, Mutex
 from headgate.limits.dynamic_window import SharedCounter
-from headgate.limits.key import SHARED, bucket_key, compile_key, described_callable
+from headgate.limits.key import SHARED, UNTYPED, bucket_key, compile_key, described_callable, is_constant
 from headgate.limits.limit import Limit, named_or_rate, require_list
 
 OnSkip = Callable[[str, str], None]
@@ -26,7 +27,7 @@ class BoundLimit:
     """A limit with its full name, bound to the arguments of a task."""
 
     def __init__(
-        self, limit: Limit, name: str, parameters: Sequence[str], where: str, fields: Container[str] = ()
+        self, limit: Limit, name: str, parameters: Sequence[str], where: str, fields: ArgumentFields = UNTYPED
     ) -> None:
         self.limit = limit
         self.name = name
@@ -37,6 +38,11 @@ class BoundLimit:
             raise DeclarationError(f"{self._where} shares a ceiling among keys, so it needs a key=")
         fixed = isinstance(limit.cost, int)
         self._cost = None if fixed else compile_key(limit.cost, parameters, f"the cost of {self._where}", fields)
+        if isinstance(limit.cost, str) and is_constant(limit.cost) and not limit.cost.strip().isdecimal():
+            raise DeclarationError(
+                f"cost={limit.cost!r:.80} of {self._where} is no number and names no argument; write cost=5, or "
+                'cost="{argument}"'
+            )
         self.fixed_cost: int = limit.cost if isinstance(limit.cost, int) else 0
         self.holding: Holding | None = None
         self._owner = None
@@ -198,7 +204,7 @@ def bind_limits(
     shared: Mapping[str, Limit],
     task: str,
     parameters: Sequence[str],
-    fields: Container[str] = (),
+    fields: ArgumentFields = UNTYPED,
 ) -> Gate:
     """The gate of a task. An unnamed limit is named after its task and rule; a string is the name of a shared one.
 

@@ -10,8 +10,8 @@ from typing import Any, NotRequired, TypedDict
 import msgspec
 
 from headgate.errors import DeclarationError, PayloadError
+from headgate.limits.argument_fields import ArgumentFields
 from headgate.tasks.annotations import annotations_of
-from headgate.tasks.fields import fields_of
 from headgate.tasks.handler import ENQUEUE_OPTIONS
 from headgate.tasks.survival import MAX_DEPTH, equal, first_difference, is_too_deep, shown, unwritable_part
 from headgate.tasks.values import decoder, to_json
@@ -65,8 +65,8 @@ class PayloadType:
         self._required = frozenset(p.name for p in parameters if p.default is p.empty)
         self._names = frozenset(self.parameters)
         types = {name: hints.get(name, Any) for name in self.parameters}
-        self.fields: frozenset[str] = fields_of(types[self.parameters[0]]) if len(types) == 1 else frozenset()
-        """What the only argument is made of, where there is only one and it has named fields."""
+        self.fields: ArgumentFields = ArgumentFields(types)
+        """What the arguments are made of."""
         # Without a type nothing tells what JSON made of a value, so these have to keep the one they had.
         self._untyped = tuple(name for name, kind in types.items() if kind in (Any, object))
         # A text or a number cannot be nested.

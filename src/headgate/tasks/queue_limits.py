@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from headgate.errors import DeclarationError
+from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.concurrency import Concurrency, Mutex
-from headgate.limits.key import described_callable
+from headgate.limits.key import UNTYPED, described_callable
 from headgate.limits.limit import Limit, named_or_rate
 from headgate.tasks.gate import BoundLimit
 
@@ -74,7 +75,7 @@ class QueueLimits:
         parameters: Sequence[str],
         taken: Sequence[str],
         *,
-        fields: Container[str] = (),
+        fields: ArgumentFields = UNTYPED,
         with_concurrency: bool = True,
     ) -> list[BoundLimit]:
         """Its limits, bound to the arguments of a task that draws on the `taken` ones itself."""

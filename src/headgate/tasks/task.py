@@ -13,6 +13,7 @@ from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel, AuditWord, audit_level
 from headgate.jobs.job import MAX_PRIORITY, JobOptions
 from headgate.jobs.retry import RetryPolicy, require_policy
+from headgate.limits.key import named_arguments
 from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.callbacks import Callbacks, Moment
@@ -260,6 +261,12 @@ class Task(Generic[P, R]):
             _require_headers(headers, where)
         if unique_key is not None:
             _require_unique_key(unique_key, where)
+            named = named_arguments(unique_key, self.payload.parameters, self.payload.fields)
+            if named:
+                raise DeclarationError(
+                    f"{where}: unique_key={unique_key!r:.80} is text, not a template, so all jobs would have this key; "
+                    f'write the value of {named[0]} into it: unique_key=f"…{{{named[0]}}}"'
+                )
         if on_conflict is not None and on_conflict not in get_args(OnConflict):
             raise DeclarationError(f'{where}: on_conflict={on_conflict!r} must be "keep", "replace" or "raise"')
         before = self._options

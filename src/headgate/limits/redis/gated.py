@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from headgate.errors import DeclarationError, PayloadError
+from headgate.limits.argument_fields import ArgumentFields, read_types
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.dynamic_window import SharedCounter
@@ -51,7 +52,8 @@ class Gated:
         self.name = limit.name or f"{task}:{limit.rule.kind}"
         self._where = f"limit {self.name!r} of {task}"
         self._signature = inspect.signature(call)
-        self._key = compile_key(limit.key, list(self._signature.parameters), self._where)
+        fields = ArgumentFields(read_types(call))
+        self._key = compile_key(limit.key, list(self._signature.parameters), self._where, fields)
         self._has_warned = False
         self._check()
 

@@ -1,0 +1,208 @@
+"""The fields of arguments, as their annotations tell them: what a key template may name."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from enum import Enum
+from functools import cached_property
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NotRequired,
+    Required,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+import msgspec
+
+UNKNOWN: Any = Any
+"""The type of what no annotation tells: any field may be there."""
+
+_ABSENT = object()
+_QUALIFIERS = (Final, ClassVar, Required, NotRequired)
+_METHODS = (
+    staticmethod,
+    classmethod,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.WrapperDescriptorType,
+)
+_KNOWN_MODULES = frozenset({"builtins", "datetime", "uuid", "decimal", "fractions", "pathlib", "ipaddress"})
+"""Modules whose classes have no attributes but those of the class."""
+
+
+class ArgumentFields:
+    """The types of a function's arguments, by name; an argument that is not there has no known type."""
+
+    def __init__(self, kinds: Mapping[str, Any] | None = None) -> None:
+        self._kinds: Mapping[str, Any] = kinds or {}
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a template may name this field without the argument that has it, which is the only one."""
+        return name in self.of_only_argument
+
+    @cached_property
+    def of_only_argument(self) -> tuple[str, ...]:
+        """The fields of the only argument; none if there are several, or its type has no known fields."""
+        if len(self._kinds) != 1:
+            return ()
+        (kind,) = self._kinds.values()
+        return tuple(dict.fromkeys(name for each in _alternatives(kind) for name in fields_of(each)))
+
+    def problem(self, path: Sequence[str]) -> str | None:
+        """What is wrong with an argument's name and the fields after it, with the nearest spelling; None if nothing.
+
+        A field of a type that tells no fields, such as Any or dict, may be anything.
+        """
+        kinds = [self._kinds.get(path[0], UNKNOWN)]
+        for depth, name in enumerate(path[1:], 1):
+            found: list[Any] = []
+            missing: dict[str, Any] = {}
+            for kind in [each for known in kinds for each in _alternatives(known)]:
+                try:
+                    found.append(_field(kind, name))
+                except _NoField as problem:
+                    if problem.is_method:
+                        return f"{name!r} is a method of {_shown(kind)}, and its value would be another for each job"
+                    missing[_shown(kind)] = kind
+            # Of a union one alternative that has the field is enough.
+            if not found:
+                names = sorted({field for kind in missing.values() for field in fields_of(kind)})
+                return _told(" | ".join(missing), name, names, path[:depth])
+            kinds = found
+        return None
+
+
+def fields_of(kind: Any) -> tuple[str, ...]:
+    """The fields of a dataclass, a Struct, an attrs class, a pydantic model, a TypedDict or a NamedTuple, in order."""
+    kind = get_origin(kind) or kind
+    return tuple(_field_types(kind) or ()) if isinstance(kind, type) or is_typeddict(kind) else ()
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The one of these that is spelled most like the name, if any is."""
+    return next(iter(get_close_matches(name, list(names), n=1)), None)
+
+
+def read_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a function's arguments as far as its annotations can be resolved; else nothing is known of them."""
+    names = list(inspect.signature(function).parameters)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except Exception:  # whatever the names in annotations lead to
+        hints = {}
+    return {name: hints.get(name, UNKNOWN) for name in names}
+
+
+class _NoField(Exception):
+    def __init__(self, *, is_method: bool = False) -> None:
+        self.is_method = is_method
+
+
+def _field(kind: Any, name: str) -> Any:
+    """The type of a field, UNKNOWN where nothing tells it. Raises _NoField."""
+    origin, args = get_origin(kind), get_args(kind)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return args[1] if len(args) == 2 else UNKNOWN
+    kind = origin or kind
+    if is_typeddict(kind):
+        known = _field_types(kind) or {}
+        if name not in known:
+            raise _NoField
+        return known[name]
+    if not isinstance(kind, type) or kind is object or issubclass(kind, Mapping):
+        return UNKNOWN
+    known = _field_types(kind) or {}
+    if name in known:
+        return known[name]
+    if not _is_closed(kind):
+        return UNKNOWN
+    attribute = inspect.getattr_static(kind, name, _ABSENT)
+    if attribute is _ABSENT:
+        raise _NoField
+    if isinstance(attribute, _METHODS):
+        raise _NoField(is_method=True)
+    return UNKNOWN
+
+
+def _is_closed(kind: type) -> bool:
+    """Whether its instances have no attributes but its fields and those of the class."""
+    config = getattr(kind, "model_config", None)
+    if isinstance(config, Mapping) and hasattr(kind, "model_fields"):
+        return config.get("extra") != "allow"
+    if hasattr(kind, "__getattr__"):
+        return False
+    if issubclass(kind, Enum):
+        # Members may get attributes in their `__init__`.
+        own = [base for base in kind.__mro__ if base.__module__ not in ("enum", "builtins")]
+        return not any("__init__" in vars(base) or "__new__" in vars(base) for base in own)
+    return _field_types(kind) is not None or kind.__module__ in _KNOWN_MODULES
+
+
+def _field_types(kind: Any) -> Mapping[str, Any] | None:
+    """The types of its fields by name; None for a class that does not tell its fields."""
+    if dataclasses.is_dataclass(kind):
+        return _typed(kind, [field.name for field in dataclasses.fields(kind)])
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _typed(kind, kind.__struct_fields__)
+    if is_typeddict(kind):
+        return _typed(kind, kind.__annotations__)
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _typed(kind, kind._fields)
+    models = getattr(kind, "model_fields", None)
+    if isinstance(models, Mapping):
+        return {name: getattr(field, "annotation", UNKNOWN) for name, field in models.items()}
+    attributes = getattr(kind, "__attrs_attrs__", None)
+    return None if attributes is None else _typed(kind, [attribute.name for attribute in attributes])
+
+
+def _typed(kind: Any, names: Iterable[str]) -> dict[str, Any]:
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except Exception:  # a name that is not there yet
+        hints = {}
+    return {name: hints.get(name, UNKNOWN) for name in names}
+
+
+def _alternatives(kind: Any) -> list[Any]:
+    """The types that a value may be of, but for None: those of a union, without Annotated, NewType and the like."""
+    origin = get_origin(kind)
+    if origin is Annotated or origin in _QUALIFIERS:
+        return _alternatives(get_args(kind)[0])
+    if origin in (Union, types.UnionType):
+        return [each for part in get_args(kind) if part is not type(None) for each in _alternatives(part)]
+    if origin is Literal:
+        return [type(value) for value in get_args(kind) if value is not None]
+    if hasattr(kind, "__supertype__"):
+        return _alternatives(kind.__supertype__)
+    if isinstance(kind, TypeVar):
+        parts = kind.__constraints__ or ((kind.__bound__,) if kind.__bound__ is not None else (UNKNOWN,))
+        return [each for part in parts for each in _alternatives(part)]
+    if type(kind).__name__ == "TypeAliasType":
+        return _alternatives(kind.__value__)
+    return [kind]
+
+
+def _told(owner: str, name: str, names: Sequence[str], before: Sequence[str]) -> str:
+    has = f"it has: {', '.join(names)}" if names else "it has no fields"
+    close = nearest(name, names)
+    instead = "" if close is None else f"; write {{{'.'.join([*before, close])}}}"
+    return f"{owner} has no field {name!r}; {has}{instead}"
+
+
+def _shown(kind: Any) -> str:
+    return str(getattr(get_origin(kind) or kind, "__name__", kind))
