@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from random import Random
@@ -45,7 +44,7 @@ from headgate.observe.instrument import Instrument, Observed
 from headgate.observe.log import log_event, logged_kinds
 from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
-from headgate.settings import load_settings
+from headgate.settings import load_settings, storage_url
 from headgate.storage.address import Address
 from headgate.storage.choice import address_of, choose_storage
 from headgate.storage.enlisting import require_blocking, run_at_once
@@ -76,8 +75,6 @@ R = TypeVar("R")
 H = TypeVar("H", bound=type[Handler[Any]])
 ResourceFunction = TypeVar("ResourceFunction", bound=Callable[..., AsyncIterator[Any] | Iterator[Any]])
 
-DEFAULT_URL = "sqlite:///headgate.db"
-
 LAST_WORDS = 5.0
 """Seconds that callbacks, and then subscribers, get to end when the app is closed, at most."""
 
@@ -90,7 +87,7 @@ class Headgate:
     """Durable background jobs with a budget per key.
 
     `url` says where jobs live: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database` or
-    `memory://` (default: `$HEADGATE_URL`, then `sqlite:///headgate.db`); an object that satisfies
+    `memory://` (default: `$HEADGATE_URL`; without either, DeclarationError); an object that satisfies
     `headgate.storage.protocol.Storage` may stand in its place. All other settings, `retry` among them, are those of
     `headgate.settings.Settings`, also read from `HEADGATE_*`.
 
@@ -114,7 +111,7 @@ class Headgate:
         self._clock = clock or SystemClock()
         self._random = random or Random()
         self._settings = load_settings({**settings, "retry": retry})
-        url = url if url is not None else os.environ.get("HEADGATE_URL", DEFAULT_URL)
+        url = storage_url() if url is None else url
         storage = choose_storage(
             url,
             self._clock,

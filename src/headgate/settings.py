@@ -92,6 +92,18 @@ class Settings:
             raise DeclarationError(f"max_payload={self.max_payload} must be at least 1024 bytes")
 
 
+def storage_url(environment: Mapping[str, str] = os.environ) -> str:
+    """Where jobs live by `HEADGATE_URL`. Raises DeclarationError if it is unset or empty: no place is guessed."""
+    url = environment.get("HEADGATE_URL", "").strip()
+    if not url:
+        raise DeclarationError(
+            'Headgate() does not say where jobs live: pass a URL, as Headgate("sqlite:///jobs.db") or '
+            'Headgate("postgresql://user@host/database"), or set the variable HEADGATE_URL to one; '
+            '"memory://" keeps jobs in this process, for tests'
+        )
+    return url
+
+
 def load_settings(given: Mapping[str, object], environment: Mapping[str, str] = os.environ) -> Settings:
     """The settings of an app; a variable that is empty says nothing.
 

@@ -236,6 +236,15 @@ def test_an_unknown_storage_url_is_told_in_one_line(tmp_path: Path, project: Pro
     assert_one_line(call("status", odd.target), 1, "storage URL 'oracle://x' is of no known scheme")
 
 
+def test_an_app_without_a_url_is_told_in_one_line(tmp_path: Path, project: Project) -> None:
+    nowhere = Project(tmp_path, "from headgate import Headgate\napp = Headgate()\n")
+    for command in ("status", "worker", "migrate"):
+        for url in ("", "  "):
+            result = call(command, nowhere.target, env={"HEADGATE_URL": url})
+            assert_one_line(result, 1, "Headgate() does not say where jobs live", "HEADGATE_URL")
+    assert not (tmp_path / "headgate.db").exists()
+
+
 def test_a_file_that_is_no_database_is_told_in_one_line(tmp_path: Path, project: Project) -> None:
     (tmp_path / "jobs.db").write_text("this is a letter, not a database. " * 100)
     assert_one_line(call("status", project.target), 1, "jobs.db")

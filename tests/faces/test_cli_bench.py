@@ -226,3 +226,14 @@ def test_what_makes_figures_doubtful_is_said() -> None:
 
 def test_the_help_says_what_happens_to_the_jobs_of_the_user() -> None:
     assert "Your jobs are not touched" in CliRunner().invoke(main, ["bench", "--help"]).output
+
+
+@pytest.mark.parametrize("url", [None, ""])
+def test_a_bench_of_nothing_is_told_what_to_write(url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADGATE_URL", raising=False)
+    monkeypatch.delenv("HEADGATE_APP", raising=False)
+    if url is not None:
+        monkeypatch.setenv("HEADGATE_URL", url)
+    result = CliRunner().invoke(main, ["bench"])
+    assert result.exit_code == 2
+    assert "say what to measure: `headgate bench sqlite:///jobs.db`" in result.output

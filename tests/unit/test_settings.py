@@ -111,6 +111,23 @@ def test_an_app_reads_the_environment_of_its_process(monkeypatch: pytest.MonkeyP
         plain.payload.encode(("x" * 2000,), {})
 
 
+@pytest.mark.parametrize("url", [None, "", "  "])
+def test_an_app_that_does_not_say_where_jobs_live_is_refused(url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADGATE_URL", raising=False)
+    if url is not None:
+        monkeypatch.setenv("HEADGATE_URL", url)
+    with pytest.raises(DeclarationError) as caught:
+        Headgate()
+    for part in ('Headgate("sqlite:///jobs.db")', 'Headgate("postgresql://user@host/database")', "HEADGATE_URL"):
+        assert part in str(caught.value)
+
+
+def test_an_argument_says_where_jobs_live_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADGATE_URL", " memory:// ")
+    assert type(Headgate()._storage).__name__ == "MemoryStorage"
+    assert type(Headgate("sqlite:///jobs.db")._storage).__name__ == "SqliteStorage"
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -73,6 +74,10 @@ def bench(where: str | None, named: str | None, seconds: float, slots: int, as_j
 def _app(where: str | None, named: str | None) -> Headgate:
     chosen = where or named
     if chosen is None:
+        if not os.environ.get("HEADGATE_URL", "").strip():
+            raise click.UsageError(
+                "say what to measure: `headgate bench sqlite:///jobs.db`, `headgate bench module:app`, or HEADGATE_URL"
+            )
         return Headgate()
     return Headgate(chosen) if "://" in chosen else locate(chosen)
 
