@@ -261,7 +261,8 @@ class Task(Generic[P, R]):
             _require_headers(headers, where)
         if unique_key is not None:
             _require_unique_key(unique_key, where)
-            named = named_arguments(unique_key, self.payload.parameters, self.payload.fields)
+            fields = self.payload.fields
+            named = named_arguments(unique_key, self.payload.parameters, fields) if "{" in unique_key else []
             if named:
                 raise DeclarationError(
                     f"{where}: unique_key={unique_key!r:.80} is text, not a template, so all jobs would have this key; "

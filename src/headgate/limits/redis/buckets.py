@@ -197,8 +197,9 @@ def read_url(url: str, *, prefix: str = "headgate", timeout: Duration = 2.0) -> 
     address, _, query = url.partition("?")
     options = dict(parse_qsl(query))
     prefix = options.pop("prefix", prefix)
+    # The value of this option may be shown, unlike all else that stands in a URL.
+    seconds = parse_seconds(options.pop("timeout", timeout), "timeout", "the URL of a Redis", allow_zero=False)
     try:
-        seconds = parse_seconds(options.pop("timeout", timeout), "timeout", allow_zero=False)
         read = f"{address}?{urlencode(options)}" if options else address
         parse_url(read)
     except ValueError as error:
