@@ -86,6 +86,24 @@ async def test_the_longest_times_that_are_accepted_do_not_end_a_worker(store: di
         assert await (await call.enqueue("umbrella")).result(timeout="10s") == "umbrella"
 
 
+async def test_a_job_whose_turn_comes_after_the_last_instant_is_shown_with_that(store: dict[str, Any]) -> None:
+    app = Headgate(**store)
+
+    @app.task(limits=[StrictRate("1/5200w")])
+    async def call() -> None: ...
+
+    async with app:
+        jobs = await call.enqueue_many([()] * 100)
+        await jobs[0].result(timeout=10)
+        status = await jobs[-1].status()
+        assert status.predicted_start == datetime.max.replace(tzinfo=UTC)
+        promised = await call.using(promise=True).enqueue()
+        assert promised.promise is not None
+        assert promised.promise.predicted_start == datetime.max.replace(tzinfo=UTC)
+        assert await app.admin.explain(jobs[-1].id)
+        assert len(await app.admin.jobs(count=200)) == 101
+
+
 async def test_what_an_older_release_stored_beyond_the_bounds_does_not_end_a_worker(store: dict[str, Any]) -> None:
     app = Headgate(**store, grace=1)
 

@@ -15,6 +15,7 @@ from typing import Literal
 import click
 
 from headgate.app import Headgate
+from headgate.arguments import MOST_SLOTS
 from headgate.cli.locate import locate, takes_app
 from headgate.cli.query import seconds
 from headgate.cli.reloader import Reloader
@@ -43,8 +44,9 @@ def _queues(
         name, colon, slots = text.rpartition(":")
         if not colon:
             name, slots = text, ""
-        if slots and (not slots.isascii() or not slots.isdigit() or int(slots) < 1):
-            raise click.BadParameter(f"{text!r}: slots are a whole number of at least 1, as in emails:4")
+        is_number = slots.isascii() and slots.isdigit() and len(slots) <= len(str(MOST_SLOTS))
+        if slots and not (is_number and 1 <= int(slots) <= MOST_SLOTS):
+            raise click.BadParameter(f"{text!r:.80}: slots are a whole number from 1 to {MOST_SLOTS}, as in emails:4")
         if name in queues:
             raise click.BadParameter(f"queue {name!r} is named twice")
         queues[name] = int(slots) if slots else None
