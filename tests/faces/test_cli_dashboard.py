@@ -38,15 +38,19 @@ def call(*words: str) -> Result:
 
 
 @contextmanager
-def serving(target: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that serves, and its URL."""
+def serving(target: str, *options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that serves, and its URL, which has a token where nobody is named."""
     command = [sys.executable, "-m", "headgate", "dashboard", target, "--port", "0", *options]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
     ) as process:
         try:
             assert process.stdout is not None
-            found = re.fullmatch(r"Dashboard of \S+: (http://\S+/)\n", process.stdout.readline())
+            found = re.fullmatch(r"Dashboard of \S+: (http://\S+)\n", process.stdout.readline())
             assert found is not None, process.stderr and process.stderr.read()
             yield process, found[1]
         finally:
@@ -55,16 +59,85 @@ def serving(target: str, *options: str) -> Iterator[tuple[subprocess.Popen[str],
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_this_machine_and_ends_with_0_while_somebody_listens(target: str, number: signal.Signals) -> None:
-    with serving(target) as (process, url), httpx.Client(base_url=url, timeout=10) as client:
-        assert client.get("api/overview").json()["totals"]["waiting"] == 0
-        assert client.get("overview").status_code == 200
-        with client.stream("GET", "api/stream") as stream:
+def test_its_link_signs_in_once_and_it_ends_with_0_while_somebody_listens(target: str, number: signal.Signals) -> None:
+    with serving(target) as (process, link), httpx.Client(timeout=10) as client:
+        url, _, token = link.partition("login?token=")
+        assert len(token) >= 43
+        assert client.get(f"{url}api/overview").status_code == 401
+        signed_in = client.get(link, headers={"Accept": "text/html"})
+        assert (signed_in.status_code, signed_in.headers["location"]) == (303, "/")
+        assert client.get(f"{url}api/overview").json()["totals"]["waiting"] == 0
+        assert client.get(f"{url}overview").status_code == 200
+        assert httpx.get(link, timeout=10).status_code == 401
+        assert process.stdout is not None
+        assert "signs in one browser" in process.stdout.readline()
+        next_link = process.stdout.readline().strip().removeprefix("Link of the next sign-in: ")
+        assert next_link != link
+        assert httpx.get(next_link, timeout=10).status_code == 303
+        with client.stream("GET", f"{url}api/stream") as stream:
             assert stream.status_code == 200
             process.send_signal(number)
             assert process.wait(timeout=10) == 0
         assert process.stderr is not None
-        assert process.stderr.read() == ""
+        assert process.stderr.read() == "failed sign-in of '' from '127.0.0.1'\n"
+
+
+@pytest.mark.slow
+def test_each_of_several_users_comes_in_with_their_own_password_and_role(target: str, tmp_path: Path) -> None:
+    hashed = CliRunner().invoke(main, ["password"], input="grace's password\n")
+    assert hashed.exit_code == 0
+    users = f"# who may come in\nada:admin:a password: with colons\n\ngrace:viewer:{hashed.output}"
+    path = tmp_path / "users"
+    path.write_text(users)
+    path.chmod(0o600)
+    for options, environment in (
+        (("--users-file", str(path)), {}),
+        ((), {"HEADGATE_DASHBOARD_USERS": users}),
+    ):
+        with serving(target, *options, **environment) as (_, url):
+            for name, password, role in (
+                ("ada", "a password: with colons", "admin"),
+                ("grace", "grace's password", "viewer"),
+            ):
+                answer = httpx.get(f"{url}api/session", auth=(name, password), timeout=10)
+                assert answer.json()["role"] == role
+            assert httpx.get(f"{url}api/session", auth=("ada", "grace's password"), timeout=10).status_code == 401
+
+
+def test_a_password_is_hashed_from_the_standard_input_and_no_argument() -> None:
+    runner = CliRunner()
+    assert runner.invoke(main, ["password", "hunter22"]).exit_code == 2
+    short = runner.invoke(main, ["password"], input="short\n")
+    assert (short.exit_code, "at least 8 characters" in short.output) == (1, True)
+    first, second = (runner.invoke(main, ["password"], input="a long passphrase\n").output for _ in range(2))
+    assert first.startswith("scrypt$")
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("lines", "part"),
+    [
+        ("ada:admin", "line 1 is not NAME:ROLE:PASSWORD"),
+        (":admin:a secret word", "line 1 is not NAME:ROLE:PASSWORD"),
+        ("# nobody\n", "names no user"),
+        ("ada:admin:a secret word\nada:viewer:a secret word", "line 2: there is a user ada already"),
+        ("ada:queen:a secret word", "line 1: the role is one of viewer, operator, admin"),
+        ("ada:admin:short", "password of 'ada'"),
+    ],
+)
+def test_a_line_of_users_that_is_wrong_is_named_without_its_password(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, part: str
+) -> None:
+    path = tmp_path / "users"
+    path.write_text(lines)
+    path.chmod(0o600)
+    by_file = call("dashboard", target, "--users-file", str(path))
+    monkeypatch.setenv("HEADGATE_DASHBOARD_USERS", lines)
+    by_environment = call("dashboard", target)
+    for result in (by_file, by_environment) if lines.strip() else (by_file,):
+        assert result.exit_code in (1, 2)
+        assert part in result.output, result.output
+        assert "a secret word" not in result.output
 
 
 @pytest.mark.slow
@@ -86,7 +159,7 @@ def test_with_a_password_it_lets_in_who_knows_it(target: str, tmp_path: Path) ->
 def test_without_a_user_it_listens_to_this_machine_only(target: str, host: str) -> None:
     result = call("dashboard", target, "--host", host)
     assert result.exit_code == 2
-    assert "would let others in" in result.output
+    assert "there is no user" in result.output
 
 
 def test_a_taken_port_is_told_in_one_line(target: str) -> None:
@@ -106,6 +179,7 @@ def test_a_user_needs_a_role_and_one_secret_that_is_not_weak(target: str, tmp_pa
         (["--token-file", str(weak)], "say whose it is"),
         (["--user", "ada:admin", "--password-file", str(weak)], "password of 'ada'"),
         (["--root-path", "jobs"], "begin with a slash"),
+        (["--user", "ada:admin", "--users-file", str(weak)], "does not go with --users-file"),
     ):
         result = call("dashboard", target, *words)
         assert result.exit_code in (1, 2)

@@ -69,7 +69,8 @@ DASHBOARD = """
 import asyncio, re, headgate, headgate.http, httpx
 
 async def main():
-    site = headgate.http.dashboard(headgate.Headgate("memory://"), auth="local")
+    auth = headgate.http.CallbackAuth(lambda request: headgate.http.User("tests"))
+    site = headgate.http.dashboard(headgate.Headgate("memory://"), auth=auth)
     wire = httpx.ASGITransport(site, client=("127.0.0.1", 1))
     async with httpx.AsyncClient(transport=wire, base_url="http://127.0.0.1") as browser:
         shell = await browser.get("/")

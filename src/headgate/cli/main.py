@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "purge": Lazy("headgate.cli.purge", "Delete final jobs for good, with their results, attempts and log lines."),
     "migrate": Lazy("headgate.cli.migrate", "Make the tables, or bring them up to date."),
     "dashboard": Lazy("headgate.cli.dashboard", "Serve the dashboard and its API until told to stop."),
+    "password": Lazy("headgate.cli.password", "Print the hash of a password, for the users of a dashboard."),
     "completion": Lazy("headgate.cli.completion", "Print what makes a shell complete `headgate`: bash, zsh or fish."),
     "bench": Lazy("headgate.cli.bench", "Measure how fast a store is on this machine: enqueueing, running, starting."),
     "simulate": Lazy("headgate.cli.simulate", "Tell what a limit would do to a load, before it does."),

@@ -9,7 +9,7 @@ except ModuleNotFoundError:
         "the dashboard needs the starlette package, which is missing; pip install 'headgate[dashboard]'"
     ) from None
 
-from headgate.http.auth import Auth, BasicAuth, BearerAuth, CallbackAuth, Refused, Role, User
+from headgate.http.auth import Auth, BasicAuth, BearerAuth, CallbackAuth, OneTimeToken, Refused, Role, User
 from headgate.http.site import Dashboard, dashboard
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "BearerAuth",
     "CallbackAuth",
     "Dashboard",
+    "OneTimeToken",
     "Refused",
     "Role",
     "User",

@@ -1,19 +1,24 @@
-"""Who is asking: users, their roles, and the ways to tell who somebody is."""
+"""Who is asking: users, their roles, and the ways to find out who somebody is."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
 import inspect
+import os
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from starlette.requests import Request
 
 from headgate.errors import DeclarationError
+from headgate.http.passwords import PREFIX, PasswordHash
 
 Role = Literal["viewer", "operator", "admin"]
 """What somebody may do. Each may do what those before it may: look; act on jobs, queues and schedules; change limits
@@ -22,6 +27,9 @@ and remove."""
 _RANK: Mapping[str, int] = {role: rank for rank, role in enumerate(get_args(Role))}
 
 LONGEST_CREDENTIAL = 4096
+
+CHECKS_AT_ONCE = 2
+"""Password hashes that are checked at the same time; each takes a core and 32 MB for a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +51,19 @@ class User:
 
 
 class Refused(Exception):
-    """A credential was shown, and it is not a good one: one wrong password more of its address.
+    """A credential is wrong: one failure more of its address and user `name` ("" if it names nobody).
 
-    With a `credential`, all of what was looked at, this one counts only the first time that its address shows it.
+    With a `credential`, all of what was checked, the same one counts once for its address and name.
     """
 
-    def __init__(self, *args: object, credential: str | None = None) -> None:
+    def __init__(self, *args: object, credential: str | None = None, name: str = "") -> None:
         super().__init__(*args)
         self.credential = credential
+        self.name = name
 
 
 class Auth(Protocol):
-    """Tells who is asking. `challenge` is what a browser is told to ask for, "" if it has nothing to ask.
+    """Finds out who is asking. `challenge` is the WWW-Authenticate of a 401, "" for none.
 
     `secret` is what the token of a user is signed with: the same in all processes that know the same credentials, None
     where it has none of its own. It is made of nothing but what this user knows anyway: they see what it has
@@ -67,7 +76,39 @@ class Auth(Protocol):
     def secret(self, user: User) -> bytes | None: ...
 
     async def user(self, request: Request) -> User | None:
-        """Who it is; None if they did not say. Raises Refused for a credential that is not good."""
+        """Who it is; None if they did not say. Raises Refused for a wrong credential."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SignInForm:
+    """What the sign-in page asks for: a token, or with `has_name` a name and a password."""
+
+    label: str
+    hint: str
+    has_name: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SignInFields:
+    """What somebody sent from the sign-in page."""
+
+    name: str
+    secret: str
+
+
+class SessionAuth(Auth, Protocol):
+    """An Auth with a sign-in page of ours: a browser exchanges a credential for the cookie of a session."""
+
+    @property
+    def form(self) -> SignInForm: ...
+
+    async def sign_in(self, fields: SignInFields) -> User:
+        """Who it is. Raises Refused for a wrong credential."""
+        ...
+
+    def has(self, user: User) -> bool:
+        """Whether this user, with this role, is still one of its users."""
         ...
 
 
@@ -83,13 +124,16 @@ class Credential:
 
 
 class BasicAuth:
-    """Names and passwords, as browsers ask for them: `BasicAuth(ada=("admin", password), …)`, or a mapping.
+    """Names and passwords: `BasicAuth(ada=("admin", password), …)`, or a mapping.
 
-    There is no default password, and one of fewer than 8 characters is refused. Serve it over HTTPS: passwords travel
-    with each request.
+    Browsers sign in on a page and get a session; programs send both with each request (`curl -u ada`). In the place of
+    a password stands its hash, if it was made by `headgate password` (it begins with `scrypt$`). There is no default
+    password, and one of fewer than 8 characters is refused. Serve it over HTTPS.
     """
 
-    challenge = 'Basic realm="Headgate", charset="UTF-8"'
+    # Not Basic: for that each browser opens a window of its own, which cannot sign out.
+    challenge = 'Session realm="Headgate"'
+    form = SignInForm("Password", "", has_name=True)
 
     def __init__(self, users: Mapping[str, tuple[Role, str]] | None = None, /, **more: tuple[Role, str]) -> None:
         named = {**(users or {}), **more}
@@ -101,9 +145,25 @@ class BasicAuth:
                 raise DeclarationError(f"user name {name!r} must not be empty, nor contain a colon")
             _require_strong(password, f"the password of {name!r}")
             self._credentials[name] = Credential(User(name, role), password)
+        # If one is a hash all are, so that the time that a check takes does not tell names.
+        self._hashes: dict[str, PasswordHash] = {}
+        if any(each.text.startswith(PREFIX) for each in self._credentials.values()):
+            self._hashes = {name: _hash_of(each.text) for name, each in self._credentials.items()}
+        self._checking: ThreadPoolExecutor | None = None
+        # Programs send their password with each request, and a hash is slow to check: of a right password that was
+        # checked a digest is kept, under a key that leaves this process as little as the digest does.
+        self._key = os.urandom(32)
+        self._checked: dict[str, bytes] = {}
 
     def secret(self, user: User) -> bytes | None:
         return _secret_of(user, self._credentials.values())
+
+    def has(self, user: User) -> bool:
+        known = self._credentials.get(user.name)
+        return known is not None and known.user == user
+
+    async def sign_in(self, fields: SignInFields) -> User:
+        return await self._check(fields.name, fields.secret)
 
     async def user(self, request: Request) -> User | None:
         shown = _shown(request, "basic")
@@ -113,22 +173,42 @@ class BasicAuth:
             name, separator, password = base64.b64decode(shown, validate=True).decode().partition(":")
         except (binascii.Error, ValueError):
             raise Refused(credential=shown) from None
+        if not separator:
+            raise Refused(credential=shown, name=name)
+        return await self._check(name, password)
+
+    async def _check(self, name: str, password: str) -> User:
         known = self._credentials.get(name)
-        # Compared also where there is nobody of that name, so that the time taken does not tell names.
-        is_right = _is_same(password, "" if known is None else known.text)
-        if known is None or not separator or not is_right:
-            raise Refused(credential=shown)
+        if self._hashes:
+            is_right = await self._check_hash(name, password)
+        else:
+            # Compared also where there is nobody of that name, so that the time taken does not tell names.
+            is_right = _is_same(password, "" if known is None else known.text)
+        if known is None or not is_right:
+            raise Refused(credential=f"{name}:{password}", name=name)
         return known.user
+
+    async def _check_hash(self, name: str, password: str) -> bool:
+        digest = hmac.digest(self._key, password.encode("utf-8", "surrogatepass"), "sha256")
+        if hmac.compare_digest(digest, self._checked.get(name, b"")):
+            return True
+        kept = self._hashes.get(name) or next(iter(self._hashes.values()))
+        self._checking = self._checking or ThreadPoolExecutor(CHECKS_AT_ONCE, "headgate-passwords")
+        is_right = await asyncio.get_running_loop().run_in_executor(self._checking, kept.matches, password)
+        if is_right and name in self._hashes:
+            self._checked[name] = digest
+        return is_right and name in self._hashes
 
 
 class BearerAuth:
     """Tokens, for programs and for a proxy that adds them: `BearerAuth({token: User("deploy", "operator")})`.
 
-    A browser cannot be asked for one, but for a name and a password: the token is taken as the password as well, under
-    any name. A token of fewer than 16 characters is refused.
+    Somebody in a browser signs in with the token on a page. A program that can only send a name and a password sends it
+    as the password, under any name. A token of fewer than 16 characters is refused.
     """
 
-    challenge = 'Basic realm="Headgate: the token is the password", charset="UTF-8"'
+    challenge = 'Bearer realm="Headgate"'
+    form = SignInForm("Token", "", has_name=False)
 
     def __init__(self, tokens: Mapping[str, User]) -> None:
         if not tokens:
@@ -140,6 +220,12 @@ class BearerAuth:
     def secret(self, user: User) -> bytes | None:
         return _secret_of(user, self._credentials)
 
+    def has(self, user: User) -> bool:
+        return any(each.user == user for each in self._credentials)
+
+    async def sign_in(self, fields: SignInFields) -> User:
+        return self._check(fields.secret)
+
     async def user(self, request: Request) -> User | None:
         shown = _shown(request, "bearer")
         if shown is None:
@@ -150,6 +236,9 @@ class BearerAuth:
                 shown = base64.b64decode(basic, validate=True).decode().partition(":")[2]
             except (binascii.Error, ValueError):
                 raise Refused(credential=basic) from None
+        return self._check(shown)
+
+    def _check(self, shown: str) -> User:
         # All are compared, so that the time taken does not tell which one it nearly was.
         found = [each.user for each in self._credentials if _is_same(shown, each.text)]
         if not found:
@@ -157,12 +246,52 @@ class BearerAuth:
         return found[0]
 
 
+class OneTimeToken:
+    """Lets in whoever opens a link with its `token`, once, as `user`; then there is a new token.
+
+    For `headgate dashboard` and for development: the link is printed where only you read it. `on_used` is called with
+    the new token. It has 256 bits, is kept in this process only, and signs in a browser, never a program.
+    """
+
+    challenge = 'Session realm="Headgate"'
+    form = SignInForm(
+        "One-time token",
+        "Open the link that was printed where the dashboard was started, or paste its token. Each works once; "
+        "then the next one is printed.",
+        has_name=False,
+    )
+
+    def __init__(self, user: User = User("local", "admin"), *, on_used: Callable[[str], None] | None = None) -> None:
+        self.token = secrets.token_urlsafe(32)
+        self._user = user
+        self._on_used = on_used
+
+    def secret(self, user: User) -> bytes | None:
+        return None
+
+    def has(self, user: User) -> bool:
+        return user == self._user
+
+    async def sign_in(self, fields: SignInFields) -> User:
+        # Somebody may paste the whole link.
+        if not _is_same(fields.secret.strip().rpartition("token=")[2], self.token):
+            raise Refused(credential=fields.secret)
+        self.token = secrets.token_urlsafe(32)
+        if self._on_used is not None:
+            self._on_used(self.token)
+        return self._user
+
+    async def user(self, request: Request) -> User | None:
+        return None
+
+
 class CallbackAuth:
     """Asks your own function, sync or async, which is given the Starlette request: a `User`, or None for nobody.
 
-    For sessions of the app that it is mounted in: `CallbackAuth(lambda request: user_of(request.session))`. A sync one
-    runs on the event loop and must not block. One that compares passwords itself raises `Refused` for a wrong one, so
-    that it is throttled by address; None is not.
+    For sessions of the app that it is mounted in: `CallbackAuth(lambda request: user_of(request.session))`. A browser
+    that nobody is signed in with is shown a page that says so, with a link to `sign_in_url` if there is one. A sync
+    function runs on the event loop and must not block. One that compares passwords itself raises `Refused(name=…)` for
+    a wrong one, so that guesses are slowed down and logged; None is not.
 
     It is asked for each request, those for files too: only it knows what of a request its answer comes from, and a
     sign-out holds at once. One that is dear to ask keeps its own answers for a few seconds, and none but good ones.
@@ -170,10 +299,15 @@ class CallbackAuth:
 
     challenge = ""
 
-    def __init__(self, callback: Callable[[Request], User | Awaitable[User | None] | None]) -> None:
+    def __init__(
+        self, callback: Callable[[Request], User | Awaitable[User | None] | None], *, sign_in_url: str | None = None
+    ) -> None:
         if not callable(callback):
             raise DeclarationError(f"CallbackAuth({callback!r}) needs a function from a request to a User or None")
+        if sign_in_url is not None and not sign_in_url.startswith(("/", "https://", "http://")):
+            raise DeclarationError(f"sign_in_url={sign_in_url!r} must begin with a slash, https:// or http://")
         self._callback = callback
+        self.sign_in_url = sign_in_url
 
     def secret(self, user: User) -> bytes | None:
         return None
@@ -207,6 +341,10 @@ def _is_same(shown: str, known: str) -> bool:
 def _require_strong(text: str, what: str, least: int = 8) -> None:
     if not isinstance(text, str) or len(text) < least:
         raise DeclarationError(f"{what} must have at least {least} characters")
+
+
+def _hash_of(text: str) -> PasswordHash:
+    return PasswordHash.parse(text) if text.startswith(PREFIX) else PasswordHash.of(text)
 
 
 def _secret_of(user: User, credentials: Iterable[Credential]) -> bytes:

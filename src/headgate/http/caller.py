@@ -15,10 +15,11 @@ class Caller:
     """Who asks, and the Admin that does what they ask for in their name.
 
     `reach` runs what is asked of the app where the app is open. `token` is what they have to send with what changes
-    something. With `read_only` nobody changes anything.
+    something. With `read_only` nobody changes anything. `can_sign_out` is for those with a session.
     """
 
     user: User
+    can_sign_out: bool
     admin: Admin
     redaction: Redaction
     watch: Watch

@@ -178,9 +178,9 @@ def parse_body(content: bytes, kind: type[Body]) -> Body:
     return body
 
 
-async def read_body(request: Request) -> bytes:
-    """The body, if it is not too long and there in time. Raises Refusal."""
-    reading = asyncio.ensure_future(_read_body(request))
+async def read_body(request: Request, *, kind: str = "application/json", largest: int = LARGEST_BODY) -> bytes:
+    """The body, if it is of this kind, not too long and there in time. Raises Refusal."""
+    reading = asyncio.ensure_future(_read_body(request, kind, largest))
     try:
         await asyncio.wait([reading], timeout=SLOWEST_BODY)
         if not reading.done():
@@ -192,18 +192,17 @@ async def read_body(request: Request) -> bytes:
         reading.cancel()
 
 
-async def _read_body(request: Request) -> bytes:
+async def _read_body(request: Request, kind: str, largest: int) -> bytes:
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > LARGEST_BODY:
-        raise _too_large()
+    if length.isdecimal() and int(length) > largest:
+        raise _too_large(largest)
     content = bytearray()
     async for chunk in request.stream():
         content += chunk
-        if len(content) > LARGEST_BODY:
-            raise _too_large()
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content and kind != "application/json":
-        raise Refusal(415, "unsupported_media_type", "a body is sent as JSON, with Content-Type: application/json")
+        if len(content) > largest:
+            raise _too_large(largest)
+    if content and request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
+        raise Refusal(415, "unsupported_media_type", f"a body is sent here with Content-Type: {kind}")
     return bytes(content)
 
 
@@ -241,5 +240,5 @@ def _bad_request(message: str) -> Refusal:
     return Refusal(400, "bad_request", message)
 
 
-def _too_large() -> Refusal:
-    return Refusal(413, "too_large", f"the body is longer than {LARGEST_BODY:,} bytes")
+def _too_large(largest: int) -> Refusal:
+    return Refusal(413, "too_large", f"the body is longer than {largest:,} bytes")

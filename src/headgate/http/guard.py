@@ -5,122 +5,151 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Literal
+from typing import cast
 
 from starlette.requests import Request
 
+from headgate.clock import Clock, sleep
 from headgate.errors import DeclarationError
-from headgate.http.auth import Auth, Refused, Role, User
-from headgate.http.origin import canonical, is_local, is_same_site, peer_of
-from headgate.http.refusal import Refusal, try_later
-from headgate.limits.rate_limit import RateLimit
-from headgate.limits.standalone.limiter import Limiter
-
-FAILURES = "10/m"
-"""Wrong passwords of one address: so many at once, and then one each 6 s."""
-
-MOST_REFUSED = 1000
-"""Wrong passwords that are known again; an older one counts anew."""
-
-LOCAL = User("local", "admin")
-"""Whoever asks from this machine, where nobody has to say who they are."""
+from headgate.http.auth import Auth, CallbackAuth, Refused, Role, SessionAuth, SignInFields, SignInForm, User
+from headgate.http.failures import SignInFailures
+from headgate.http.origin import canonical, is_same_site, peer_of
+from headgate.http.refusal import Refusal
+from headgate.http.sessions import Session, Sessions, shown_cookie
 
 TOKEN = "x-headgate-token"
 """The header of what changes something, with the token of the session."""
 
 
-class Guard:
-    """Tells who somebody is, and refuses what they may not do.
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who asks, and the session of their browser; None where each request says who it is."""
 
-    With `"local"` everybody at this machine is let in; None is refused, so that nobody is let in by what was left out.
-    `secret` signs the tokens; without one, and without one of the `auth`, it is random: then a token is good in this
-    process only.
+    user: User
+    session: Session | None = None
+
+
+class Guard:
+    """Finds out who somebody is, signs them in and out, and refuses what they may not do.
+
+    `secret` signs sessions and tokens; without one they are good in this process only, but for the tokens of an `auth`
+    that has a secret of its own.
     """
 
     def __init__(
         self,
-        auth: Auth | Literal["local"] | None,
+        auth: Auth | None,
         *,
         read_only: bool,
         trusted_proxies: Iterable[str],
         secret: bytes | None,
+        clock: Clock,
     ) -> None:
-        if auth != "local" and not hasattr(auth, "user"):
+        if auth is None or not hasattr(auth, "user"):
             raise DeclarationError(_unsaid(auth))
-        self._auth = None if auth == "local" else auth
+        self._auth = auth
+        self._signs_in = cast("SessionAuth", auth) if hasattr(auth, "sign_in") else None
         self._read_only = read_only
         self._trusted = frozenset(map(_proxy, trusted_proxies))
         self._secret = secret
         self._random = os.urandom(32)
-        self._failures = Limiter(RateLimit(FAILURES, burst=10))
-        self._refused: dict[bytes, None] = {}
+        self._clock = clock
+        self._failures = SignInFailures(clock)
+        self.sessions = None if self._signs_in is None else Sessions(self._signs_in, secret or self._random, clock)
 
-    async def user(self, request: Request) -> User:
-        """Who asks. Raises Refusal for who is not let in."""
-        peer = None if request.client is None else request.client.host
-        if self._auth is None:
-            if not is_local(peer, request.headers, str(request.scope.get("http_version", "1.1"))):
-                raise _not_local()
-            return LOCAL
-        # Some proxies add a header of their own instead of going on with the one that came, which anybody can write.
-        address = peer_of(peer, ", ".join(request.headers.getlist("x-forwarded-for")), self._trusted)
-        await self._require_patience(address)
+    @property
+    def form(self) -> SignInForm | None:
+        """What the sign-in page asks for; None where the host signs people in."""
+        return None if self._signs_in is None else self._signs_in.form
+
+    @property
+    def sign_in_url(self) -> str | None:
+        """Where the host signs people in, if it was said."""
+        return self._auth.sign_in_url if isinstance(self._auth, CallbackAuth) else None
+
+    async def visitor(self, request: Request) -> Visitor:
+        """Who asks. Raises Refusal for whoever is not let in."""
+        cookie = None if self.sessions is None else shown_cookie(request)
+        session = None if cookie is None or self.sessions is None else self.sessions.find(cookie)
+        if session is not None:
+            return Visitor(session.user, session)
+        shows_credential = "authorization" in request.headers
+        user = await self._slowly(request, self._auth.user(request), is_right_delayed=shows_credential)
+        if user is not None:
+            return Visitor(user)
+        if cookie is not None:
+            raise self._unknown("your session has ended; sign in again")
+        raise self._unknown("sign in first: this dashboard is for those who are known to it")
+
+    async def sign_in(self, request: Request, fields: SignInFields) -> str:
+        """The cookie of a new session. Raises Refusal for a wrong credential."""
+        if self._signs_in is None or self.sessions is None:
+            raise self._unknown("nobody signs in here; sign in where this dashboard is part of")
+        user = await self._slowly(request, self._signs_in.sign_in(fields), is_right_delayed=True)
+        assert user is not None
+        return self.sessions.begin(user)
+
+    async def _slowly(self, request: Request, check: Awaitable[User | None], *, is_right_delayed: bool) -> User | None:
+        """The answer of a check; where guesses failed before, it is held back for a moment, right or wrong."""
+        address = self._address(request)
         try:
-            user = await self._auth.user(request)
+            user = await check
         except Refused as refused:
-            if self._is_news(address, refused.credential):
-                await self._failures.try_acquire(address)
-            raise self._unknown("this user name, password or token is not known here") from None
-        if user is None:
-            raise self._unknown("say who you are: this dashboard is for those who are known to it")
-        # A callback takes its time, and guesses that are made all at once tell no more than one after the other.
-        await self._require_patience(address)
+            self._failures.add(address, refused.name, refused.credential)
+            await sleep(self._clock, self._failures.delay(address, refused.name))
+            raise self._unknown("this user name, password or token is wrong") from None
+        if user is None or not is_right_delayed:
+            return user
+        if (delay := self._failures.delay(address, user.name)) > 0:
+            await sleep(self._clock, delay)
+        self._failures.forget(address, user.name)
         return user
 
-    def _is_news(self, address: str, shown: str | None) -> bool:
-        """Whether this credential was not refused to this address before; where it is not known, it may be a guess.
-
-        A tab or a program that goes on with a password of yesterday guesses nothing, and must not lock out all who
-        come from its address. What it shows is looked at each time all the same.
-        """
-        if shown is None:
-            return True
-        # Not to be found again by who reads the memory of the process.
-        digest = hmac.digest(self._random, f"{address} {shown}".encode(errors="surrogatepass"), "sha256")
-        if digest in self._refused:
-            return False
-        if len(self._refused) >= MOST_REFUSED:
-            del self._refused[next(iter(self._refused))]
-        self._refused[digest] = None
-        return True
-
-    async def _require_patience(self, address: str) -> None:
-        """Raise Refusal for an address from which too many have failed, whatever it shows now."""
-        seen = await self._failures.snapshot(address)
-        if not seen.available:
-            raise Refusal(429, "too_many_failures", "too many wrong passwords; try again later", headers=try_later(6))
+    def _address(self, request: Request) -> str:
+        """Where it comes from, as far as the trusted proxies say it."""
+        peer = None if request.client is None else request.client.host
+        # Some proxies add a header of their own instead of going on with the one that came, which anybody can write.
+        return peer_of(peer, ", ".join(request.headers.getlist("x-forwarded-for")), self._trusted)
 
     def _unknown(self, message: str) -> Refusal:
-        challenge = "" if self._auth is None else self._auth.challenge
+        challenge = self._auth.challenge
         return Refusal(401, "unauthorized", message, headers={"WWW-Authenticate": challenge} if challenge else None)
 
     def token(self, user: User) -> str:
         """What this user has to send with what changes something."""
-        own = None if self._auth is None else self._auth.secret(user)
+        own = self._auth.secret(user)
         return hmac.new(
             self._secret or own or self._random, f"{user.role}:{user.name}".encode(), hashlib.sha256
         ).hexdigest()
 
-    def require(self, request: Request, user: User, role: Role, *, changes: bool) -> None:
+    def require(self, request: Request, visitor: Visitor, role: Role, *, changes: bool) -> None:
         """Raise Refusal unless the user may do what the role may, and meant to do it."""
+        user = visitor.user
         if not user.may(role):
             raise Refusal(403, "not_allowed", f"{user.name} is {user.role} here, and only {_who(role)} may do this")
         if not changes:
             return
         if self._read_only:
             raise Refusal(403, "read_only", "this dashboard only shows; nothing can be changed through it")
+        self.require_intent(request, visitor)
+
+    def require_intent(self, request: Request, visitor: Visitor) -> None:
+        """Raise Refusal unless the user meant to ask for this, and was not led to it by another site."""
+        self.require_same_site(request)
+        # No browser sends a bearer token by itself, so whoever sends one means it.
+        if visitor.session is None and request.headers.get("authorization", "").lower().startswith("bearer "):
+            return
+        shown = request.headers.get(TOKEN, "")
+        if not hmac.compare_digest(shown.encode(), self.token(visitor.user).encode()):
+            raise Refusal(
+                403, "bad_token", "the header X-Headgate-Token has to hold the `token` of /api/session; read it again"
+            )
+
+    def require_same_site(self, request: Request) -> None:
+        """Raise Refusal for what a page of another site has asked for."""
         if not is_same_site(request.headers, self._host(request)):
             raise Refusal(
                 403,
@@ -128,14 +157,14 @@ class Guard:
                 "this was asked for by a page of another site; if it was not, the proxy in front of this has to pass "
                 "the Host header on, or to be one of the trusted_proxies and send X-Forwarded-Host",
             )
-        # No browser sends a bearer token by itself, so whoever sends one means it.
-        if request.headers.get("authorization", "").lower().startswith("bearer "):
-            return
-        shown = request.headers.get(TOKEN, "")
-        if not hmac.compare_digest(shown.encode(), self.token(user).encode()):
-            raise Refusal(
-                403, "bad_token", "the header X-Headgate-Token has to hold the `token` of /api/session; read it again"
-            )
+
+    def is_https(self, request: Request) -> bool:
+        """Whether the browser came by HTTPS, as far as it, the server or a trusted proxy says so."""
+        if request.headers.get("origin", "").startswith("https://"):
+            return True
+        peer = "" if request.client is None else request.client.host
+        forwarded = request.headers.get("x-forwarded-proto") if canonical(peer) in self._trusted else None
+        return (forwarded or str(request.scope.get("scheme", ""))).strip().lower() == "https"
 
     def _host(self, request: Request) -> str:
         """The name that was asked for, as the browser knows it."""
@@ -148,8 +177,7 @@ def _unsaid(auth: object) -> str:
     wrong = "" if auth is None else f", and {auth!r} is nothing that it knows"
     return (
         f"dashboard(app) has to be told who may see it{wrong}: dashboard(app, "
-        'auth=BasicAuth(ada=("admin", password))), or a BearerAuth or CallbackAuth; dashboard(app, auth="local") lets '
-        "in everybody at this machine, which is not for a server with a proxy in front of it"
+        'auth=BasicAuth(ada=("admin", password))), or a BearerAuth, CallbackAuth or OneTimeToken'
     )
 
 
@@ -165,12 +193,3 @@ def _proxy(address: str) -> str:
 
 def _who(role: Role) -> str:
     return {"viewer": "viewers", "operator": "operators and admins", "admin": "admins"}[role]
-
-
-def _not_local() -> Refusal:
-    return Refusal(
-        403,
-        "not_local",
-        "this dashboard asks nobody who they are, so it answers only this machine, under the name localhost, and "
-        "nobody through a proxy. Say who may see it: auth=BasicAuth(…), or `headgate dashboard --user …`",
-    )

@@ -23,7 +23,6 @@ _STATUSES = {
     413: "The body is longer than 64 KB.",
     415: "The body is not JSON.",
     422: "It is understood, and can never work.",
-    429: "Too many wrong passwords from this address.",
     503: "The store does not answer; try again later.",
 }
 
@@ -79,7 +78,7 @@ def _operation(endpoint: Endpoint, known: dict[str, Any], components: dict[str, 
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in endpoint.path_names
     ]
-    statuses = {400, 401, 403, 429, 503, *endpoint.refuses}
+    statuses = {400, 401, 403, 503, *endpoint.refuses}
     # What a path cannot lead to, as a name with a line break, is not there either.
     statuses |= {404} if endpoint.path_names else set()
     described: dict[str, Any] = {
@@ -145,7 +144,7 @@ def _json(description: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stream(known: dict[str, Any]) -> dict[str, Any]:
-    refusals = {str(status): _json(_STATUSES[status], known[repr(ErrorAnswer)]) for status in (401, 403, 429, 503)}
+    refusals = {str(status): _json(_STATUSES[status], known[repr(ErrorAnswer)]) for status in (401, 403, 503)}
     return {
         "operationId": "stream",
         "summary": "The overview as server-sent events, whenever it has changed, at most once a second",

@@ -1,34 +1,10 @@
-"""Where a request comes from: this machine, this site, or another one that a browser was lured to. Pure rules."""
+"""Where a request comes from: this site, or another one that a browser was lured to; from which address. Pure rules."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
-
-_FORWARDED = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")
-
-
-def is_local(peer: str | None, headers: Mapping[str, str], http_version: str) -> bool:
-    """Whether somebody at this machine asks for this machine.
-
-    The peer has to be a loopback address, and so has the name that was asked for: a page of another site can make its
-    own name lead here (DNS rebinding). What a proxy has passed on comes from elsewhere, whoever the peer is: many say
-    so in a header, and nginx before 1.29.7 speaks HTTP/1.0 unless it is told otherwise, which no browser does. One
-    that does neither cannot be told from a browser.
-    """
-    if peer is None or not is_loopback(peer) or http_version == "1.0":
-        return False
-    if any(name in _FORWARDED or name.startswith("x-forwarded-") for name in headers):
-        return False
-    host = _name_of(headers.get("host", ""))
-    return host == "localhost" or is_loopback(host)
-
-
-def is_loopback(address: str) -> bool:
-    """Whether it is an address of this machine alone."""
-    parsed = _address(address)
-    return parsed is not None and parsed.is_loopback
 
 
 def is_same_site(headers: Mapping[str, str], host: str) -> bool:

@@ -18,7 +18,8 @@ class Session(msgspec.Struct, frozen=True):
     """Who asks, and what they `can` do: "operate" jobs, queues and schedules; "admin" limits, and remove.
 
     `token` is to be sent as X-Headgate-Token with what changes something. `store` is the path of its file, or its URL
-    without a password. Fields that match `redacted` are hidden.
+    without a password. Fields that match `redacted` are hidden. `can_sign_out` is true where a session can be ended by
+    POST /logout.
     """
 
     user: str
@@ -30,6 +31,7 @@ class Session(msgspec.Struct, frozen=True):
     version: str
     now: datetime
     read_only: bool
+    can_sign_out: bool
     redacted: Sequence[str]
 
 
@@ -49,6 +51,7 @@ async def session(caller: Caller) -> Session:
         version=installed_version(),
         now=caller.admin.now(),
         read_only=caller.read_only,
+        can_sign_out=caller.can_sign_out,
         redacted=caller.redaction.patterns,
     )
 

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 from urllib.parse import unquote
 
 from starlette.applications import Starlette
@@ -22,15 +23,17 @@ from headgate.admin import Admin, Overview, SlowCounts
 from headgate.app import Headgate
 from headgate.clock import Clock, SystemClock
 from headgate.errors import HeadgateError, NotOpen
-from headgate.http.auth import Auth, Role, User
+from headgate.http.auth import Auth, Role, SignInFields
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Answering, Endpoint
-from headgate.http.guard import Guard
+from headgate.http.endpoint import Answering, Endpoint, read_body
+from headgate.http.guard import Guard, Visitor
 from headgate.http.openapi import openapi
 from headgate.http.redaction import ALWAYS, Redaction
 from headgate.http.refusal import Refusal, refusal_of
 from headgate.http.routes import ENDPOINTS
+from headgate.http.sessions import delete_cookie, set_cookie
 from headgate.http.shell import PAGES, Shell
+from headgate.http.sign_in_page import FORM, LONGEST_FORM, SignInPage, parse_form, place_of, to_address
 from headgate.http.stream import Stream
 from headgate.http.watch import Watch
 
@@ -45,17 +48,17 @@ SECURITY = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-"""On every answer, also on errors."""
+"""On every answer, also on errors; the sign-in page has a stricter policy of its own."""
 
 _log = logging.getLogger("headgate.http")
 
-Serve = Callable[[Request, User], Awaitable[Response]]
+Serve = Callable[[Request, Visitor], Awaitable[Response]]
 
 
 def dashboard(
     app: Headgate,
     *,
-    auth: Auth | Literal["local"] | None = None,
+    auth: Auth | None = None,
     redact: Iterable[str] | None = (),
     title: str = "Headgate",
     read_only: bool = False,
@@ -65,17 +68,17 @@ def dashboard(
 ) -> Dashboard:
     """The dashboard and the REST API of an app, to serve or to mount: `host.mount("/jobs", dashboard(app, auth=…))`.
 
-    `auth` says who is let in, and has to be said: a BasicAuth, BearerAuth or CallbackAuth, or `"local"` for everybody
-    at this machine, which is for servers that no proxy stands in front of. `redact` names further fields that nobody is
-    shown, as `"card.number"` or `"*_key"`, beside passwords, secrets, tokens and API keys; None shows all. With
-    `read_only` nobody can change anything, whatever their role.
-    `trusted_proxies` are the addresses whose X-Forwarded-For and X-Forwarded-Host are believed. `secret` is needed only
-    with a `CallbackAuth` that several processes serve: it signs what lets a browser change something. Raises
-    DeclarationError for what cannot work.
+    `auth` says who is let in, and has to be said: a BasicAuth, BearerAuth, CallbackAuth or OneTimeToken. `redact` names
+    further fields that nobody is shown, as `"card.number"` or `"*_key"`, beside passwords, secrets, tokens and API
+    keys; None shows all. With `read_only` nobody can change anything, whatever their role. `trusted_proxies` are the
+    addresses whose X-Forwarded-For, -Host and -Proto are believed. `secret` signs sessions and tokens: give the same to
+    all processes that serve the dashboard; without one they are good in one process only. Raises DeclarationError for
+    what cannot work.
 
     It opens the app with the first request unless it is open, and closes what it opened when its own lifespan or the
     event loop ends. Where threads have opened it, as with `app.sync`, it asks the app on the loop that they share.
     """
+    clock = clock or SystemClock()
     return Dashboard(
         app,
         guard=Guard(
@@ -83,11 +86,12 @@ def dashboard(
             read_only=read_only,
             trusted_proxies=trusted_proxies,
             secret=None if secret is None else secret.encode(),
+            clock=clock,
         ),
         redaction=Redaction(() if redact is None else (*ALWAYS, *((redact,) if isinstance(redact, str) else redact))),
         title=title,
         read_only=read_only,
-        clock=clock or SystemClock(),
+        clock=clock,
     )
 
 
@@ -108,6 +112,7 @@ class Dashboard(Starlette):
         self._watch = Watch(self._overview, clock, app.portal.reach)
         self.stream = Stream(self._watch, clock)
         self._shell = Shell()
+        self._sign_in_page = SignInPage(title, guard.form, guard.sign_in_url)
         super().__init__(routes=self._routes(), lifespan=_lifespan, exception_handlers={HTTPException: self._not_found})
         self.router.redirect_slashes = False
 
@@ -116,7 +121,7 @@ class Dashboard(Starlette):
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in SECURITY.items():
-                    headers[name] = value
+                    headers.setdefault(name, value)
             await send(message)
 
         await super().__call__(scope, receive, send_safely)
@@ -139,18 +144,23 @@ class Dashboard(Starlette):
     def _routes(self) -> list[Route]:
         shell = self._shell
 
-        async def page(request: Request, user: User) -> Response:
+        async def page(request: Request, visitor: Visitor) -> Response:
             return await shell.page(request)
 
-        async def file(request: Request, user: User) -> Response:
+        async def file(request: Request, visitor: Visitor) -> Response:
             return await shell.file(request)
 
-        async def stream(request: Request, user: User) -> Response:
-            return await self.stream.response(request, (await self._caller(user)).shown)
+        async def stream(request: Request, visitor: Visitor) -> Response:
+            show = (await self._caller(visitor)).shown
+            session, sessions = visitor.session, self._guard.sessions
+            if session is None or sessions is None:
+                return await self.stream.response(request, show)
+            is_current = partial(sessions.is_current, session)
+            return await self.stream.response(request, show, session=session.id, is_current=is_current)
 
         description = openapi(ENDPOINTS)
 
-        async def described(request: Request, user: User) -> Response:
+        async def described(request: Request, visitor: Visitor) -> Response:
             return Response(description, media_type="application/json", headers={"Cache-Control": "no-cache"})
 
         routes = [
@@ -162,6 +172,8 @@ class Dashboard(Starlette):
         routes.append(streams)
         routes.append(self._route("/api/openapi.json", "GET", described))
         routes.append(self._route("/static/{path:path}", "GET", file))
+        routes.append(Route("/login", self._answered(self._sign_in), methods=["GET", "POST"]))
+        routes.append(Route("/logout", self._answered(self._sign_out), methods=["POST"]))
         return routes + [self._route(path, "GET", page) for path in PAGES]
 
     def _route(self, path: str, method: str, serve: Serve, needs: Role = "viewer") -> Route:
@@ -169,25 +181,77 @@ class Dashboard(Starlette):
 
     def _guarded(self, method: str, serve: Serve, needs: Role = "viewer") -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
+            visitor = await self._guard.visitor(request)
+            self._guard.require(request, visitor, needs, changes=method != "GET")
+            return await serve(request, visitor)
+
+        return self._answered(guarded)
+
+    def _answered(self, serve: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """Whatever is refused or fails is answered: a signed-out visit with the sign-in page, all else as JSON."""
+
+        async def answered(request: Request) -> Response:
             try:
-                user = await self._guard.user(request)
-                self._guard.require(request, user, needs, changes=method != "GET")
-                return await serve(request, user)
+                return await serve(request)
             except Refusal as refusal:
+                if refusal.status == 401 and _is_visit(request):
+                    return self._sign_in_page.response(request, refusal, None, place_of(request))
                 return refusal.response()
             except HeadgateError as error:
                 return refusal_of(error).response()
             except Exception:
                 # A path may hold line breaks, and would write lines of its own.
-                _log.exception("%s %r failed", method, request.scope.get("path"))
+                _log.exception("%s %r failed", request.method, request.scope.get("path"))
                 return Refusal(500, "internal_error", "this failed here; the log of the dashboard tells why").response()
 
-        return guarded
+        return answered
+
+    # ---------------------------------------------------------------------------------------- signing in and out
+
+    async def _sign_in(self, request: Request) -> Response:
+        """The sign-in page, what it sends, and the link with a token; the only address without a guard."""
+        if request.method == "POST":
+            self._guard.require_same_site(request)
+            fields, place = parse_form(await read_body(request, kind=FORM, largest=LONGEST_FORM))
+        else:
+            token = request.query_params.get("token")
+            if token is None or request.method == "HEAD" or await self._is_signed_in(request):
+                # Whoever is signed in has nothing to do here; all others are shown the page.
+                await self._guard.visitor(request)
+                return _redirect(request, "")
+            fields, place = SignInFields("", token), ""
+        try:
+            cookie = await self._guard.sign_in(request, fields)
+        except Refusal as refusal:
+            if refusal.status != 401 or not _accepts_page(request):
+                raise
+            return self._sign_in_page.response(request, refusal, fields, place)
+        response = _redirect(request, place)
+        set_cookie(response, request, cookie, is_secure=self._guard.is_https(request))
+        return response
+
+    async def _is_signed_in(self, request: Request) -> bool:
+        try:
+            await self._guard.visitor(request)
+        except Refusal:
+            return False
+        return True
+
+    async def _sign_out(self, request: Request) -> Response:
+        visitor = await self._guard.visitor(request)
+        self._guard.require_intent(request, visitor)
+        if visitor.session is None or self._guard.sessions is None:
+            raise Refusal(409, "no_session", "there is no session to end: each request says who it comes from")
+        self._guard.sessions.end(visitor.session)
+        self.stream.end_session(visitor.session.id)
+        response = Response(status_code=204, headers={"Cache-Control": "no-store"})
+        delete_cookie(response, request)
+        return response
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
 
-        async def told(request: Request, user: User) -> Response:
+        async def told(request: Request, visitor: Visitor) -> Response:
             if error.status_code == 404 and _is_visit(request):
                 return await self._shell.page(request, 404)
             return _refused(request, error)
@@ -198,11 +262,11 @@ class Dashboard(Starlette):
     def _answering(self, endpoint: Endpoint) -> Serve:
         answer = Answering(endpoint)
 
-        async def serve(request: Request, user: User) -> Response:
+        async def serve(request: Request, visitor: Visitor) -> Response:
             if endpoint.method == "DELETE":
                 _require_own_address(request)
             try:
-                return await answer(request, await self._caller(user))
+                return await answer(request, await self._caller(visitor))
             finally:
                 if endpoint.changes:
                     # Who has changed something looks at what came of it.
@@ -212,9 +276,11 @@ class Dashboard(Starlette):
 
     # ------------------------------------------------------------------------------------------------ serving
 
-    async def _caller(self, user: User) -> Caller:
+    async def _caller(self, visitor: Visitor) -> Caller:
+        user = visitor.user
         return Caller(
             user=user,
+            can_sign_out=visitor.session is not None,
             admin=(await self._admin()).by(user.name),
             redaction=self._redaction,
             watch=self._watch,
@@ -276,7 +342,16 @@ def _is_visit(request: Request) -> bool:
     """Whether somebody goes there in a browser, who is better told by a page than by JSON."""
     below = str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
     is_file = below.startswith(("/api/", "/static/"))
-    return request.method in ("GET", "HEAD") and "text/html" in request.headers.get("accept", "") and not is_file
+    return request.method in ("GET", "HEAD") and _accepts_page(request) and not is_file
+
+
+def _accepts_page(request: Request) -> bool:
+    return "text/html" in request.headers.get("accept", "")
+
+
+def _redirect(request: Request, place: str) -> Response:
+    """To a place of this dashboard. With 303 a browser asks for it, and not with the form or the token again."""
+    return Response(status_code=303, headers={"Location": to_address(request, place), "Cache-Control": "no-store"})
 
 
 def _refused(request: Request, error: HTTPException) -> Response:

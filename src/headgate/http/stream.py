@@ -57,7 +57,7 @@ class Stream:
         self._is_leaving = is_leaving
         self._is_ended = False
         # One for each stream, on the loop of that stream: an event serves one loop only, and a site may see several.
-        self._endings: set[asyncio.Event] = set()
+        self._endings: dict[asyncio.Event, str | None] = {}
 
     @property
     def clients(self) -> int:
@@ -70,14 +70,27 @@ class Stream:
         for ending in self._endings:
             ending.set()
 
+    def end_session(self, session: str) -> None:
+        """End the streams that began in this session."""
+        for ending, began_in in self._endings.items():
+            if began_in == session:
+                ending.set()
+
     def begin(self) -> None:
         """Let streams begin, as they may from the first."""
         self._is_ended = False
 
-    async def response(self, request: Request, show: Callable[[Overview], Overview]) -> StreamingResponse:
-        """The stream for one browser, with what `show` leaves of each overview.
+    async def response(
+        self,
+        request: Request,
+        show: Callable[[Overview], Overview],
+        *,
+        session: str | None = None,
+        is_current: Callable[[], bool] = lambda: True,
+    ) -> StreamingResponse:
+        """The stream for one browser, with what `show` leaves of each overview, while its session `is_current`.
 
-        Raises Refusal where there are too many, or the server ends.
+        `session` is the id that `end_session` takes. Raises Refusal where there are too many, or the server ends.
         """
         if self._is_ended or self._is_leaving():
             raise Refusal(503, "ending", "this server ends; ask again in a moment", headers=try_later(RETRY_AFTER))
@@ -89,25 +102,30 @@ class Stream:
         except HeadgateError as error:
             raise refusal_of(error) from error
         return StreamingResponse(
-            self._events(first, show, request.headers.get("last-event-id")),
+            self._events(first, show, request.headers.get("last-event-id"), session, is_current),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
 
     async def _events(
-        self, seen: Seen, show: Callable[[Overview], Overview], known: str | None
+        self,
+        seen: Seen,
+        show: Callable[[Overview], Overview],
+        known: str | None,
+        session: str | None,
+        is_current: Callable[[], bool],
     ) -> AsyncIterator[bytes]:
         if self.clients >= self._most_clients:
             # Those that come while the first look is taken are all let in before any of them is counted.
             yield _COME_LATER
             return
         ending = asyncio.Event()
-        self._endings.add(ending)
+        self._endings[ending] = session
         try:
             began_at = said_at = self._clock.monotonic()
             yield _HELLO
             tag, revision = known, seen.revision
-            while not ending.is_set() and self._clock.monotonic() - began_at < LIVES:
+            while not ending.is_set() and is_current() and self._clock.monotonic() - began_at < LIVES:
                 if seen.tag != tag:
                     if seen.revision > revision + 1:
                         yield _event("resync", seen.tag, b"{}")
@@ -129,7 +147,7 @@ class Stream:
                 # It has only had its time, and nothing should be missed between it and the next one.
                 yield _COME_BACK
         finally:
-            self._endings.discard(ending)
+            self._endings.pop(ending, None)
 
 
 def _event(name: str, id: str, data: bytes) -> bytes:

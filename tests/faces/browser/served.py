@@ -16,4 +16,6 @@ app = make_app(os.environ["SHOP_URL"], **({"schema": os.environ["SHOP_SCHEMA"]} 
 
 _users: dict[str, tuple[Any, str]] = {name: (cast(Role, role), PASSWORDS[name]) for name, role in ROLES.items()}
 
-host = Starlette(routes=[Mount("/ops/jobs", dashboard(app, auth=BasicAuth(_users), title="Shop"))])
+host = Starlette(
+    routes=[Mount("/ops/jobs", dashboard(app, auth=BasicAuth(_users), title="Shop", secret="of these tests"))]
+)

@@ -20,7 +20,7 @@ from playwright.async_api import Browser, Route, expect
 from headgate import Every
 from headgate.errors import ScheduleNotFound
 from tests.faces.browser.conftest import Shop, Visit, shop_on, visiting
-from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, QUEUE, SCHEDULE, SPARE
+from tests.faces.browser.shop import HOSTILE, LIMIT, LONG, PASSWORDS, QUEUE, SCHEDULE, SPARE
 from tests.until import until
 
 LOOKS = (("wide", "light"), ("wide", "dark"), ("narrow", "light"))
@@ -556,6 +556,66 @@ async def test_a_page_tells_that_the_server_is_lost_and_that_it_is_back(browser:
         # A browser says itself that nobody answered.
         refused = [told for told in visit.complaints if "ERR_" in told]
         visit.complaints[:] = [told for told in visit.complaints if told not in refused]
+
+
+@of_one_store
+async def test_somebody_signs_in_on_a_page_and_out_again_in_every_tab(
+    browser: Browser, shop: Shop, screenshots: Path | None
+) -> None:
+    axe = (files("axe_playwright_python") / "axe.min.js").read_text()
+    async with visiting(browser, shop) as visit:
+        page, context = visit.page, visit.page.context
+        await page.get_by_role("button", name="Sign out").click()
+        await page.get_by_role("heading", name="Sign in").wait_for()
+        # Whatever is asked for, the page comes first, and leads to it.
+        await page.goto(shop.base + "jobs?state=failed")
+        for size, scheme in LOOKS:
+            await visit.look(size, scheme)
+            assert await fits(visit)
+            assert await axe_violations(visit, axe) == []
+            if screenshots is not None:
+                await page.screenshot(path=screenshots / f"{shop.store}-sign-in-{size}-{scheme}.png")
+        await page.get_by_label("User name").fill("ada")
+        await page.get_by_label("Password").fill("a wrong password")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("alert").filter(has_text="wrong").wait_for()
+        assert await axe_violations(visit, axe) == []
+        if screenshots is not None:
+            await page.screenshot(path=screenshots / f"{shop.store}-sign-in-refused.png")
+        assert await page.get_by_label("User name").input_value() == "ada"
+        await page.get_by_label("Password").fill(PASSWORDS["ada"])
+        await page.keyboard.press("Enter")
+        await visit.settled()
+        assert page.url == shop.base + "jobs?state=failed"
+        await visit.look("wide", "light")
+        if screenshots is not None:
+            await page.screenshot(path=screenshots / f"{shop.store}-signed-in.png")
+        other = await context.new_page()
+        await other.goto(shop.base + "overview")
+        await other.locator("main[aria-busy=false] h1").wait_for()
+        assert await other.evaluate("document.cookie") == ""
+        await page.get_by_role("button", name="Sign out").click()
+        await page.get_by_role("heading", name="Sign in").wait_for()
+        # The other tab finds out as soon as its stream ends, or it asks for anything.
+        await other.get_by_role("heading", name="Sign in").wait_for()
+        visit.forget_refusals()
+
+
+@of_one_store
+async def test_signing_in_takes_no_javascript(browser: Browser, shop: Shop) -> None:
+    context = await browser.new_context(java_script_enabled=False)
+    try:
+        page = await context.new_page()
+        await page.goto(shop.base + "limits")
+        await page.get_by_label("User name").fill("ada")
+        await page.get_by_label("Password").fill(PASSWORDS["ada"])
+        await page.get_by_role("button", name="Sign in").click()
+        await page.locator("noscript").wait_for(state="attached")
+        assert page.url == shop.base + "limits"
+        (cookie,) = await context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", "/ops/jobs")
+    finally:
+        await context.close()
 
 
 @of_one_store

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import re
@@ -12,13 +11,13 @@ import pytest
 from starlette.requests import Request
 
 from headgate import DeclarationError
-from headgate.http import BasicAuth, BearerAuth, CallbackAuth, Refused, User, dashboard
+from headgate.http import BasicAuth, BearerAuth, CallbackAuth, OneTimeToken, User, dashboard
 from headgate.http.auth import Role
 from headgate.http.endpoint import Endpoint
 from headgate.http.openapi import openapi
-from headgate.http.origin import is_local, peer_of
+from headgate.http.origin import peer_of
 from headgate.http.routes import ENDPOINTS
-from tests.faces.http.stage import client, make_app
+from tests.faces.http.stage import EVERYBODY, client, make_app
 
 PASSWORDS: dict[str, tuple[Role, str]] = {
     "vera": ("viewer", "viewer's password"),
@@ -75,20 +74,21 @@ def test_the_roles_of_the_endpoints_are_these() -> None:
     assert all(each.method == "GET" for each in ENDPOINTS if each.needs == "viewer")
 
 
-async def test_who_is_not_known_is_asked_for_a_password() -> None:
+async def test_who_is_not_known_is_refused_without_a_window_of_the_browser() -> None:
     app = make_app()
     async with app.open(), client(dashboard(app, auth=BasicAuth(PASSWORDS))) as asking:
         for wrong in ({}, basic("ada", "wrong password"), basic("nobody", "x"), {"Authorization": "Basic ???"}):
             answer = await asking.get("/api/session", headers=wrong)
             assert answer.status_code == 401
-            assert answer.headers["www-authenticate"].startswith("Basic")
+            # With Basic a browser opens a window of its own over the sign-in page.
+            assert answer.headers["www-authenticate"] == 'Session realm="Headgate"'
 
 
-@pytest.mark.parametrize("auth", [None, "", "nobody", lambda request: User("ada", "admin")])
+@pytest.mark.parametrize("auth", [None, "", "nobody", "local", lambda request: User("ada", "admin")])
 def test_a_dashboard_that_is_not_told_who_may_see_it_is_refused_where_it_is_declared(auth: Any) -> None:
     with pytest.raises(DeclarationError, match="has to be told who may see it") as refused:
         dashboard(make_app(), auth=auth)
-    assert 'auth="local"' in str(refused.value)
+    assert "BasicAuth(ada=" in str(refused.value)
     with pytest.raises(DeclarationError, match="has to be told who may see it"):
         dashboard(make_app())
 
@@ -100,17 +100,17 @@ async def test_nobody_gets_past_the_guard_by_any_route_or_method() -> None:
     """The routes as they are served, not as they are declared: one that was put in without its guard is among them."""
     app = make_app()
     guarded = dashboard(app, auth=BasicAuth(PASSWORDS))
-    local = dashboard(app, auth="local")
+    local = dashboard(app, auth=OneTimeToken())
     paths = {re.sub(r"{\w+(:path)?}", "x", getattr(route, "path", "")) for route in guarded.routes}
     assert {"/", "/api/stream", "/api/openapi.json", "/static/x", "/api/limits/x/audit"} <= paths
-    async with app.open(), client(guarded) as asking, client(local, peer="203.0.113.7") as stranger:
+    async with app.open(), client(guarded) as asking, client(local) as stranger:
         for path in [*sorted(paths), "/nowhere", "/api/nowhere", "/api", "//evil.example", "/static"]:
             for method in METHODS:
-                assert (await asking.request(method, path)).status_code == 401, (method, path)
-                refused = await stranger.request(method, path)
-                assert refused.status_code == 403, (method, path)
-                assert refused.headers["content-security-policy"]
-                assert refused.headers["cache-control"] == "no-store"
+                for somebody in (asking, stranger):
+                    refused = await somebody.request(method, path)
+                    assert refused.status_code == 401, (method, path)
+                    assert refused.headers["content-security-policy"]
+                    assert refused.headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -129,40 +129,6 @@ async def test_the_description_says_who_may_ask_for_what_and_it_is_so(role: Role
                 answer = await asking.request(method, re.sub(r"{\w+}", "nobody", path))
                 is_refused = answer.status_code == 403 and answer.json()["error"]["code"] == "not_allowed"
                 assert is_refused is (ROLES.index(role) < needs), (method, path, answer.text)
-
-
-async def test_where_it_is_local_only_this_machine_is_answered_under_its_own_name() -> None:
-    app = make_app()
-    site = dashboard(app, auth="local")
-    paths = [*PUBLIC[:-1], *(path_of(each) for each in ENDPOINTS if each.method == "GET")]
-
-    async def statuses(headers: dict[str, str], peer: str = "127.0.0.1") -> set[bool]:
-        async with client(site, peer=peer) as asking:
-            return {(await asking.get(path, headers=headers)).status_code == 403 for path in paths}
-
-    async with app.open():
-        for host in ("localhost", "localhost:8000", "127.0.0.1:8000", "127.1.2.3", "[::1]:8000", "LOCALHOST"):
-            assert await statuses({"Host": host}) == {False}, host
-        assert await statuses({"Host": "localhost"}, peer="::1") == {False}
-        for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "10.0.0.1", "", "127.0.0.1.nip.io"):
-            assert await statuses({"Host": host}) == {True}, host
-        for peer in ("10.0.0.1", "203.0.113.7", "2001:db8::1", "::ffff:10.0.0.1"):
-            assert await statuses({"Host": "localhost"}, peer=peer) == {True}, peer
-        for name in ("X-Forwarded-For", "Forwarded", "X-Real-IP", "Via", "X-Forwarded-Proto", "CF-Connecting-IP"):
-            assert await statuses({"Host": "localhost", name: "127.0.0.1"}) == {True}, name
-
-
-def test_what_speaks_an_http_that_no_browser_does_is_not_local() -> None:
-    assert is_local("127.0.0.1", {"host": "localhost"}, "1.1")
-    assert not is_local("127.0.0.1", {"host": "localhost"}, "1.0")
-
-
-async def test_who_is_refused_where_it_is_local_is_told_what_to_do() -> None:
-    app = make_app()
-    async with client(dashboard(app, auth="local"), peer="10.0.0.1") as asking:
-        answer = await asking.get("/api/overview")
-        assert answer.status_code == 403
-        assert "auth=BasicAuth" in answer.json()["error"]["message"]
 
 
 async def test_what_changes_something_needs_the_token_of_the_session() -> None:
@@ -225,7 +191,7 @@ async def test_a_token_tells_its_user_nothing_of_the_passwords_of_others() -> No
 )
 async def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], is_let_in: bool) -> None:
     app = make_app()
-    async with app.open(), client(dashboard(app, auth="local")) as asking:
+    async with app.open(), client(dashboard(app, auth=EVERYBODY)) as asking:
         token = (await asking.get("/api/session")).json()["token"]
         for endpoint in CHANGES:
             answer = await asking.request(
@@ -237,7 +203,7 @@ async def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], i
 
 async def test_where_nothing_may_be_changed_no_admin_changes_anything() -> None:
     app = make_app()
-    async with app.open(), client(dashboard(app, auth="local", read_only=True)) as asking:
+    async with app.open(), client(dashboard(app, auth=EVERYBODY, read_only=True)) as asking:
         session = (await asking.get("/api/session")).json()
         assert (session["can"], session["read_only"]) == ([], True)
         for endpoint in CHANGES:
@@ -246,47 +212,14 @@ async def test_where_nothing_may_be_changed_no_admin_changes_anything() -> None:
             assert answer.json()["error"]["code"] == "read_only"
 
 
-async def test_wrong_passwords_are_throttled_by_address_and_right_ones_of_others_are_not() -> None:
-    app = make_app()
-    site = dashboard(app, auth=BasicAuth(PASSWORDS))
-    async with app.open():
-        async with client(site, peer="203.0.113.7") as guessing:
-            statuses = [
-                (await guessing.get("/api/session", headers=basic("ada", f"guess {number}"))).status_code
-                for number in range(12)
-            ]
-            assert statuses == [401] * 10 + [429] * 2
-            late = await guessing.get("/api/session", headers=of("admin"))
-            assert late.status_code == 429
-            assert int(late.headers["retry-after"]) >= 1
-            # Another address, as it claims; nobody has said that it is a proxy's.
-            spoofed = await guessing.get("/api/session", headers=of("admin") | {"X-Forwarded-For": "198.51.100.1"})
-            assert spoofed.status_code == 429
-        async with client(site, peer="203.0.113.8") as other:
-            assert (await other.get("/api/session", headers=of("admin"))).status_code == 200
-
-
-async def test_a_trusted_proxy_tells_for_whom_it_speaks() -> None:
+async def test_a_trusted_proxy_says_under_which_host_it_was_asked() -> None:
     app = make_app()
     site = dashboard(app, auth=BasicAuth(PASSWORDS), trusted_proxies=["10.0.0.1"])
-    async with app.open(), client(site, peer="10.0.0.1") as proxy:
-        for number in range(11):
-            # What stands before the last address anybody can have written.
-            headers = basic("ada", f"guess {number}") | {"X-Forwarded-For": f"192.0.2.{number}, 203.0.113.7"}
-            answer = await proxy.get("/api/session", headers=headers)
-        assert answer.status_code == 429
-        # One that adds a header of its own, after what the other end has written.
-        twice = [*of("admin").items(), ("X-Forwarded-For", "192.0.2.99"), ("X-Forwarded-For", "203.0.113.7")]
-        assert (await proxy.get("/api/session", headers=twice)).status_code == 429
-        good = await proxy.get("/api/session", headers=of("admin") | {"X-Forwarded-For": "203.0.113.8"})
-        assert good.status_code == 200
-        token = good.json()["token"]
-        changed = await proxy.post(
-            "/api/queues/default/pause",
-            headers=of("admin")
-            | {"X-Headgate-Token": token, "X-Forwarded-Host": "jobs.example", "Origin": "https://jobs.example"},
-        )
-        assert changed.status_code == 200
+    asked = {"X-Forwarded-Host": "jobs.example", "Origin": "https://jobs.example"} | of("admin")
+    async with app.open(), client(site, peer="10.0.0.1") as proxy, client(site, peer="10.0.0.2") as stranger:
+        asked["X-Headgate-Token"] = (await proxy.get("/api/session", headers=of("admin"))).json()["token"]
+        assert (await proxy.post("/api/queues/default/pause", headers=asked)).status_code == 200
+        assert (await stranger.post("/api/queues/default/pause", headers=asked)).status_code == 403
 
 
 def test_an_address_is_one_however_it_is_written() -> None:
@@ -300,7 +233,7 @@ def test_an_address_is_one_however_it_is_written() -> None:
 @pytest.mark.parametrize("proxy", ["10.0.0.0/8", "proxy.internal", "*", ""])
 def test_a_proxy_that_no_peer_could_be_is_refused_where_it_is_named(proxy: str) -> None:
     with pytest.raises(DeclarationError, match="is not an IP address"):
-        dashboard(make_app(), auth="local", trusted_proxies=[proxy])
+        dashboard(make_app(), auth=EVERYBODY, trusted_proxies=[proxy])
 
 
 async def test_a_bearer_token_needs_no_other_and_serves_a_browser_as_a_password() -> None:
@@ -338,68 +271,6 @@ async def test_a_callback_tells_who_it_is_and_what_is_done_is_kept_under_that_na
             assert (await asking.get("/api/session")).json()["user"] == "sync"
 
 
-async def test_a_callback_that_refuses_is_throttled_as_wrong_passwords_are() -> None:
-    async def refuse(request: Request) -> User | None:
-        raise Refused
-
-    app = make_app()
-    async with app.open(), client(dashboard(app, auth=CallbackAuth(refuse)), peer="203.0.113.7") as asking:
-        statuses = [
-            (await asking.get("/api/session", headers={"X-Api-Key": f"guess {number}"})).status_code
-            for number in range(11)
-        ]
-        assert statuses == [401] * 10 + [429]
-
-
-async def test_a_password_of_yesterday_locks_nobody_out_however_often_it_is_shown() -> None:
-    app = make_app()
-    site = dashboard(app, auth=BasicAuth(PASSWORDS))
-    async with app.open(), client(site, peer="203.0.113.7") as asking:
-        for _ in range(30):
-            assert (await asking.get("/api/session", headers=basic("ada", "of yesterday"))).status_code == 401
-        assert (await asking.get("/api/session", headers=of("admin"))).status_code == 200
-
-
-async def test_what_a_callback_refuses_counts_each_time_unless_it_says_what_it_was() -> None:
-    """It may look at something else than the Authorization header, which is the same for all guesses here."""
-
-    def who(request: Request) -> User | None:
-        said = request.headers.get("x-remembered")
-        raise Refused("wrong password") if said is None else Refused(credential=said)
-
-    app = make_app()
-    constant = {"Authorization": "Bearer of the proxy"}
-    async with app.open():
-        async with client(dashboard(app, auth=CallbackAuth(who)), peer="203.0.113.7") as asking:
-            guesses = [constant | {"X-Api-Key": f"guess {number}"} for number in range(11)]
-            statuses = [(await asking.get("/api/session", headers=each)).status_code for each in guesses]
-            assert statuses == [401] * 10 + [429]
-        async with client(dashboard(app, auth=CallbackAuth(who)), peer="203.0.113.7") as asking:
-            guesses = [{"X-Remembered": "of yesterday"}] * 30 + [{"X-Remembered": f"guess {n}"} for n in range(10)]
-            statuses = [(await asking.get("/api/session", headers=each)).status_code for each in guesses]
-            assert statuses == [401] * 39 + [429]
-
-
-async def test_guesses_that_are_made_all_at_once_tell_no_more_than_one_by_one() -> None:
-    """All have been let in to the callback before the first of them has failed."""
-    guesses = [f"guess {number}" for number in range(50)]
-    guesses[30] = "right"
-    all_have_come = asyncio.Barrier(len(guesses))
-
-    async def who(request: Request) -> User | None:
-        await all_have_come.wait()
-        if request.headers["authorization"] == "Bearer right":
-            return User("ada", "admin")
-        raise Refused
-
-    app = make_app()
-    async with app.open(), client(dashboard(app, auth=CallbackAuth(who)), peer="203.0.113.7") as asking:
-        answers = await asyncio.gather(
-            *(asking.get("/api/session", headers={"Authorization": f"Bearer {guess}"}) for guess in guesses)
-        )
-        assert [answer.status_code for answer in answers] == [401] * 30 + [429] + [401] * 19
-
-
 def test_weak_and_missing_credentials_are_refused_where_they_are_declared() -> None:
     refused: list[Any] = [
         lambda: BasicAuth(),
@@ -410,7 +281,7 @@ def test_weak_and_missing_credentials_are_refused_where_they_are_declared() -> N
         lambda: BearerAuth({"short": User("ada")}),
         lambda: CallbackAuth(None),  # type: ignore[arg-type]
         lambda: User(""),
-        lambda: dashboard(make_app(), auth="local", redact=["*"]),
+        lambda: dashboard(make_app(), auth=EVERYBODY, redact=["*"]),
     ]
     for declare in refused:
         with pytest.raises(DeclarationError):
@@ -421,8 +292,8 @@ def test_weak_and_missing_credentials_are_refused_where_they_are_declared() -> N
 async def test_every_answer_has_the_security_headers_errors_too() -> None:
     app = make_app()
     async with (
-        client(dashboard(app, auth="local"), peer="10.0.0.1") as stranger,
-        client(dashboard(app, auth="local")) as asking,
+        client(dashboard(app, auth=OneTimeToken())) as stranger,
+        client(dashboard(app, auth=EVERYBODY)) as asking,
     ):
         answers = [
             await asking.get("/"),
@@ -434,7 +305,7 @@ async def test_every_answer_has_the_security_headers_errors_too() -> None:
             await asking.get("/api/jobs/nobody"),
             await stranger.get("/"),
         ]
-        assert [answer.status_code for answer in answers] == [200, 200, 200, 404, 404, 405, 404, 403]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 404, 404, 405, 404, 401]
         for answer in answers:
             assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
             assert answer.headers["x-content-type-options"] == "nosniff"

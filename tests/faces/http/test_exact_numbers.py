@@ -13,6 +13,7 @@ from playwright.async_api import async_playwright
 
 from headgate import Headgate
 from headgate.http import dashboard
+from tests.faces.http.stage import EVERYBODY
 
 CHROMIUM = Path("/usr/bin/chromium")
 
@@ -25,7 +26,7 @@ async def test_an_id_of_64_bits_is_shown_as_it_was_enqueued() -> None:
     @app.task
     async def follow(account: int, at: dict[str, Any]) -> None: ...
 
-    site = dashboard(app, auth="local")
+    site = dashboard(app, auth=EVERYBODY)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(site, log_level="warning"))
         async with app.open():

@@ -18,7 +18,7 @@ from starlette.routing import Mount
 from headgate import Headgate, NotOpen
 from headgate.http import dashboard
 from headgate.http.shell import PAGES
-from tests.faces.http.stage import HOSTILE, LIMIT, client, make_app
+from tests.faces.http.stage import EVERYBODY, HOSTILE, LIMIT, client, make_app
 
 
 def starlette_host(site: Starlette) -> Starlette:
@@ -45,7 +45,7 @@ async def test_pages_files_and_api_are_found_wherever_it_is_mounted(mount: objec
     app = make_app()
     below = base.rstrip("/")
     root_path = "/outer" if base.startswith("/outer") else ""
-    async with app.open(), client(mount(dashboard(app, auth="local")), root_path=root_path) as asking:
+    async with app.open(), client(mount(dashboard(app, auth=EVERYBODY)), root_path=root_path) as asking:
         await app.tasks["sync"].enqueue(HOSTILE)
         for page in PAGES:
             path = page.replace("{id}", "some-id").replace("{limit:path}", quote(LIMIT)).replace("{name:path}", "a/b")
@@ -73,7 +73,7 @@ async def test_pages_files_and_api_are_found_wherever_it_is_mounted(mount: objec
 
 async def test_a_path_of_a_mount_is_data_in_the_page_as_any_other() -> None:
     app = make_app()
-    host = Starlette(routes=[Mount('/"><script>', dashboard(app, auth="local"))])
+    host = Starlette(routes=[Mount('/"><script>', dashboard(app, auth=EVERYBODY))])
     async with app.open(), client(host) as asking:
         answer = await asking.get('/"><script>/')
         assert "<script>/" not in answer.text
@@ -82,7 +82,7 @@ async def test_a_path_of_a_mount_is_data_in_the_page_as_any_other() -> None:
 
 async def test_it_opens_the_app_with_the_first_request_and_closes_what_it_opened(tmp_path: Path) -> None:
     app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
-    site = dashboard(app, auth="local")
+    site = dashboard(app, auth=EVERYBODY)
     with pytest.raises(NotOpen):
         _ = app.admin
     async with client(site) as asking:
@@ -97,7 +97,7 @@ async def test_it_opens_the_app_with_the_first_request_and_closes_what_it_opened
 def test_it_begins_anew_on_another_loop_after_it_has_ended(tmp_path: Path) -> None:
     """As under a test client, or a server that reloads what it serves: its lifespan begins and ends more than once."""
     app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
-    site = dashboard(app, auth="local")
+    site = dashboard(app, auth=EVERYBODY)
 
     async def serve() -> None:
         async with site.router.lifespan_context(site), client(site) as asking:
@@ -119,7 +119,7 @@ def test_it_begins_anew_on_another_loop_after_it_has_ended(tmp_path: Path) -> No
 
 async def test_what_somebody_else_has_opened_stays_open() -> None:
     app = make_app()
-    site = dashboard(app, auth="local")
+    site = dashboard(app, auth=EVERYBODY)
     async with app.open():
         async with client(site) as asking:
             assert (await asking.get("/api/overview")).status_code == 200
@@ -130,7 +130,7 @@ async def test_what_somebody_else_has_opened_stays_open() -> None:
 async def test_an_app_that_threads_have_opened_is_asked_on_their_loop(postgres_url: str, postgres_schema: str) -> None:
     """A view of the host that enqueues with `.sync` opens the app on a loop of its own, with its connections."""
     app = make_app(postgres_url, schema=postgres_schema)
-    site = dashboard(app, auth="local")
+    site = dashboard(app, auth=EVERYBODY)
     try:
         await asyncio.to_thread(app.tasks["answer"].sync.enqueue, "why?")
         async with client(site) as asking:
@@ -153,7 +153,7 @@ def test_an_app_that_was_opened_by_a_mounted_dashboard_is_closed_with_the_loop(
     app = make_app(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF")
 
     async def serve() -> Headgate:
-        async with client(starlette_host(dashboard(app, auth="local"))) as asking:
+        async with client(starlette_host(dashboard(app, auth=EVERYBODY))) as asking:
             assert (await asking.get("/admin/jobs/api/overview")).status_code == 200
         _ = app.admin
         return app
@@ -182,7 +182,7 @@ except headgate.DeclarationError as error:
 
 async def test_a_head_is_answered_for_pages_and_never_streams() -> None:
     app = make_app()
-    async with app.open(), client(dashboard(app, auth="local")) as asking:
+    async with app.open(), client(dashboard(app, auth=EVERYBODY)) as asking:
         assert (await asking.head("/jobs")).status_code == 200
         assert (await asking.head("/api/overview")).content == b""
         assert (await asking.head("/api/stream")).status_code == 405

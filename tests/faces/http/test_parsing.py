@@ -16,7 +16,7 @@ from headgate.http import dashboard
 from headgate.http.endpoint import read_body
 from headgate.http.refusal import Refusal
 from headgate.storage.memory import MemoryStorage
-from tests.faces.http.stage import browser, make_app
+from tests.faces.http.stage import EVERYBODY, browser, make_app
 from tests.faces.http.stage import client as client_of
 
 
@@ -112,7 +112,7 @@ async def test_a_query_of_bytes_that_are_no_text_is_refused_as_any_other() -> No
     scope = {"type": "http", "method": "GET", "path": "/api/jobs", "query_string": b"key=\xff"}
     scope |= {"headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 4711)}
     async with app.open():
-        await dashboard(app, auth="local")(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]  # no body
+        await dashboard(app, auth=EVERYBODY)(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]  # no body
     assert told[0]["status"] == 400
     assert b"the query cannot be read" in told[1]["body"]
 
@@ -149,7 +149,7 @@ async def test_a_store_that_is_away_is_a_503_that_says_when_to_ask_again() -> No
             raise StorageUnavailable("the database does not answer")
 
     app = make_app(Away(SystemClock()))
-    async with client_of(dashboard(app, auth="local")) as client:
+    async with client_of(dashboard(app, auth=EVERYBODY)) as client:
         for path in ("/api/overview", "/api/jobs", "/api/session", "/api/stream"):
             answer = await client.get(path)
             assert answer.status_code == 503

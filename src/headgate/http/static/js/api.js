@@ -5,7 +5,7 @@ const PATIENCE = 15_000;
 
 /**
  * @typedef {{user: string, role: string, can: string[], token: string, title: string, store: string, version: string,
- *   now: string, read_only: boolean, redacted: string[]}} Session
+ *   now: string, read_only: boolean, can_sign_out: boolean, redacted: string[]}} Session
  */
 
 /** What the server, or the way to it, had against a request. */
@@ -66,6 +66,12 @@ export async function change(method, path, body) {
   }
 }
 
+/** End the session of this browser, and show the sign-in page. */
+export async function signOut() {
+  await change("POST", "../logout");
+  location.assign(new URL("login", document.baseURI));
+}
+
 /** The escaped parts of a path. @param {...string} parts */
 export function path(...parts) {
   return parts.map(encodeURIComponent).join("/");
@@ -102,6 +108,8 @@ async function request(url, init, signal) {
   const isJson = (answer.headers.get("Content-Type") ?? "").includes("json");
   const data = isJson ? JSON.parse(await answer.text(), exact) : null;
   if (answer.ok) return data;
+  // The session has ended, here or in another tab: the server shows the sign-in page at this address.
+  if (answer.status === 401) location.reload();
   const told = data?.error;
   throw new ApiError(answer.status, told?.code ?? "error", told?.message ?? `The server answered ${answer.status}.`);
 }

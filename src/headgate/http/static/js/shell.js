@@ -1,6 +1,6 @@
 /** The frame around every page: where one can go, whether it follows what happens, and the keys that help. */
 
-import { maySearchText } from "./api.js";
+import { maySearchText, signOut } from "./api.js";
 import { classes, h, render } from "./dom.js";
 import { relative } from "./format.js";
 import { help } from "./help.js";
@@ -9,7 +9,7 @@ import * as live from "./live.js";
 import { button, empty } from "./parts.js";
 import { choose, chosen, onChoice } from "./prefs.js";
 import { address, go } from "./router.js";
-import { toastPlace } from "./toasts.js";
+import { toast, toastPlace } from "./toasts.js";
 
 /** @typedef {import("./router.js").Route} Route */
 
@@ -215,6 +215,12 @@ export class Shell {
               h("b", null, this.session.user || "no login"),
               h("span", { class: "role" }, this.session.read_only ? "read-only" : this.session.role),
             ),
+            this.session.can_sign_out &&
+              h(
+                "p",
+                null,
+                h("button", { type: "button", class: "small", onclick: () => void this.#signOut() }, "Sign out"),
+              ),
             h("p", { class: "store", title: this.session.store }, this.session.store),
             h("p", null, `Headgate ${this.session.version}`),
           ),
@@ -266,6 +272,14 @@ export class Shell {
   #toggle() {
     this.isOpen = !this.isOpen;
     this.draw();
+  }
+
+  async #signOut() {
+    try {
+      await signOut();
+    } catch (error) {
+      toast(error instanceof Error ? error.message : String(error), "bad");
+    }
   }
 
   /** @param {Event} event */

@@ -1,0 +1,114 @@
+"""Sessions of browsers: a signed cookie that names the user, ends after 12 hours, and is revoked at the sign-out."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import os
+import re
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headgate.clock import SECOND, Clock
+from headgate.errors import DeclarationError
+from headgate.http.auth import Role, SessionAuth, User
+
+LASTS = 12 * 3600
+"""Seconds; then one signs in again."""
+
+LONGEST_COOKIE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Somebody who has signed in, in one browser, until `ends_at` (microseconds since the epoch)."""
+
+    id: str
+    user: User
+    ends_at: int
+
+
+class _Claims(msgspec.Struct, array_like=True):
+    id: str
+    name: str
+    role: Role
+    ends_at: int
+
+
+class Sessions:
+    """Begins, recognises and ends sessions.
+
+    The cookie holds what a session is, signed with `secret` and with what the auth knows of the user, so a changed
+    password ends the sessions that began with the old one. What was signed out is remembered here, in this process.
+    """
+
+    def __init__(self, auth: SessionAuth, secret: bytes, clock: Clock) -> None:
+        self._auth = auth
+        self._secret = secret
+        self._clock = clock
+        self._ended: dict[str, int] = {}
+
+    def begin(self, user: User) -> str:
+        """Begin a session; returns the value of its cookie."""
+        claims = _Claims(os.urandom(16).hex(), user.name, user.role, self._clock.now() + LASTS * SECOND)
+        content = base64.urlsafe_b64encode(msgspec.json.encode(claims)).decode().rstrip("=")
+        return f"{content}.{self._signature(content, user)}"
+
+    def find(self, value: str) -> Session | None:
+        """The session of a cookie; None if it has ended, or was never begun."""
+        content, _, signature = value[:LONGEST_COOKIE].partition(".")
+        try:
+            padded = content + "=" * (-len(content) % 4)
+            claims = msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=_Claims)
+            user = User(claims.name, claims.role)
+        except (binascii.Error, msgspec.MsgspecError, ValueError, DeclarationError):
+            return None
+        if not hmac.compare_digest(signature.encode(), self._signature(content, user).encode()):
+            return None
+        session = Session(claims.id, user, claims.ends_at)
+        return session if self.is_current(session) and self._auth.has(user) else None
+
+    def is_current(self, session: Session) -> bool:
+        """Whether it has not ended since it was found."""
+        return session.ends_at > self._clock.now() and session.id not in self._ended
+
+    def end(self, session: Session) -> None:
+        """Let the cookie of this session open nothing any more."""
+        now = self._clock.now()
+        self._ended = {id: ends_at for id, ends_at in self._ended.items() if ends_at > now}
+        self._ended[session.id] = session.ends_at
+
+    def _signature(self, content: str, user: User) -> str:
+        key = hmac.digest(self._secret, b"headgate session" + (self._auth.secret(user) or b""), "sha256")
+        return hmac.digest(key, content.encode(), "sha256").hex()
+
+
+def shown_cookie(request: Request) -> str | None:
+    """The value of the cookie that a browser sent, if it did."""
+    return request.cookies.get(_name(request))
+
+
+def set_cookie(response: Response, request: Request, value: str, *, is_secure: bool) -> None:
+    """Give a browser the cookie of a session."""
+    response.set_cookie(
+        _name(request), value, max_age=LASTS, path=_path(request), secure=is_secure, httponly=True, samesite="strict"
+    )
+
+
+def delete_cookie(response: Response, request: Request) -> None:
+    """Take it away again."""
+    response.delete_cookie(_name(request), path=_path(request), httponly=True, samesite="strict")
+
+
+def _name(request: Request) -> str:
+    """Browsers keep one set of cookies for all ports of a host, and somebody may look at two dashboards there."""
+    port = re.search(r":(\d{1,5})$", request.headers.get("host", ""))
+    return f"headgate_session_{port[1]}" if port else "headgate_session"
+
+
+def _path(request: Request) -> str:
+    return str(request.scope.get("root_path", "")).rstrip("/") or "/"

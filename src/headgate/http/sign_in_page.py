@@ -1,0 +1,124 @@
+"""The sign-in page: one HTML page with all that it shows, since nothing else is served to whoever is signed out."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+from pathlib import Path
+from urllib.parse import parse_qsl, quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headgate.http.auth import LONGEST_CREDENTIAL, SignInFields, SignInForm
+from headgate.http.refusal import Refusal
+from headgate.http.shell import STATIC
+
+SIGNED_OUT = Path(__file__).parent / "signed_out"
+
+FORM = "application/x-www-form-urlencoded"
+
+LONGEST_FORM = 8 * LONGEST_CREDENTIAL
+"""Bytes of what the page sends, escaped."""
+
+MOST_FIELDS = 10
+
+
+class SignInPage:
+    """Renders the page, with a form or with where else somebody signs in; it needs no JavaScript."""
+
+    def __init__(self, title: str, form: SignInForm | None, sign_in_url: str | None, folder: Path = STATIC) -> None:
+        style = (folder / "css/tokens.css").read_text("utf-8") + (SIGNED_OUT / "sign_in.css").read_text("utf-8")
+        icon = base64.b64encode((folder / "icon.svg").read_bytes()).decode()
+        digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+        self._form = form
+        self._sign_in_url = sign_in_url
+        self._page = (SIGNED_OUT / "sign_in.html").read_text("utf-8")
+        self._parts = {"title": html.escape(title), "icon": f"data:image/svg+xml;base64,{icon}", "style": style}
+        self._headers = {
+            "Content-Security-Policy": (
+                f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; "
+                "form-action 'self'; frame-ancestors 'none'"
+            ),
+            # With no-referrer a form is sent with `Origin: null`, and could not be told from one of another site.
+            "Referrer-Policy": "same-origin",
+        }
+
+    def response(self, request: Request, refusal: Refusal, fields: SignInFields | None, place: str) -> Response:
+        """The page, with the status and the headers of the refusal; after the sign-in it leads to `place`."""
+        # A link on a page of another site comes without the cookie, which is SameSite=Strict. Once more, from this page
+        # itself, it comes with it.
+        is_from_elsewhere = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        may_refresh = is_from_elsewhere and request.method == "GET" and fields is None
+        target = html.escape(to_address(request, place))
+        parts = {
+            "refresh": f'<meta http-equiv="refresh" content="0;url={target}">' if may_refresh else "",
+            "content": self._content(request, refusal.message if fields is not None else "", fields, place),
+            **self._parts,
+        }
+        page = re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], self._page)
+        headers = {"Cache-Control": "no-store", **refusal.headers, **self._headers}
+        return Response(page, refusal.status, headers, media_type="text/html")
+
+    def _content(self, request: Request, message: str, fields: SignInFields | None, place: str) -> str:
+        if self._form is None:
+            where = "<p>You are signed out. Sign in to the application that this dashboard is part of.</p>"
+            if self._sign_in_url is None:
+                return where
+            return f'{where}<p><a href="{html.escape(self._sign_in_url)}">Go to its sign-in page</a></p>'
+        action = html.escape(to_address(request, "login"))
+        lines = [
+            f'<p class="message" id="message" role="alert">{html.escape(_sentence(message))}</p>' if message else ""
+        ]
+        lines.append(f'<form method="post" action="{action}">')
+        described = ' aria-describedby="message"' if message else ""
+        name = html.escape("" if fields is None else fields.name)
+        focused = "secret" if name or not self._form.has_name else "name"
+        if self._form.has_name:
+            lines.append(
+                '<label for="name">User name</label><input id="name" name="name" type="text" autocomplete="username" '
+                f'autocapitalize="none" spellcheck="false" required value="{name}"'
+                f"{' autofocus' if focused == 'name' else ''}{described}>"
+            )
+        lines.append(
+            f'<label for="secret">{html.escape(self._form.label)}</label><input id="secret" name="secret" '
+            f'type="password" autocomplete="current-password" required'
+            f"{' autofocus' if focused == 'secret' else ''}{described}>"
+        )
+        if self._form.hint:
+            lines.append(f'<p class="hint">{html.escape(self._form.hint)}</p>')
+        lines.append(f'<input type="hidden" name="place" value="{html.escape(place)}">')
+        lines.append('<button type="submit">Sign in</button></form>')
+        return "\n    ".join(lines)
+
+
+def parse_form(content: bytes) -> tuple[SignInFields, str]:
+    """What the page has sent, and the place that it leads to. Raises Refusal."""
+    try:
+        given = dict(parse_qsl(content.decode(), max_num_fields=MOST_FIELDS, errors="strict"))
+    except ValueError as error:
+        raise Refusal(400, "bad_request", f"the form cannot be read: {error}") from None
+    fields = SignInFields(given.get("name", ""), given.get("secret", ""))
+    if len(fields.name) > LONGEST_CREDENTIAL or len(fields.secret) > LONGEST_CREDENTIAL:
+        raise Refusal(400, "bad_request", "the name or the password is too long")
+    return fields, given.get("place", "")
+
+
+def place_of(request: Request) -> str:
+    """The address of a visit, below where the dashboard is mounted."""
+    path = str(request.scope["path"]).removeprefix(str(request.scope.get("root_path", ""))).lstrip("/")
+    query = request.scope.get("query_string", b"").decode("latin-1")
+    return "" if path in ("login", "logout") else path + (f"?{query}" if query else "")
+
+
+def to_address(request: Request, place: str) -> str:
+    """The address of a place, which is always one of this dashboard, whatever a form says."""
+    root = str(request.scope.get("root_path", "")).rstrip("/")
+    path, mark, query = place.lstrip("/\\").partition("?")
+    return f"{quote(root)}/{quote(path)}{mark}{quote(query, safe='=&%+,:;/?@!$()*~')}"
+
+
+def _sentence(message: str) -> str:
+    return message[:1].upper() + message[1:] + "."

@@ -1,0 +1,65 @@
+"""Log budget: what strangers cause may be logged, but not without end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from headgate.clock import SECOND, Clock, Timer
+
+
+class LogBudget:
+    """Admits `lines` lines in `per` seconds. How many more there were is reported once, when the time is over."""
+
+    def __init__(self, clock: Clock, *, lines: int = 20, per: int = 60) -> None:
+        self._clock = clock
+        self._lines = lines
+        self._per = per
+        self._began_at = clock.monotonic() - per * SECOND
+        self._admitted = 0
+        self._omitted = 0
+        self._timer: Timer | None = None
+
+    def admits(self, report: Callable[[str], object]) -> bool:
+        """Whether one more line may be written; if not it is counted, and `report` gets a sentence later."""
+        if self._clock.monotonic() - self._began_at >= self._per * SECOND:
+            self._end_period(report)
+        if self._admitted < self._lines:
+            self._admitted += 1
+            return True
+        self._omitted += 1
+        if self._timer is None and _is_loop_running():
+            self._timer = self._clock.call_at(self._began_at + self._per * SECOND, lambda: self._end_period(report))
+        return False
+
+    def _end_period(self, report: Callable[[str], object]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        omitted, self._omitted = self._omitted, 0
+        self._began_at, self._admitted = self._clock.monotonic(), 0
+        if omitted:
+            report(f"{omitted} more such lines were left out in the last {self._per} s")
+
+
+class BudgetFilter(logging.Filter):
+    """Applies a budget to a logger that others write to."""
+
+    def __init__(self, budget: LogBudget) -> None:
+        super().__init__()
+        self._budget = budget
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING or getattr(record, "is_budget_report", False):
+            return True
+        logger = logging.getLogger(record.name)
+        return self._budget.admits(lambda text: logger.warning(text, extra={"is_budget_report": True}))
+
+
+def _is_loop_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,224 @@
+"""Wrong passwords: they are logged and slow each other down, and never lock a right one out. Time is virtual."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import re
+from collections.abc import Awaitable, Callable
+
+import pytest
+from starlette.requests import Request
+
+from headgate.clock import SECOND, sleep
+from headgate.http import BasicAuth, CallbackAuth, Refused, User, dashboard
+from headgate.http.auth import Auth
+from headgate.http.failures import LONGEST_DELAY, MOST_REMEMBERED, SignInFailures
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.faces.http.stage import client, make_app
+
+ADDRESS = "203.0.113.7"
+RIGHT = "a right password"
+
+
+def auth() -> BasicAuth:
+    return BasicAuth(ada=("admin", RIGHT), otto=("operator", RIGHT))
+
+
+def basic(name: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()}
+
+
+class Asking:
+    """Asks one dashboard, as different people at different addresses."""
+
+    def __init__(self, clock: VirtualClock, auth: Auth, proxies: tuple[str, ...] = ()) -> None:
+        self.clock = clock
+        self.app = make_app(clock=clock)
+        self.site = dashboard(self.app, auth=auth, clock=clock, trusted_proxies=proxies)
+
+    async def status(
+        self, name: str, password: str, *, address: str = ADDRESS, headers: dict[str, str] | None = None
+    ) -> tuple[int, float]:
+        """The answer, and how many seconds it took."""
+        began_at = self.clock.monotonic()
+        async with client(self.site, peer=address) as asking:
+            answer = await asking.get("/api/session", headers=basic(name, password) | (headers or {}))
+        return answer.status_code, (self.clock.monotonic() - began_at) / SECOND
+
+    async def guess(self, count: int, *, name: str = "ada") -> list[float]:
+        """So many wrong passwords, one after the other; the seconds that each took."""
+        took = []
+        for number in range(count):
+            status, seconds = await self.status(name, f"guess {number}")
+            assert status == 401
+            took.append(seconds)
+        return took
+
+
+def in_virtual_time(
+    test: Callable[[Asking], Awaitable[None]], make: Callable[[], Auth] = auth, proxies: tuple[str, ...] = ()
+) -> None:
+    async def main(clock: VirtualClock) -> None:
+        it = Asking(clock, make(), proxies)
+        async with it.app.open():
+            await test(it)
+
+    run_virtual(main)
+
+
+def test_each_wrong_password_of_a_user_from_an_address_takes_longer_up_to_a_bound() -> None:
+    async def test(it: Asking) -> None:
+        took = await it.guess(10)
+        assert took[:3] == [0, 0, 0]
+        assert took[3:] == pytest.approx([0.5, 1, 2, 4, 4, 4, 4], abs=0.01)
+
+    in_virtual_time(test)
+
+
+def test_a_right_password_is_never_refused_however_many_wrong_ones_come_with_it() -> None:
+    async def test(it: Asking) -> None:
+        async def flood() -> None:
+            number = 0
+            while True:
+                number += 1
+                guesses = (it.status("ada", f"guess {number} {each}") for each in range(3))
+                guessing.update(asyncio.ensure_future(each) for each in guesses)
+                await sleep(it.clock, 0.3)
+
+        guessing: set[asyncio.Future[tuple[int, float]]] = set()
+        flooding = asyncio.create_task(flood())
+        try:
+            for _ in range(20):
+                await sleep(it.clock, 5)
+                status, seconds = await it.status("ada", RIGHT)
+                assert status == 200
+                assert seconds <= LONGEST_DELAY + 0.01
+        finally:
+            flooding.cancel()
+            await asyncio.wait(guessing)
+        assert {each.result()[0] for each in guessing} == {401}
+
+    in_virtual_time(test)
+
+
+def test_another_user_and_another_address_wait_for_nothing() -> None:
+    async def test(it: Asking) -> None:
+        await it.guess(10)
+        assert await it.status("otto", RIGHT) == (200, 0)
+        assert await it.status("ada", RIGHT, address="203.0.113.8") == (200, 0)
+        # What anybody can write into a header is no other address.
+        spoofed = await it.status("ada", "guess", headers={"X-Forwarded-For": "198.51.100.1"})
+        assert (spoofed[0], round(spoofed[1], 1)) == (401, LONGEST_DELAY)
+
+    in_virtual_time(test)
+
+
+def test_a_trusted_proxy_says_from_which_address_a_guess_comes() -> None:
+    async def test(it: Asking) -> None:
+        for number in range(9):
+            # What stands before the last address anybody can have written.
+            headers = {"X-Forwarded-For": f"192.0.2.{number}, 203.0.113.7"}
+            await it.status("ada", f"guess {number}", address="10.0.0.1", headers=headers)
+        slow = await it.status("ada", RIGHT, address="10.0.0.1", headers={"X-Forwarded-For": "192.0.2.99, 203.0.113.7"})
+        assert (slow[0], round(slow[1], 1)) == (200, LONGEST_DELAY)
+        other = await it.status("ada", RIGHT, address="10.0.0.1", headers={"X-Forwarded-For": "203.0.113.8"})
+        assert other == (200, 0)
+
+    in_virtual_time(test, proxies=("10.0.0.1",))
+
+
+def test_waiting_tells_nothing_of_a_password_that_is_guessed_with_others_at_once() -> None:
+    async def test(it: Asking) -> None:
+        await it.guess(10)
+        guesses = [f"another {number}" for number in range(20)]
+        guesses[7] = RIGHT
+        answers = await asyncio.gather(*(it.status("ada", guess) for guess in guesses))
+        assert [status for status, _ in answers] == [401] * 7 + [200] + [401] * 12
+        assert {round(seconds, 1) for _, seconds in answers} == {LONGEST_DELAY}
+
+    in_virtual_time(test)
+
+
+def test_a_right_password_and_ten_quiet_minutes_end_the_waiting() -> None:
+    async def test(it: Asking) -> None:
+        await it.guess(10)
+        await it.status("ada", RIGHT)
+        assert await it.guess(3) == [0, 0, 0]
+        await it.guess(10)
+        await sleep(it.clock, 600)
+        assert await it.guess(3) == [0, 0, 0]
+
+    in_virtual_time(test)
+
+
+def test_the_password_of_yesterday_counts_once_however_often_it_is_shown() -> None:
+    async def test(it: Asking) -> None:
+        for _ in range(30):
+            assert await it.status("ada", "of yesterday") == (401, 0)
+        assert await it.status("ada", RIGHT) == (200, 0)
+
+    in_virtual_time(test)
+
+
+def test_the_guesses_that_a_callback_refuses_are_slowed_down_and_its_sessions_are_not() -> None:
+    def who(request: Request) -> User | None:
+        if "x-password" in request.headers:
+            raise Refused(name="ada")
+        return User("ada", "admin")
+
+    async def test(it: Asking) -> None:
+        async with client(it.site, peer=ADDRESS) as asking:
+            for _ in range(9):
+                began_at = it.clock.monotonic()
+                assert (await asking.get("/api/session", headers={"X-Password": "guess"})).status_code == 401
+            assert (it.clock.monotonic() - began_at) / SECOND == pytest.approx(LONGEST_DELAY, abs=0.01)
+            began_at = it.clock.monotonic()
+            assert (await asking.get("/api/session")).status_code == 200
+            assert it.clock.monotonic() == began_at
+
+    in_virtual_time(test, lambda: CallbackAuth(who))
+
+
+def test_each_wrong_password_is_logged_and_no_name_forges_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    name = "ada\nWARNING all is well\x1b[2J\u202e"
+
+    async def test(it: Asking) -> None:
+        await it.status(name, "a wrong password")
+        async with client(it.site, peer=ADDRESS) as asking:
+            form = {"name": "ada", "secret": "another wrong one", "place": ""}
+            assert (await asking.post("/login", data=form)).status_code == 401
+
+    in_virtual_time(test)
+    assert [record.getMessage() for record in caplog.records] == [
+        r"failed sign-in of 'ada\nWARNING all is well\x1b[2J\u202e' from '203.0.113.7'",
+        "failed sign-in of 'ada' from '203.0.113.7'",
+    ]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert "wrong" not in caplog.text
+
+
+def test_a_flood_of_guesses_floods_no_log_and_is_counted_there(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(it: Asking) -> None:
+        await asyncio.gather(*(it.status(f"user {number}", "guess") for number in range(500)))
+        await sleep(it.clock, 61)
+
+    in_virtual_time(test)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 21
+    assert told[-1] == "480 more such lines were left out in the last 60 s"
+    assert all(re.fullmatch(r"failed sign-in of 'user \d+' from '203\.0\.113\.7'", line) for line in told[:-1])
+
+
+def test_what_is_remembered_of_guesses_is_bounded() -> None:
+    async def main(clock: VirtualClock) -> None:
+        failures = SignInFailures(clock)
+        for number in range(MOST_REMEMBERED + 500):
+            failures.add(ADDRESS, f"user {number}" * 100, f"guess {number}" * 100)
+        for number in range(100):
+            failures.add(ADDRESS, "ada", f"guess {number}")
+        assert len(failures) == MOST_REMEMBERED
+        assert failures.delay(ADDRESS, "ada") == LONGEST_DELAY
+
+    run_virtual(main)

@@ -1,0 +1,404 @@
+"""Signing in and out: the page, the one-time link, the session that they lead to, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Mount
+
+from headgate import DeclarationError
+from headgate.clock import sleep
+from headgate.http import BasicAuth, BearerAuth, CallbackAuth, OneTimeToken, User, dashboard
+from headgate.http.passwords import PasswordHash
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.faces.http.stage import client, make_app
+
+PASSWORD = "a right password"
+VISIT = {"Accept": "text/html,application/xhtml+xml"}
+FORM = {"name": "ada", "secret": PASSWORD, "place": ""}
+
+
+def users() -> BasicAuth:
+    return BasicAuth(ada=("admin", PASSWORD), vera=("viewer", PASSWORD))
+
+
+async def sign_in(asking: httpx.AsyncClient, name: str = "ada", below: str = "") -> httpx.Response:
+    answer = await asking.post(f"{below}/login", data=FORM | {"name": name}, headers=VISIT)
+    assert answer.status_code == 303, answer.text
+    return answer
+
+
+@pytest.mark.parametrize(
+    "auth",
+    [users(), BearerAuth({"t" * 20: User("deploy")}), OneTimeToken(), CallbackAuth(lambda request: None)],
+    ids=["passwords", "tokens", "link", "callback"],
+)
+async def test_a_signed_out_browser_is_shown_the_sign_in_page_and_a_program_json(auth: Any) -> None:
+    app = make_app()
+    async with app.open(), client(dashboard(app, auth=auth, title="<Shop>")) as asking:
+        for path in ("/", "/jobs?state=failed", "/limits/a%2Fb", "/nowhere", "/login"):
+            page = await asking.get(path, headers=VISIT)
+            assert page.status_code == 401
+            assert page.headers["content-type"].startswith("text/html")
+            assert page.headers["cache-control"] == "no-store"
+            assert "<h1>Sign in</h1>" in page.text
+            assert "&lt;Shop&gt;" in page.text
+            assert "<script" not in page.text
+            assert "basic" not in page.headers.get("www-authenticate", "").lower()
+            for accept in ("application/json", "*/*"):
+                answer = await asking.get(path, headers={"Accept": accept})
+                assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
+        for path in ("/api/overview", "/api/stream", "/api/nothing", "/static/js/main.js"):
+            assert (await asking.get(path, headers=VISIT)).json()["error"]["code"] == "unauthorized"
+
+
+async def test_the_page_runs_nothing_and_loads_nothing_and_has_labels_for_people_and_password_managers() -> None:
+    app = make_app()
+    async with client(dashboard(app, auth=users())) as asking:
+        page = await asking.get("/", headers=VISIT)
+    policy = page.headers["content-security-policy"]
+    assert re.fullmatch(
+        r"default-src 'none'; style-src 'sha256-[\w+/=]+'; img-src data:; base-uri 'none'; form-action 'self'; "
+        r"frame-ancestors 'none'",
+        policy,
+    )
+    assert not re.findall(r'(?:src|href)="(?!data:)', page.text)
+    for name, completion in (("name", "username"), ("secret", "current-password")):
+        assert f'<label for="{name}">' in page.text
+        field = re.search(rf'<input id="{name}"[^>]*>', page.text)
+        assert field is not None
+        assert f'autocomplete="{completion}"' in field[0]
+
+
+async def test_a_password_signs_in_a_browser_whose_cookie_no_script_and_no_other_site_can_use() -> None:
+    app = make_app()
+    async with app.open(), client(dashboard(app, auth=users())) as asking:
+        answer = await asking.post("/login", data=FORM | {"place": "jobs?state=failed&text=a b"}, headers=VISIT)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/jobs?state=failed&text=a%20b")
+        name, _, rest = answer.headers["set-cookie"].partition("=")
+        assert name == "headgate_session_8000"
+        attributes = {each.strip().lower() for each in rest.split(";")[1:]}
+        assert attributes == {"httponly", "samesite=strict", "path=/", "max-age=43200"}
+        session = (await asking.get("/api/session")).json()
+        assert (session["user"], session["role"], session["can_sign_out"]) == ("ada", "admin", True)
+        assert (await asking.get("/login", headers=VISIT)).headers["location"] == "/"
+
+
+async def test_a_wrong_password_is_answered_by_the_page_that_keeps_the_name_and_the_place() -> None:
+    app = make_app()
+    async with client(dashboard(app, auth=users())) as asking:
+        hostile = FORM | {"name": '"><b>', "secret": "wrong", "place": 'jobs?text="><i>'}
+        page = await asking.post("/login", data=hostile, headers=VISIT)
+        assert page.status_code == 401
+        assert 'value="&quot;&gt;&lt;b&gt;"' in page.text
+        assert 'value="jobs?text=&quot;&gt;&lt;i&gt;"' in page.text
+        assert "<b>" not in page.text
+        assert 'role="alert">This user name, password or token is wrong.' in page.text
+        assert "set-cookie" not in page.headers
+        assert (await asking.post("/login", data=hostile)).json()["error"]["code"] == "unauthorized"
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_the_cookie_is_for_where_the_dashboard_is_mounted_and_secure_where_it_came_by_https(scheme: str) -> None:
+    app = make_app()
+    host = Starlette(routes=[Mount("/ops/jobs", dashboard(app, auth=users()))])
+    async with app.open(), client(host, base_url=f"{scheme}://jobs.example") as asking:
+        answer = await sign_in(asking, below="/ops/jobs")
+        assert answer.headers["location"] == "/ops/jobs/"
+        cookie = answer.headers["set-cookie"].lower()
+        assert cookie.startswith("headgate_session=")
+        assert "path=/ops/jobs;" in cookie
+        assert ("; secure" in cookie) is (scheme == "https")
+        assert (await asking.get("/ops/jobs/api/session")).status_code == 200
+
+
+async def test_a_browser_that_came_by_https_through_a_proxy_gets_a_secure_cookie() -> None:
+    app = make_app()
+    site = dashboard(app, auth=users(), trusted_proxies=["10.0.0.1"])
+    by_origin = {"Origin": "https://localhost:8000"}
+    for peer, headers, is_secure in (
+        ("10.0.0.9", by_origin, True),
+        ("10.0.0.1", {"X-Forwarded-Proto": "https"}, True),
+        ("10.0.0.9", {"X-Forwarded-Proto": "https"}, False),
+    ):
+        async with client(site, peer=peer) as asking:
+            answer = await asking.post("/login", data=FORM, headers=headers)
+            assert ("secure" in answer.headers["set-cookie"].lower()) is is_secure
+
+
+@pytest.mark.parametrize(
+    ("place", "leads_to"),
+    [
+        ("//evil.example", "/evil.example"),
+        ("/\\evil.example", "/evil.example"),
+        ("https://evil.example", "/https%3A//evil.example"),
+        ("javascript:alert(1)", "/javascript%3Aalert%281%29"),
+        ("jobs\r\nSet-Cookie: a=b", "/jobs%0D%0ASet-Cookie%3A%20a%3Db"),
+        ("jobs?a=\r\nb", "/jobs?a=%0D%0Ab"),
+    ],
+)
+async def test_a_sign_in_leads_nowhere_but_to_this_dashboard(place: str, leads_to: str) -> None:
+    app = make_app()
+    async with client(dashboard(app, auth=users())) as asking:
+        answer = await asking.post("/login", data=FORM | {"place": place}, headers=VISIT)
+        assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
+
+
+async def test_no_page_of_another_site_signs_somebody_in_or_out() -> None:
+    app = make_app()
+    async with app.open(), client(dashboard(app, auth=users())) as asking:
+        for elsewhere in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}, {"Origin": "null"}):
+            answer = await asking.post("/login", data=FORM, headers=elsewhere)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "other_site")
+        await sign_in(asking)
+        token = {"X-Headgate-Token": (await asking.get("/api/session")).json()["token"]}
+        for headers in ({}, token | {"Sec-Fetch-Site": "cross-site"}):
+            assert (await asking.post("/logout", headers=headers)).status_code == 403
+        assert (await asking.get("/api/session")).status_code == 200
+
+
+async def test_a_session_changes_nothing_without_its_token_not_with_a_bearer_header_either() -> None:
+    app = make_app()
+    async with app.open(), client(dashboard(app, auth=users())) as asking:
+        await sign_in(asking)
+        for headers in ({}, {"Authorization": "Bearer whatever"}):
+            answer = await asking.post("/api/queues/default/pause", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "bad_token")
+        token = (await asking.get("/api/session")).json()["token"]
+        assert (await asking.post("/api/queues/default/pause", headers={"X-Headgate-Token": token})).status_code == 200
+        assert [entry.actor for entry in await app.admin.audit_log()] == ["ada"]
+
+
+async def test_a_sign_out_ends_the_session_wherever_its_cookie_is_and_the_stream_at_once() -> None:
+    app = make_app()
+    site = dashboard(app, auth=users(), read_only=True)
+    async with app.open(), client(site) as asking, client(site) as other:
+        await sign_in(asking)
+        await sign_in(other)
+        cookies = dict(asking.cookies)
+        token = {"X-Headgate-Token": (await asking.get("/api/session")).json()["token"]}
+        begun, ended = asyncio.Event(), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(listen(site, cookies, begun, ended))
+            await begun.wait()
+            assert site.stream.clients == 1
+            answer = await asking.post("/logout", headers=token)
+            assert answer.status_code == 204
+            assert "max-age=0" in answer.headers["set-cookie"].lower()
+            async with asyncio.timeout(5):
+                await ended.wait()
+        assert asking.cookies.get("headgate_session_8000") is None
+        asking.cookies.update(cookies)
+        for path in ("/api/session", "/api/stream", "/static/js/main.js", "/jobs"):
+            assert (await asking.get(path)).status_code == 401
+        assert (await other.get("/api/session")).status_code == 200
+
+
+async def listen(site: Any, cookies: dict[str, str], begun: asyncio.Event, ended: asyncio.Event) -> None:
+    """Read a stream until the server ends it; httpx would give nothing before its end."""
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body" and b"overview" in message["body"]:
+            begun.set()
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            ended.set()
+
+    cookie = "; ".join(f"{name}={value}" for name, value in cookies.items())
+    headers = [(b"host", b"localhost:8000"), (b"cookie", cookie.encode())]
+    scope = {"type": "http", "method": "GET", "path": "/api/stream", "query_string": b"", "headers": headers}
+    await site(scope | {"client": ("127.0.0.1", 1), "http_version": "1.1", "root_path": ""}, receive, send)
+
+
+async def test_who_has_no_session_has_none_to_end() -> None:
+    app = make_app()
+    async with client(dashboard(app, auth=BearerAuth({"t" * 20: User("deploy")}))) as asking:
+        answer = await asking.post("/logout", headers={"Authorization": "Bearer " + "t" * 20})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_session")
+
+
+def test_a_session_ends_after_twelve_hours() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = make_app(clock=clock)
+        async with app.open(), client(dashboard(app, auth=users(), clock=clock)) as asking:
+            await sign_in(asking)
+            cookies = dict(asking.cookies)
+            await sleep(clock, 12 * 3600 - 1)
+            asking.cookies.update(cookies)
+            assert (await asking.get("/api/session")).status_code == 200
+            await sleep(clock, 1)
+            page = await asking.get("/jobs", headers=VISIT)
+            assert page.status_code == 401
+
+    run_virtual(main)
+
+
+async def test_a_cookie_that_was_changed_or_made_elsewhere_opens_nothing() -> None:
+    app = make_app()
+    site = dashboard(app, auth=users())
+    async with app.open(), client(site) as asking, client(dashboard(app, auth=users())) as elsewhere:
+        await sign_in(asking, name="vera")
+        content, _, signature = asking.cookies["headgate_session_8000"].partition(".")
+        await sign_in(elsewhere)
+        forged = [elsewhere.cookies["headgate_session_8000"], "", ".", "a.b", content, f"{content}.", "é.ü"]
+        forged += [f"{content[:-4]}AAAA.{signature}", f"{content}.{signature[:-1]}", "=" * 5000]
+        for value in forged:
+            header = b"headgate_session_8000=" + value.encode("latin-1")
+            asking.cookies.clear()
+            answer = await asking.get("/api/session", headers={b"Cookie": header})
+            assert answer.status_code == 401, value
+
+
+async def test_processes_with_one_secret_share_their_sessions_and_a_changed_password_ends_them() -> None:
+    app = make_app()
+
+    def site(password: str = PASSWORD, secret: str = "shared by all processes", role: Any = "admin") -> Any:
+        return dashboard(app, auth=BasicAuth(ada=(role, password)), secret=secret)
+
+    async with app.open():
+        async with client(site()) as asking:
+            await sign_in(asking)
+            cookies = dict(asking.cookies)
+        for again, status in (
+            (site(), 200),
+            (site(password="another password"), 401),
+            (site(secret="of somebody else"), 401),
+            (site(role="viewer"), 401),
+        ):
+            async with client(again) as asking:
+                asking.cookies.update(cookies)
+                assert (await asking.get("/api/session")).status_code == status
+
+
+async def test_a_one_time_link_signs_in_once_and_its_token_leaves_the_address() -> None:
+    app = make_app()
+    used: list[str] = []
+    auth = OneTimeToken(on_used=used.append)
+    first = auth.token
+    assert len(first) >= 43
+    site = dashboard(app, auth=auth)
+    async with app.open(), client(site) as asking, client(site) as late:
+        # What only looks at a link does not use it up.
+        assert (await asking.head(f"/login?token={first}")).status_code == 401
+        answer = await asking.get(f"/login?token={first}", headers=VISIT)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        session = (await asking.get("/api/session")).json()
+        assert (session["user"], session["role"]) == ("local", "admin")
+        assert used == [auth.token]
+        assert auth.token != first
+        page = await late.get(f"/login?token={first}", headers=VISIT)
+        assert page.status_code == 401
+        assert first not in page.text
+        assert (await late.get("/api/session")).status_code == 401
+        # Whoever is signed in and opens it again uses nothing up.
+        assert (await asking.get(f"/login?token={auth.token}", headers=VISIT)).status_code == 303
+        assert used == [auth.token]
+        # The page takes the token as well, and the whole link.
+        pasted = {"secret": f" http://localhost:8000/login?token={auth.token} ", "place": "jobs"}
+        assert (await late.post("/login", data=pasted, headers=VISIT)).headers["location"] == "/jobs"
+
+
+async def test_a_one_time_token_is_no_password_and_no_bearer_token() -> None:
+    app = make_app()
+    auth = OneTimeToken()
+    async with client(dashboard(app, auth=auth)) as asking:
+        for headers in ({"Authorization": f"Bearer {auth.token}"}, {"Cookie": f"headgate_session_8000={auth.token}"}):
+            assert (await asking.get("/api/session", headers=headers)).status_code == 401
+        assert (await asking.get("/api/session", auth=("local", auth.token))).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Host": "localhost"},
+        {"X-Forwarded-For": "127.0.0.1", "Forwarded": "for=127.0.0.1"},
+        {"X-Real-IP": "127.0.0.1"},
+        {"Via": "1.0 nginx", "Connection": "close"},
+    ],
+)
+async def test_nobody_is_an_admin_for_being_at_this_machine_or_behind_its_proxy(headers: dict[str, str]) -> None:
+    app = make_app()
+    async with client(dashboard(app, auth=OneTimeToken())) as asking:
+        assert (await asking.get("/api/overview", headers=headers)).status_code == 401
+        assert (await asking.get("/", headers=VISIT | headers)).status_code == 401
+
+
+async def test_a_link_on_another_site_leads_to_the_page_of_whoever_is_signed_in() -> None:
+    """A browser leaves a strict cookie out of such a visit; one that begins at the page itself has it."""
+    app = make_app()
+    async with app.open(), client(dashboard(app, auth=users())) as asking:
+        page = await asking.get("/jobs?state=failed", headers=VISIT | {"Sec-Fetch-Site": "cross-site"})
+        assert '<meta http-equiv="refresh" content="0;url=/jobs?state=failed">' in page.text
+        page = await asking.get("/jobs?state=failed", headers=VISIT | {"Sec-Fetch-Site": "same-origin"})
+        assert "http-equiv" not in page.text
+
+
+async def test_a_callback_says_where_one_signs_in() -> None:
+    app = make_app()
+    auth = CallbackAuth(lambda request: None, sign_in_url="/accounts/login?next=/jobs&x=\"'")
+    async with client(dashboard(app, auth=auth)) as asking:
+        page = (await asking.get("/", headers=VISIT)).text
+        assert 'href="/accounts/login?next=/jobs&amp;x=&quot;&#x27;"' in page
+        assert "<form" not in page
+        assert (await asking.post("/login", data=FORM)).status_code == 401
+    with pytest.raises(DeclarationError, match="sign_in_url"):
+        CallbackAuth(lambda request: None, sign_in_url="javascript:alert(1)")
+
+
+async def test_a_password_may_be_kept_as_a_hash_that_does_not_tell_it() -> None:
+    app = make_app()
+    stored = str(PasswordHash.of(PASSWORD))
+    assert stored.startswith("scrypt$")
+    assert stored != str(PasswordHash.of(PASSWORD))
+    assert PASSWORD not in stored
+    auth = BasicAuth(ada=("admin", stored), vera=("viewer", PASSWORD))
+    async with app.open(), client(dashboard(app, auth=auth)) as asking:
+        for _ in range(3):
+            assert (await asking.get("/api/session", auth=("ada", PASSWORD))).json()["user"] == "ada"
+            assert (await asking.get("/api/session", auth=("vera", PASSWORD))).json()["user"] == "vera"
+        for name, password in (("ada", stored), ("ada", "a wrong one"), ("nobody", PASSWORD)):
+            assert (await asking.get("/api/session", auth=(name, password))).status_code == 401
+        await sign_in(asking)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "scrypt$$$$$",
+        "scrypt$1$1$1$aaaa$bbbb",
+        "scrypt$32768$8$1$????$",
+        "scrypt$1073741824$8$1$" + "a" * 16 + "$" + "A" * 43 + "=",
+    ],
+)
+def test_a_hash_that_cannot_be_checked_is_refused_where_it_is_declared(stored: str) -> None:
+    with pytest.raises(DeclarationError, match="password hash"):
+        BasicAuth(ada=("admin", stored))
+
+
+async def test_a_form_that_is_none_is_refused_and_not_read_without_end() -> None:
+    app = make_app()
+    async with client(dashboard(app, auth=users())) as asking:
+        assert (await asking.post("/login", json={"name": "ada"})).status_code == 415
+        assert (await asking.post("/login", data={"name": "a" * 40_000})).status_code == 413
+        assert (await asking.post("/login", data={"name": "a" * 5_000})).status_code == 400
+        assert (await asking.post("/login")).status_code == 401
+
+
+async def test_a_request_of_a_callback_says_nothing_of_sessions() -> None:
+    def who(request: Request) -> User | None:
+        return User("grace")
+
+    app = make_app()
+    async with app.open(), client(dashboard(app, auth=CallbackAuth(who))) as asking:
+        assert (await asking.get("/api/session")).json()["can_sign_out"] is False
