@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import os
 import signal
 import socket
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 import click
 
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
 
 USERS = "HEADGATE_DASHBOARD_USERS"
 """The variable that holds the lines of a file of users."""
+
+MOST_CONNECTIONS = 1000
+"""Connections at once: some more than the streams of a process, less where it may open fewer files."""
 
 FAREWELL = 5
 """Seconds that answers under way get to end, after which they are cut off."""
@@ -123,30 +125,22 @@ def _link(url: str, token: str) -> str:
 
 async def _serve(site: Dashboard, listening: socket.socket, root_path: str) -> None:
     try:
-        import uvicorn
-    except ModuleNotFoundError:
+        from headgate.observe.bounded_server import BoundedServer, connections_allowed
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("uvicorn", "h11"):
+            raise
         raise DeclarationError(
-            "to serve the dashboard takes the uvicorn package, which is missing; pip install 'headgate[dashboard]'"
+            f"to serve the dashboard takes the {error.name} package, which is missing; "
+            "pip install 'headgate[dashboard]'"
         ) from None
 
-    class Server(uvicorn.Server):
-        """Leaves signals to us: a server that was asked to stop and did so has not failed."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    config: Any = uvicorn.Config(
+    server = BoundedServer(
         site,
+        connections_allowed(MOST_CONNECTIONS),
         root_path=root_path,
         log_level="warning",
-        access_log=False,
-        # Who asks is told by the guard of the site, which is told which proxies to believe.
-        proxy_headers=False,
-        server_header=False,
         timeout_graceful_shutdown=FAREWELL,
     )
-    server = Server(config)
 
     def stop() -> None:
         # Streams last as long as somebody listens, and would be waited for.
@@ -240,7 +234,7 @@ def _is_loopback(host: str) -> bool:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         raise click.ClickException(
             f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --port, or 0"

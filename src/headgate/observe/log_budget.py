@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from headgate.clock import SECOND, Clock, Timer
@@ -41,20 +40,6 @@ class LogBudget:
         self._began_at, self._admitted = self._clock.monotonic(), 0
         if omitted:
             report(f"{omitted} more such lines were left out in the last {self._per} s")
-
-
-class BudgetFilter(logging.Filter):
-    """Applies a budget to a logger that others write to."""
-
-    def __init__(self, budget: LogBudget) -> None:
-        super().__init__()
-        self._budget = budget
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.WARNING or getattr(record, "is_budget_report", False):
-            return True
-        logger = logging.getLogger(record.name)
-        return self._budget.admits(lambda text: logger.warning(text, extra={"is_budget_report": True}))
 
 
 def _is_loop_running() -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError
-from threading import Thread
-from typing import Any
-from wsgiref.simple_server import WSGIServer
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 from headgate.arguments import parse_seconds
 from headgate.clock import Duration
@@ -18,7 +18,7 @@ from headgate.observe.store_reading import StoreReading
 from headgate.observe.tally import Tally
 
 try:
-    from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
+    from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.core import Metric as Family
     from prometheus_client.exposition import choose_encoder
@@ -31,12 +31,21 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from None
 
+if TYPE_CHECKING:
+    from headgate.observe.bounded_server import BoundedServer
+
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 SLACK = 0.5
 """Seconds that a busy event loop gets on top of the deadline before a scrape goes without it."""
+
+MOST_CONNECTIONS = 32
+"""Connections of scrapers at once, each of them an open file of the worker."""
+
+MOST_SCRAPES = 4
+"""Scrapes that are answered at once; the next ones wait."""
 
 
 class PrometheusMetrics:
@@ -98,15 +107,32 @@ class PrometheusMetrics:
     def serve(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
         """Serve the registry over HTTP from a thread of its own, until the server is closed.
 
-        It answers also while the event loop is blocked. `port` 0 takes a free one. Raises HeadgateError.
+        It answers also while the event loop is blocked, and at most 32 connections at once. `port` 0 takes a free one.
+        Raises HeadgateError.
         """
         try:
-            server, thread = start_http_server(port, host, self.registry)
+            from headgate.observe.bounded_server import BoundedServer, connections_allowed
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] not in ("uvicorn", "h11"):
+                raise
+            raise HeadgateError(
+                f"to serve metrics takes the {error.name} package, which is missing; pip install 'headgate[prometheus]'"
+            ) from None
+        try:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listening = socket.create_server((host, port), family=family)
         except OSError as error:
             raise HeadgateError(
                 f"metrics cannot be served on {host}:{port}: {error}; choose another port, or end what listens there"
             ) from error
-        return MetricsServer(server, thread)
+        server = BoundedServer(
+            _Scrapes(self.registry),
+            connections_allowed(MOST_CONNECTIONS),
+            lifespan="off",
+            log_config=None,
+            timeout_graceful_shutdown=5,
+        )
+        return MetricsServer(server, listening)
 
     @property
     def asgi(self) -> MetricsRoute:
@@ -191,19 +217,58 @@ class MetricsRoute:
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 
-class MetricsServer:
-    """Serves metrics over HTTP on `port`, until it is closed."""
+class _Scrapes:
+    """The WSGI app of prometheus_client, with all that it understands of a request, as an ASGI app.
 
-    def __init__(self, server: WSGIServer, thread: Thread) -> None:
-        self.port = int(server.server_address[1])
+    A scrape runs in a thread, as it may wait for the app; so connections are looked after meanwhile.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._answer = make_wsgi_app(registry)
+        self._threads = ThreadPoolExecutor(MOST_SCRAPES, "headgate-scrapes")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        asked = {
+            "REQUEST_METHOD": scope["method"],
+            "PATH_INFO": scope["path"],
+            "QUERY_STRING": scope["query_string"].decode("latin-1"),
+            "HTTP_ACCEPT": headers.get("accept"),
+            "HTTP_ACCEPT_ENCODING": headers.get("accept-encoding"),
+        }
+        begun: list[tuple[str, list[tuple[str, str]]]] = []
+
+        def answer() -> bytes:
+            return b"".join(self._answer(asked, lambda status, headers: begun.append((status, headers))))
+
+        body = await asyncio.get_running_loop().run_in_executor(self._threads, answer)
+        ((status, given),) = begun
+        told = [(name.lower().encode(), value.encode()) for name, value in given]
+        told.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": int(status.partition(" ")[0]), "headers": told})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+class MetricsServer:
+    """Serves metrics over HTTP on `port`, from a thread of its own, until it is closed."""
+
+    def __init__(self, server: BoundedServer, listening: socket.socket) -> None:
+        self.port = int(listening.getsockname()[1])
         self._server = server
-        self._thread = thread
+        self._thread = threading.Thread(target=self._run, args=[listening], name="headgate-metrics", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """End it; waits for what is being answered."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.should_exit = True
         self._thread.join()
+
+    def _run(self, listening: socket.socket) -> None:
+        # asyncio's own loop, whatever the app runs on: that one accepts no more connections than it is told to.
+        with listening, asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            runner.run(self._server.serve(sockets=[listening]))
 
 
 def _family_of(families: dict[metric.Metric, Any], told: metric.Metric) -> Any:
