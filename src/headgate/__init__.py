@@ -23,8 +23,10 @@ from headgate.errors import (
     ProcessDied,
     QueueFull,
     ScheduleNotFound,
+    SearchTooLong,
     StorageUnavailable,
     StorageUnusable,
+    TooManySearches,
     UnfitConnection,
     UnknownLimit,
 )
@@ -113,8 +115,10 @@ __all__ = [
     "ProcessDied",
     "QueueFull",
     "ScheduleNotFound",
+    "SearchTooLong",
     "StorageUnavailable",
     "StorageUnusable",
+    "TooManySearches",
     "UnfitConnection",
     "UnknownLimit",
 ]

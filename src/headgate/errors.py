@@ -125,6 +125,14 @@ class LeaderNotSucceeded(HeadgateError):
     """Why a job was cancelled: the job or batch that it follows did not succeed."""
 
 
+class SearchTooLong(HeadgateError):
+    """A search in payloads was ended before it had read all jobs that its other words leave."""
+
+
+class TooManySearches(HeadgateError):
+    """Other searches in payloads run and have not ended in time; nothing was read."""
+
+
 class JobFailed(HeadgateError):
     """`job.result()` of a job that failed; carries the stored error as text."""
 

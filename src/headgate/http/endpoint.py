@@ -143,10 +143,33 @@ class Answering:
         if self._body is not None:
             given["body"] = parse_body(await read_body(request), self._body)
         try:
-            answer = await caller.reach(self.endpoint.handler(caller, **given))
+            work = caller.reach(self.endpoint.handler(caller, **given))
+            # A search in payloads reads whole tables: not for somebody who has gone.
+            is_search = self.endpoint.method == "GET" and getattr(query, "text", None) is not None
+            answer = await (_while_connected(request, work) if is_search else work)
         except HeadgateError as error:
             raise refusal_of(error) from error
         return Response(self._encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """What `work` returns; it is cancelled when the client goes away. Raises Refusal, which nobody reads then."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Refusal(408, "disconnected", "the connection was closed before the search had ended")
+        return working.result()
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait([working])
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def parse_query(text: bytes, kind: type[Query]) -> Query:

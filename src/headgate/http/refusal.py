@@ -17,8 +17,10 @@ from headgate.errors import (
     NotOpen,
     PayloadError,
     ScheduleNotFound,
+    SearchTooLong,
     StorageUnavailable,
     StorageUnusable,
+    TooManySearches,
     UnknownLimit,
     UnknownQueue,
 )
@@ -68,7 +70,7 @@ def refusal_of(error: HeadgateError) -> Refusal:
             return Refusal(404, code, str(error))
         case DeclarationError() | PayloadError() | CostExceedsLimit():
             return Refusal(422, code, str(error))
-        case StorageUnavailable() | StorageUnusable() | NotOpen():
+        case SearchTooLong() | TooManySearches() | StorageUnavailable() | StorageUnusable() | NotOpen():
             return Refusal(503, code, str(error), headers=try_later(RETRY_AFTER))
         case _:
             return Refusal(409, code, str(error))

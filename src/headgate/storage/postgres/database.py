@@ -16,6 +16,7 @@ import asyncpg
 from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
 from headgate.storage.postgres.statements import Statement, load_statements
+from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.urls import displayed_url, without_secrets
 
 R = TypeVar("R")
@@ -154,6 +155,7 @@ class Database:
         self._random = Random()
         self.statements = load_statements(schema)
         self._surveys = self._lookups = asyncio.Semaphore()
+        self._searches = Searches(clock, at_once=1)
         self._pool: asyncpg.Pool[Any] | None = None
 
     async def open(self) -> None:
@@ -162,6 +164,7 @@ class Database:
         # However many people look at once, connections are left for heartbeats and claims.
         self._surveys = asyncio.Semaphore(max(1, self._size // 4))
         self._lookups = asyncio.Semaphore(max(1, self._size // 4))
+        self._searches = Searches(self._clock, at_once=max(1, self._size // 8))
         settings = {} if self.is_pooled else SETTINGS
         self._pool = await asyncpg.create_pool(
             self.url,
@@ -276,6 +279,16 @@ class Database:
         """Do what people look at: whole tables may be read for it, and it may be done twice."""
         async with self._surveys:
             return await self.repeated(lambda: self.transact(work, SCANNING))
+
+    async def search(self, work: Callable[[Session], Awaitable[R]]) -> R:
+        """Read payloads, few at once and each for a bounded time. Raises SearchTooLong and TooManySearches."""
+        plans = {**SCANNING, "statement_timeout": f"{SEARCH_TIMEOUT:g}s"}
+        try:
+            return await self._searches.run(lambda: self.transact(work, plans))
+        except StorageUnavailable as error:
+            if isinstance(error.__cause__, asyncpg.QueryCanceledError):
+                raise too_long() from None
+            raise
 
     async def look_up(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Do what somebody waits to know, and may be done twice."""

@@ -723,7 +723,7 @@ class PostgresStorage:
         async def listed(session: Session) -> Sequence[Any]:
             return await session.fetch(statement, **asked, lanes=await _few_lanes(session, filter, asked["needle"]))
 
-        return [records.job_record(row, now, limit_now) for row in await self._survey(listed)]
+        return [records.job_record(row, now, limit_now) for row in await self._listed(filter, listed)]
 
     async def count_jobs(self, filter: JobFilter, most: int) -> int:
         asked = {**_asked(filter), "now": self.now(), "limit_now": self.limit_now(), "most": most}
@@ -732,7 +732,13 @@ class PostgresStorage:
             lanes = await _few_lanes(session, filter, asked["needle"])
             return int(await session.value("count_jobs", **asked, lanes=lanes))
 
-        return await self._survey(counted)
+        return await self._listed(filter, counted)
+
+    async def _listed(self, filter: JobFilter, work: Callable[[Session], Awaitable[R]]) -> R:
+        if filter.text is None:
+            return await self._survey(work)
+        self._require_usable()
+        return await self._database.search(work)
 
     async def waiting(self, most: int = 100_000) -> Sequence[WaitingCount]:
         now, limit_now = self.now(), self.limit_now()

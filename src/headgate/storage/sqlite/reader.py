@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import TypeVar
 from headgate.storage.sqlite.connection import connect
 
 R = TypeVar("R")
+
+PROGRESS = 100_000
+"""Instructions of SQLite between two looks at whether a query is to end: some milliseconds."""
 
 
 class Reader:
@@ -26,6 +30,27 @@ class Reader:
     async def run(self, query: Callable[[sqlite3.Connection], R]) -> R:
         """What `query` returns, called with the connection in the reader's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, query, self._connection)
+
+    async def run_until(self, query: Callable[[sqlite3.Connection], R], is_over: Callable[[], bool]) -> R:
+        """As `run`, but SQLite interrupts the query, an OperationalError, when `is_over` and when this is cancelled."""
+        cancelled = threading.Event()
+
+        def bounded(connection: sqlite3.Connection) -> R:
+            connection.set_progress_handler(lambda: cancelled.is_set() or is_over(), PROGRESS)
+            try:
+                return query(connection)
+            finally:
+                connection.set_progress_handler(None, 0)
+
+        try:
+            return await self.run(bounded)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    def interrupt(self) -> None:
+        """End the query that runs, if one does, with an `OperationalError`; from any thread."""
+        self._connection.interrupt()
 
     def discard(self) -> None:
         """Close one that has run nothing yet, from any thread."""

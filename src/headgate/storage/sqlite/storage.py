@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headgate.clock import Clock
+from headgate.clock import Clock, microseconds
 from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable, StorageUnusable
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
@@ -59,6 +59,7 @@ from headgate.storage.protocol import (
     asked_buckets,
 )
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
+from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.enlisted import run_in
 from headgate.storage.sqlite.facts import read_facts
@@ -154,6 +155,8 @@ class SqliteStorage:
         # Lookups of an engine must not wait for an operator's list or count, so each kind has a reader of its own.
         self._lookups: Reader | None = None
         self._lists: Reader | None = None
+        self._searcher: Reader | None = None
+        self._searches = Searches(clock, at_once=1)
         self._write_thread: ThreadPoolExecutor | None = None
         self._neighbours: Neighbours | None = None
         self._ports: list[int] = []
@@ -257,8 +260,10 @@ class SqliteStorage:
             await self._neighbours.close()
             self._neighbours = None
         await self._batcher.drain()
-        readers, writer, thread = (self._lookups, self._lists), self._writer, self._write_thread
-        self._lookups = self._lists = self._writer = self._write_thread = None
+        if self._searcher is not None:
+            self._searcher.interrupt()
+        readers, writer, thread = (self._lookups, self._lists, self._searcher), self._writer, self._write_thread
+        self._lookups = self._lists = self._searcher = self._writer = self._write_thread = None
         for reader in readers:
             if reader is not None:
                 await reader.close()
@@ -549,12 +554,32 @@ class SqliteStorage:
     async def jobs(self, filter: JobFilter) -> Sequence[JobRecord]:
         listed = "jobs" if _index_of(filter) is None else "jobs_by_index"
         order = "oldest" if filter.oldest_first else "newest"
-        rows = await self._value(self._lists, f"{listed}_{order}", **self._asked(filter), count=filter.count)
+        rows = await self._listed(filter, f"{listed}_{order}", count=filter.count)
         return [self._in_wall_time(record) for record in _decode_records(rows)]
 
     async def count_jobs(self, filter: JobFilter, most: int) -> int:
         statement = "count_by_id" if _index_of(filter) is None else "count_by_index"
-        return int(await self._value(self._lists, statement, **self._asked(filter), most=most))
+        return int(await self._listed(filter, statement, most=most))
+
+    async def _listed(self, filter: JobFilter, statement: str, **more: Any) -> Any:
+        asked = {**self._asked(filter), **more}
+        if filter.text is None:
+            return await self._value(self._lists, statement, **asked)
+        return await self._searches.run(partial(self._search, statement, asked))
+
+    async def _search(self, statement: str, asked: dict[str, Any]) -> Any:
+        """A search in payloads, on a connection of its own, since it reads whole tables and lists must not wait."""
+        self._require_usable()
+        if self._searcher is None:
+            self._searcher = await asyncio.to_thread(Reader, self.path, "searches")
+        until = self._clock.monotonic() + microseconds(SEARCH_TIMEOUT)
+        query = partial(fetch, statement=statement, **asked)
+        try:
+            return await self._searcher.run_until(query, lambda: self._clock.monotonic() >= until)
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+                raise too_long() from None
+            raise self._translated(error) from error
 
     def _asked(self, filter: JobFilter) -> dict[str, Any]:
         values = msgspec.structs.asdict(filter)
