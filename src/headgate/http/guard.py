@@ -18,7 +18,7 @@ from headgate.http.auth import Auth, CallbackAuth, Refused, Role, SessionAuth, S
 from headgate.http.failures import SignInFailures
 from headgate.http.origin import canonical, is_same_site, peer_of
 from headgate.http.refusal import Refusal
-from headgate.http.sessions import Session, Sessions, shown_cookie
+from headgate.http.sessions import Session, Sessions, shown_cookies
 
 TOKEN = "x-headgate-token"
 """The header of what changes something, with the token of the session."""
@@ -72,15 +72,16 @@ class Guard:
 
     async def visitor(self, request: Request) -> Visitor:
         """Who asks. Raises Refusal for whoever is not let in."""
-        cookie = None if self.sessions is None else shown_cookie(request)
-        session = None if cookie is None or self.sessions is None else self.sessions.find(cookie)
-        if session is not None:
-            return Visitor(session.user, session)
+        cookies = [] if self.sessions is None else shown_cookies(request)
+        for cookie in cookies:
+            assert self.sessions is not None
+            if (session := self.sessions.find(cookie)) is not None:
+                return Visitor(session.user, session)
         shows_credential = "authorization" in request.headers
         user = await self._slowly(request, self._auth.user(request), is_right_delayed=shows_credential)
         if user is not None:
             return Visitor(user)
-        if cookie is not None:
+        if cookies:
             raise self._unknown("your session has ended; sign in again")
         raise self._unknown("sign in first: this dashboard is for those who are known to it")
 

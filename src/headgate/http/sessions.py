@@ -87,9 +87,10 @@ class Sessions:
         return hmac.digest(key, content.encode(), "sha256").hex()
 
 
-def shown_cookie(request: Request) -> str | None:
-    """The value of the cookie that a browser sent, if it did."""
-    return request.cookies.get(_name(request))
+def shown_cookies(request: Request) -> list[str]:
+    """The values of the cookie that a browser sent: more than one where a dashboard is mounted below another."""
+    pairs = (each.partition("=") for header in request.headers.getlist("cookie") for each in header.split(";"))
+    return [value.strip() for name, _, value in pairs if name.strip() == _name(request)]
 
 
 def set_cookie(response: Response, request: Request, value: str, *, is_secure: bool) -> None:

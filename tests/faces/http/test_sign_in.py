@@ -132,6 +132,18 @@ async def test_a_browser_that_came_by_https_through_a_proxy_gets_a_secure_cookie
             assert ("secure" in answer.headers["set-cookie"].lower()) is is_secure
 
 
+async def test_somebody_is_signed_in_to_a_dashboard_and_to_another_below_its_path() -> None:
+    app = make_app()
+    host = Starlette(
+        routes=[Mount("/ops/jobs", dashboard(app, auth=users())), Mount("/", dashboard(app, auth=users()))]
+    )
+    async with app.open(), client(host) as asking:
+        await sign_in(asking, below="/ops/jobs")
+        await sign_in(asking, name="vera")
+        assert (await asking.get("/ops/jobs/api/session")).json()["user"] == "ada"
+        assert (await asking.get("/api/session")).json()["user"] == "vera"
+
+
 @pytest.mark.parametrize(
     ("place", "leads_to"),
     [
