@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 import headgate.observe.bounded_server as bounded_server
+from headgate.errors import HeadgateError
 from headgate.observe.bounded_server import BoundedServer
+from headgate.observe.metrics import PrometheusMetrics
 from tests.until import until
 
 HALF = b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Half: "
@@ -106,3 +110,10 @@ async def test_the_lines_of_another_server_of_the_process_are_left_alone(caplog:
         await asyncio.to_thread(logger.info, "of another server, in its own thread")
         assert logger.isEnabledFor(logging.INFO)
     assert [record.getMessage() for record in caplog.records] == ["of another server, in its own thread"]
+
+
+def test_without_its_package_metrics_are_not_served_and_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "headgate.observe.bounded_server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(HeadgateError, match=r"uvicorn package, which is missing; pip install 'headgate\[prometheus\]'"):
+        PrometheusMetrics(registry=CollectorRegistry()).serve(0)

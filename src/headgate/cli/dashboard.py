@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import os
 import signal
@@ -100,9 +101,7 @@ def dashboard(
         url = f"http://{shown_host}:{listening.getsockname()[1]}{root_path.rstrip('/')}/"
         link = None
         if auth is None:
-            auth = link = OneTimeToken(
-                on_used=lambda token: click.echo(f"Link of the next sign-in: {_link(url, token)}")
-            )
+            auth = link = OneTimeToken(on_used=lambda token: _print_next(_link(url, token)))
         site = make_dashboard(
             app,
             auth=auth,
@@ -117,6 +116,12 @@ def dashboard(
             click.echo(f"Dashboard of {target}: {_link(url, link.token)}")
             click.echo("The link signs in one browser. Then the link of the next sign-in is printed here.")
         asyncio.run(_serve(site, listening, root_path.rstrip("/")))
+
+
+def _print_next(link: str) -> None:
+    # Whoever read the first link may have gone, as `head` does; that is no reason to refuse who opened it.
+    with contextlib.suppress(BrokenPipeError):
+        click.echo(f"Link of the next sign-in: {link}")
 
 
 def _link(url: str, token: str) -> str:
