@@ -27,6 +27,9 @@ CONNECT_TIMEOUT = 5.0
 COMMAND_TIMEOUT = 10.0
 """Seconds until a server that does not answer counts as gone."""
 
+CANCEL_TIMEOUT = 2.0
+"""Seconds that a statement is given to end that the server was asked to end."""
+
 CLOSE_TIMEOUT = 2.0
 """Seconds that connections are given to end in order."""
 
@@ -281,14 +284,50 @@ class Database:
             return await self.repeated(lambda: self.transact(work, SCANNING))
 
     async def search(self, work: Callable[[Session], Awaitable[R]]) -> R:
-        """Read payloads, few at once and each for a bounded time. Raises SearchTooLong and TooManySearches."""
+        """Read payloads, few at once and each for a bounded time; cancelled, it ends in the server as well.
+
+        Raises SearchTooLong and TooManySearches.
+        """
         plans = {**SCANNING, "statement_timeout": f"{SEARCH_TIMEOUT:g}s"}
+        began: list[Any] = []
+
+        async def noted(session: Session) -> R:
+            began.append(await session.row("own_transaction"))
+            return await work(session)
+
+        searching = asyncio.ensure_future(self._searches.run(lambda: self.transact(noted, plans)))
         try:
-            return await self._searches.run(lambda: self.transact(work, plans))
+            # Not cancelled as others are: a connection that is cut off leaves its statement running in the server.
+            return await asyncio.shield(searching)
+        except asyncio.CancelledError:
+            try:
+                if began and not searching.done():
+                    await self._end_statement(*began[-1])
+                    await asyncio.wait([searching], timeout=CANCEL_TIMEOUT)
+            finally:
+                searching.cancel()
+                await asyncio.wait([searching])
+                # What became of it is for nobody.
+                searching.cancelled() or searching.exception()
+            raise
         except StorageUnavailable as error:
             if isinstance(error.__cause__, asyncpg.QueryCanceledError):
                 raise too_long() from None
             raise
+
+    async def _end_statement(self, pid: int, began_at: Any) -> None:
+        """End what a transaction does in the server; by a connection of its own, as the pool may be busy."""
+        sql, names = self.statements["end_statement"]
+        values = {"pid": pid, "began_at": began_at}
+        try:
+            connection = await connect(self.url)
+            try:
+                await connection.fetch(sql, *[values[each] for each in names])
+            finally:
+                connection.terminate()
+        except Exception as error:
+            # It ends by its timeout then.
+            logger.debug("%s was not told to end a search: %s", self.name, error)
 
     async def look_up(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Do what somebody waits to know, and may be done twice."""
