@@ -11,11 +11,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.postgres_server import ENVIRONMENT, free_port, unprivileged
+
+
+class Bouncer(NamedTuple):
+    """A running PgBouncer, and the URL of the database behind it."""
+
+    url: str
+    port: int
+    pid: int
+
+    def url_at(self, port: int) -> str:
+        """The same database by way of a proxy on that port."""
+        return self.url.replace(f":{self.port}/", f":{port}/")
 
 
 @contextmanager
@@ -24,6 +37,13 @@ def bouncer_before(url: str, folder: Path, *options: str) -> Iterator[str]:
 
     Yields the URL of it. `options` are lines of its configuration. Skips the test where there is none.
     """
+    with running_bouncer(url, folder, *options) as bouncer:
+        yield bouncer.url
+
+
+@contextmanager
+def running_bouncer(url: str, folder: Path, *options: str) -> Iterator[Bouncer]:
+    """As `bouncer_before`, for a test that stops it."""
     program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
         pytest.skip("no PgBouncer: Debian's package is called pgbouncer")
@@ -61,7 +81,7 @@ def bouncer_before(url: str, folder: Path, *options: str) -> Iterator[str]:
             assert process.poll() is None, (folder / "pgbouncer.log").read_text()[-2000:]
             assert time.monotonic() < deadline, "PgBouncer does not listen"
             time.sleep(0.02)
-        yield f"postgresql://{server.username}@127.0.0.1:{port}/{name}"
+        yield Bouncer(f"postgresql://{server.username}@127.0.0.1:{port}/{name}", port, process.pid)
     finally:
         process.kill()
         process.wait()

@@ -29,6 +29,8 @@ class Wire:
         self._answers: list[Break] = []
         self._flows = asyncio.Event()
         self._flows.set()
+        self._answers_flow = asyncio.Event()
+        self._answers_flow.set()
         self._server: asyncio.Server | None = None
 
     @classmethod
@@ -72,8 +74,13 @@ class Wire:
         """Take connections, pass on nothing, and tell nobody."""
         self._flows.clear()
 
+    def hold_answers(self) -> None:
+        """Pass on requests, and read no answer."""
+        self._answers_flow.clear()
+
     def release(self) -> None:
         self._flows.set()
+        self._answers_flow.set()
 
     def break_after(self, words: bytes, *, within: bytes = b"") -> Break:
         """Break once: the next request that has these words in it is answered, and the answer is lost.
@@ -149,6 +156,7 @@ class Wire:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 await self._flows.wait()
+                await self._answers_flow.wait()
                 lost = talk.answers_are_lost or next((each for each in self._answers if each.words in data), None)
                 if lost is not None:
                     if lost in self._answers:

@@ -7,7 +7,7 @@ from typing import Any
 
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import JobState, NewJob
-from headgate.storage.following import Place
+from headgate.storage.following import Place, leaders_of
 from headgate.storage.postgres.arrivals import Lane
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.following import places_of, store_ties
@@ -24,7 +24,8 @@ async def add_jobs(
     if not batches and all(job.origin is None for job in jobs):
         await _insert(session, jobs, {}, limit_now)
         return
-    async with session.transaction():
+    own = {job.id for job in jobs} | {batch.id for batch in batches}
+    async with session.transaction(may_last=leaders_of(jobs) <= own):
         await add_tied(session, jobs, limit_now, batches, now)
 
 

@@ -41,6 +41,20 @@ from headgate.storage.protocol import Claim, Claimed, Dropped
 SOON = SECOND // 50
 """When to look again for what another node holds at this moment."""
 
+STATEMENTS = (
+    "lock_for_claim",
+    "rivals",
+    "lock_lanes",
+    "heads",
+    "heads_known",
+    "take_ungated",
+    "take_ungated_ripe",
+    "left_in_lanes",
+    "write_claim",
+    "set_timers",
+)
+"""What a claim runs while it holds its locks; what is left out is for jobs that end without having run."""
+
 TRIES = 5
 """How often a claim begins anew that others have overtaken, before it leaves it to the next."""
 
@@ -154,7 +168,7 @@ class OneClaim:
         draws = self._buckets.with_homes([*opened, *(draw for visit in visits for draw in visit.row.draws)])
         for _ in range(TRIES):
             try:
-                async with self._session.transaction():
+                async with self._session.transaction(prepares=STATEMENTS):
                     claimed = await self._in_transaction(visits, opened, draws, is_first=is_first)
             except _BucketsNeeded as needed:
                 # Not inside of the transaction: what is locked later would be waited for out of its order.

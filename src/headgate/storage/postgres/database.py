@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from random import Random
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import asyncpg
@@ -33,8 +33,11 @@ CANCEL_TIMEOUT = 2.0
 CLOSE_TIMEOUT = 2.0
 """Seconds that connections are given to end in order."""
 
-LOCK_TIMEOUT = "5s"
+LOCK_TIMEOUT = "4s"
 """How long a statement waits for a lock. Ours last milliseconds; a longer one is a user's, as of ALTER TABLE."""
+
+HELD_FOR = "5s"
+"""How long a transaction of ours lasts at most, and with it its locks. LOCK_TIMEOUT ends first; its error says more."""
 
 SETTINGS = {
     "lock_timeout": LOCK_TIMEOUT,
@@ -56,12 +59,18 @@ SUMMARIES = {"enable_bitmapscan": "on"}
 """What a transaction is told as well that reads by the summaries of pages: a BRIN index is read in no other way."""
 
 FROZEN_AFTER = "2s"
-"""A claimer that stops in the middle of a transaction must not stop the others: the server ends it."""
+"""A client that stops between two statements of a transaction must not stop the others: the server ends its session."""
 
 PATIENCE = 5 * SECOND
 """How long what may be repeated is repeated, before the caller is told."""
 
 OLDEST_SERVER = 130000
+
+ENDS_TRANSACTIONS = 170000
+"""The first version with `transaction_timeout`, which ends a session also while it waits for its client."""
+
+CHECKS_CLIENTS = 140000
+"""The first version that notices during a statement that its client has closed the connection."""
 
 HIGHEST_PORT = 65535
 
@@ -79,13 +88,50 @@ _FORBIDDEN = "42501"
 _WITHDRAWN = ("42P01", "3F000")
 
 
-class Session:
-    """Statements by name, on one connection. Outside of a `transaction` each commits by itself."""
+LASTS_IDLE = "30s"
+"""The same for a transaction that locks nothing others want: a large enqueue takes its time between two statements."""
 
-    def __init__(self, connection: Any, statements: dict[str, Statement], *, is_pooled: bool) -> None:
+IDLE_BOUND: Mapping[str, str] = MappingProxyType({"idle_in_transaction_session_timeout": FROZEN_AFTER})
+LASTING_BOUND: Mapping[str, str] = MappingProxyType({"idle_in_transaction_session_timeout": LASTS_IDLE})
+
+
+class Bounds(NamedTuple):
+    """The settings with which a server ends a session whose client is silent or gone."""
+
+    of_session: Mapping[str, str] = MappingProxyType({})
+    of_transaction: Mapping[str, str] = IDLE_BOUND
+
+    @classmethod
+    def at(cls, version: int, *, is_linux: bool) -> Self:
+        """What a server of that version knows."""
+        session: dict[str, str] = {}
+        if is_linux:
+            # Others refuse what they cannot do. This one is for a client that no longer reads a large answer.
+            session["tcp_user_timeout"] = HELD_FOR
+            if version >= CHECKS_CLIENTS:
+                session["client_connection_check_interval"] = "1s"
+        transaction = {"transaction_timeout": HELD_FOR} if version >= ENDS_TRANSACTIONS else {}
+        return cls(session, {**IDLE_BOUND, **transaction})
+
+
+class Session:
+    """Statements by name, on one connection. Outside of a `transaction` each commits by itself.
+
+    Behind a pooler (`is_pooled`) the settings of a session are those of each transaction.
+    """
+
+    def __init__(
+        self,
+        connection: Any,
+        statements: dict[str, Statement],
+        *,
+        is_pooled: bool,
+        bounds: Bounds = Bounds(),  # noqa: B008  # it is immutable
+    ) -> None:
         self._connection = connection
         self._statements = statements
         self._is_pooled = is_pooled
+        self._bounds = bounds
         self._in_transaction = False
 
     async def fetch(self, statement: str, /, **values: Any) -> list[Any]:
@@ -122,12 +168,30 @@ class Session:
         await self._connection.execute(sql)
 
     @contextlib.asynccontextmanager
-    async def transaction(self, plans: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[None]:
-        """All of the block commits when it ends, or nothing does; `plans` is what is to be planned otherwise in it."""
-        settings = f"SET LOCAL idle_in_transaction_session_timeout = '{FROZEN_AFTER}'"
-        told = {**SETTINGS, **plans} if self._is_pooled else plans
-        settings += "".join(f"; SET LOCAL {name} = '{value}'" for name, value in told.items())
-        await self._connection.execute(f"BEGIN; {settings}")
+    async def transaction(
+        self,
+        plans: Mapping[str, str] = MappingProxyType({}),
+        *,
+        prepares: tuple[str, ...] = (),
+        may_last: bool = False,
+    ) -> AsyncIterator[None]:
+        """All of the block commits when it ends, or nothing does.
+
+        A server that has `transaction_timeout` undoes it after `HELD_FOR`, unless it `may_last` because it locks
+        nothing that others wait for. `plans` are settings for it alone. The statements that it `prepares` are prepared
+        before it begins: meanwhile the server waits for this client inside a statement, where few bounds apply, and
+        nothing may be locked.
+        """
+        if prepares and not self._is_pooled and prepares not in self._connection.prepared:
+            for name in prepares:
+                await self._connection.prepare_ahead(self._statements[name].sql)
+            self._connection.prepared.add(prepares)
+        settings = {**(LASTING_BOUND if may_last else self._bounds.of_transaction), **plans}
+        if self._is_pooled:
+            settings = {**SETTINGS, **self._bounds.of_session, **settings}
+        await self._connection.execute(
+            "; ".join(["BEGIN", *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())])
+        )
         self._in_transaction = True
         try:
             yield
@@ -153,6 +217,7 @@ class Database:
         self.schema = schema
         self.name = displayed_url(url)
         self.is_pooled = False
+        self.bounds = Bounds()
         self._clock = clock
         self._size = size
         self._random = Random()
@@ -168,13 +233,15 @@ class Database:
         self._surveys = asyncio.Semaphore(max(1, self._size // 4))
         self._lookups = asyncio.Semaphore(max(1, self._size // 4))
         self._searches = Searches(self._clock, at_once=max(1, self._size // 8))
-        settings = {} if self.is_pooled else SETTINGS
+        settings = {} if self.is_pooled else {**SETTINGS, **self.bounds.of_session}
         self._pool = await asyncpg.create_pool(
             self.url,
             min_size=0,
             max_size=self._size,
             connection_class=_Connection,
-            statement_cache_size=0 if self.is_pooled else 200,
+            statement_cache_size=0 if self.is_pooled else 300,
+            # One that is forgotten would be prepared again, in the middle of a transaction.
+            max_cached_statement_lifetime=0,
             max_inactive_connection_lifetime=300.0,
             timeout=CONNECT_TIMEOUT,
             command_timeout=COMMAND_TIMEOUT,
@@ -188,12 +255,13 @@ class Database:
             try:
                 # In a transaction: to parse and to run it may otherwise meet two connections of a pooler.
                 async with connection.transaction():
-                    version, pid = await connection.fetchrow(
-                        "SELECT current_setting('server_version_num')::int, pg_backend_pid()"
+                    version, is_linux, pid = await connection.fetchrow(
+                        "SELECT current_setting('server_version_num')::int, version() LIKE '%linux%', pg_backend_pid()"
                     )
                 if version < OLDEST_SERVER:
                     raise StorageUnusable(f"{self.name} is PostgreSQL {version // 10000}; Headgate needs 13 or newer")
                 self.is_pooled = pid != connection.get_server_pid()
+                self.bounds = Bounds.at(version, is_linux=is_linux)
             finally:
                 connection.terminate()
 
@@ -215,7 +283,7 @@ class Database:
     async def session(self) -> AsyncIterator[Session]:
         """A connection of the pool."""
         async with self._connection() as connection:
-            yield Session(connection, self.statements, is_pooled=self.is_pooled)
+            yield Session(connection, self.statements, is_pooled=self.is_pooled, bounds=self.bounds)
 
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[Any]:
@@ -264,12 +332,17 @@ class Database:
         raise AssertionError
 
     async def transact(
-        self, work: Callable[[Session], Awaitable[R]], plans: Mapping[str, str] = MappingProxyType({})
+        self,
+        work: Callable[[Session], Awaitable[R]],
+        plans: Mapping[str, str] = MappingProxyType({}),
+        *,
+        prepares: tuple[str, ...] = (),
+        may_last: bool = False,
     ) -> R:
-        """Do `work` in one transaction."""
+        """Do `work` in one transaction; the rest is as of `Session.transaction`."""
 
         async def whole(session: Session) -> R:
-            async with session.transaction(plans):
+            async with session.transaction(plans, prepares=prepares, may_last=may_last):
                 return await work(session)
 
         return await self.run(whole)
@@ -281,7 +354,7 @@ class Database:
     async def survey(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Do what people look at: whole tables may be read for it, and it may be done twice."""
         async with self._surveys:
-            return await self.repeated(lambda: self.transact(work, SCANNING))
+            return await self.repeated(lambda: self.transact(work, SCANNING, may_last=True))
 
     async def search(self, work: Callable[[Session], Awaitable[R]]) -> R:
         """Read payloads, few at once and each for a bounded time; cancelled, it ends in the server as well.
@@ -295,7 +368,7 @@ class Database:
             began.append(await session.row("own_transaction"))
             return await work(session)
 
-        searching = asyncio.ensure_future(self._searches.run(lambda: self.transact(noted, plans)))
+        searching = asyncio.ensure_future(self._searches.run(lambda: self.transact(noted, plans, may_last=True)))
         try:
             # Not cancelled as others are: a connection that is cut off leaves its statement running in the server.
             return await asyncio.shield(searching)
@@ -449,7 +522,16 @@ def place_of(url: str) -> tuple[str, str, str]:
 
 
 class _Connection(asyncpg.Connection):
-    """Nothing is kept in a session, so there is nothing to reset: one round trip less."""
+    """Nothing is kept in a session but its statements, so there is nothing to reset: one round trip less."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.prepared: set[tuple[str, ...]] = set()
+        """The groups of statements that have been prepared ahead."""
 
     def get_reset_query(self) -> str:
         return ""
+
+    async def prepare_ahead(self, sql: str) -> None:
+        """Prepare a statement as running it for the first time does. The public `prepare` keeps it for its caller."""
+        await self._get_statement(sql, None)  # type: ignore[attr-defined]  # it is for subclasses, so not in the stubs

@@ -22,6 +22,23 @@ from headgate.storage.postgres.permits import give_permits
 from headgate.storage.postgres.rows import bucket_id, decode_draws, drawn, optional_json, optional_terms
 from headgate.storage.protocol import Recovered
 
+STATEMENTS = (
+    "running_of",
+    "lock_buckets",
+    "lock_ending",
+    "settle_charges",
+    "keep_attempts",
+    "finish",
+    "rivals_under",
+    "give_back",
+    "arrive",
+    "keep_permits",
+    "give_permits",
+    "close_buckets",
+    "ended_here",
+)
+"""What `finish` runs while it holds its locks, but for batches and followers."""
+
 _decode_error = msgspec.json.Decoder(JobError).decode
 
 

@@ -100,7 +100,12 @@ async def _look(connection: asyncpg.Connection, database: Database, where: str) 
 async def _apply(connection: asyncpg.Connection, database: Database, where: str) -> list[Migration]:
     """Everything that is missing in one transaction. Those who only look meanwhile see what there was before."""
     schema = f'"{database.schema}"'
-    await connection.execute(f"BEGIN; SET LOCAL lock_timeout = '{TURN_TIMEOUT}s'")
+    settings = {**database.bounds.of_transaction, "lock_timeout": f"{TURN_TIMEOUT}s"}
+    if "transaction_timeout" in settings:
+        settings["transaction_timeout"] = f"{TURN_TIMEOUT + MIGRATION_TIMEOUT:.0f}s"
+    await connection.execute(
+        "; ".join(["BEGIN", *(f"SET LOCAL {name} = '{value}'" for name, value in settings.items())])
+    )
     await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}", timeout=TURN_TIMEOUT + COMMAND_TIMEOUT)
     await connection.execute(
         f"CREATE TABLE IF NOT EXISTS {schema}.migration (number integer PRIMARY KEY, name text NOT NULL,"

@@ -47,6 +47,7 @@ from headgate.storage.postgres.rows import as_json, decode_draws, drawn, limit_n
 from headgate.storage.postgres.schema import create, drop, migrate
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.settings import CachedRules, read_settings
+from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.statements import checked_schema
 from headgate.storage.postgres.unique import add_unique
 from headgate.storage.postgres.waiting import Waiting
@@ -128,6 +129,7 @@ class PostgresStorage:
         self._identity = ""
         self._wake_ups: WakeUps | None = None
         self._following: asyncio.Task[None] | None = None
+        self._looking_after: asyncio.Task[None] | None = None
         self._watchers: list[Callable[[], None]] = []
         self._obstructed_until = 0
         self._pid = 0
@@ -204,6 +206,9 @@ class PostgresStorage:
         if self._following is not None:
             self._following.cancel()
             self._following = None
+        if self._looking_after is not None:
+            self._looking_after.cancel()
+            self._looking_after = None
         wake_ups, self._wake_ups = self._wake_ups, None
         if wake_ups is not None:
             await wake_ups.close()
@@ -295,6 +300,7 @@ class PostgresStorage:
 
     async def claim(self, claim: Claim) -> Claimed:
         self._require_usable()
+        self._look_after_clients()
         claimed = await self._claimer.claim(claim)
         if claimed.dropped:
             # Somebody may wait for their results.
@@ -307,7 +313,9 @@ class PostgresStorage:
         rest = [ending for ending in endings_ if ending.id not in plain]
         written: Mapping[str, bool | None] = {}
         if rest:
-            written = await self._transact(lambda session: endings.finish(session, node, rest, now, limit_now))
+            written = await self._transact(
+                lambda session: endings.finish(session, node, rest, now, limit_now), prepares=endings.STATEMENTS
+            )
         self._changed()
         return [ending.id in plain or written[ending.id] for ending in endings_]
 
@@ -370,6 +378,8 @@ class PostgresStorage:
     async def visit(
         self, draw: Draw, rules: Mapping[str, AnyRule], look: Callable[[Any], R], *, id: str | None = None
     ) -> R:
+        self._require_usable()
+        self._look_after_clients()
         answer, reopens = await self._transact(lambda session: self._buckets(session).visit(draw, rules, look, id))
         if reopens:
             self._changed()
@@ -838,6 +848,12 @@ class PostgresStorage:
 
     # ------------------------------------------------------------------------------------------- helpers
 
+    def _look_after_clients(self) -> None:
+        """Those who want buckets look for clients that hold them and say nothing; who only enqueues does not."""
+        if self._looking_after is None:
+            looking = SilentClients(self._database, self._clock).run()
+            self._looking_after = asyncio.create_task(looking, name="headgate-silent-clients")
+
     def _buckets(self, session: Session) -> Buckets:
         return Buckets(session, self._live, self._time, self._clock)
 
@@ -848,9 +864,9 @@ class PostgresStorage:
         self._require_usable()
         return await self._database.run(work)
 
-    async def _transact(self, work: Callable[[Session], Awaitable[R]]) -> R:
+    async def _transact(self, work: Callable[[Session], Awaitable[R]], *, prepares: tuple[str, ...] = ()) -> R:
         self._require_usable()
-        return await self._database.transact(work)
+        return await self._database.transact(work, prepares=prepares)
 
     async def _survey(self, work: Callable[[Session], Awaitable[R]]) -> R:
         self._require_usable()

@@ -1,0 +1,68 @@
+"""Ends the sessions of clients that froze in the middle of a statement and hold locks.
+
+A server bounds by itself how long a session may be idle in a transaction, and from 17 on how long a transaction may
+last. Older ones have no bound for a session that waits for its client *inside* a statement: for the rest of a message,
+for values after the statement was parsed, or for somebody to read the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from headgate.clock import SECOND, Clock, sleep
+from headgate.errors import StorageUnavailable
+from headgate.storage.postgres.database import Database, Session
+
+logger = logging.getLogger("headgate.storage")
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks."""
+
+SILENT_FOR = 3 * SECOND
+"""How long a client is silent before its session is ended; a healthy one is for as long as a round trip takes."""
+
+Silent = tuple[int, str]
+"""A session by its process id, and the statement in which it waits."""
+
+
+class SilentClients:
+    """The sessions of one database that wait for their clients while they hold locks."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._since: dict[Silent, int] = {}
+
+    async def run(self) -> None:
+        """Look again and again; what keeps it from looking is left to others."""
+        while True:
+            await sleep(self._clock, LOOK_EVERY)
+            try:
+                await self._database.run(self.look)
+            except StorageUnavailable as error:
+                logger.debug("the sessions of %s could not be read: %s", self._database.name, error)
+            except Exception as error:
+                # A server may hide its sessions from this user: then its own bounds are what there is.
+                logger.warning("the sessions of %s could not be read: %r", self._database.name, error)
+
+    async def look(self, session: Session) -> None:
+        """End the sessions whose clients have been silent for too long."""
+        rows = await session.fetch("silent_clients")
+        too_long = self._silent_too_long((row[0], row[1]) for row in rows)
+        if too_long:
+            pids, statements = zip(*too_long, strict=True)
+            for pid, is_ended in await session.fetch("end_silent_clients", pids=pids, statements=statements):
+                if not is_ended:
+                    continue
+                logger.warning(
+                    "%s: ended session %d, whose client was silent for %d s in a statement and held locks",
+                    self._database.name,
+                    pid,
+                    SILENT_FOR // SECOND,
+                )
+
+    def _silent_too_long(self, silent: Iterable[Silent]) -> list[Silent]:
+        now = self._clock.monotonic()
+        self._since = {each: self._since.get(each, now) for each in silent}
+        return [each for each, since in self._since.items() if now - since >= SILENT_FOR]

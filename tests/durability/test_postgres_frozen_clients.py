@@ -1,0 +1,237 @@
+"""Clients that freeze while they hold locks: others go on within five seconds, nothing is lost, nothing runs twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from headgate.clock import SECOND, SystemClock
+from headgate.errors import StorageUnavailable
+from headgate.storage.postgres.database import Database, Session
+from headgate.storage.postgres.silent_clients import SILENT_FOR
+from tests import postgres_server
+from tests.durability.postgres import Endings, count_endings, session_at
+from tests.durability.processes import Children
+from tests.durability.wire import Break, Wire
+from tests.durability.work import Work
+from tests.pgbouncer import running_bouncer
+from tests.postgres_server import PostgresServer, server_in
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+BOUND = 5.0
+"""Seconds after which nobody waits any more for a client that froze."""
+
+SLACK = 1.5
+"""Seconds that a busy machine may add to it."""
+
+OLD_SERVERS = sorted(Path("/usr/lib/postgresql").glob("1[3-6]/bin"))
+
+
+@pytest.fixture(params=["newest", "before 17"])
+def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresServer]:
+    """A server that ends long transactions by itself, and one that does not."""
+    if request.param == "before 17":
+        if not OLD_SERVERS:
+            pytest.skip("no PostgreSQL before 17: Debian's package is called postgresql-15")
+        monkeypatch.setattr(postgres_server, "programs", lambda: OLD_SERVERS[-1])
+    with server_in(tmp_path, durable=True) as server:
+        yield server
+
+
+async def has_stalled(stall: Break) -> None:
+    async with asyncio.timeout(10):
+        await stall.happened.wait()
+
+
+class Wait(NamedTuple):
+    """A statement in which the client freezes: before the words are sent, or when the answer comes."""
+
+    sql: str
+    values: tuple[str, ...] = ()
+    words: bytes = b""
+
+
+WAITS = {
+    "between two statements": Wait("SELECT 'a-word'", words=b"a-word"),
+    "after a statement was parsed": Wait("SELECT $1::text", ("a-word",), b"a-word"),
+    "in the middle of a message": Wait("SELECT length($1::text)", ("x" * 300_000 + "a-word",), b"a-word"),
+    "while a large answer comes": Wait("SELECT repeat($1::text, 1000) FROM generate_series(1, 1000)", ("x" * 1000,)),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+async def test_a_client_that_freezes_in_a_transaction_holds_its_locks_for_five_seconds_at_most(
+    server: PostgresServer, wait: str
+) -> None:
+    sql, values, words = WAITS[wait]
+    other = Work(server.url)
+    async with Wire.to(server.port) as wire, other.app:
+        await other.has_run(await other.gated.enqueue("acme"))
+        data = Database(server.url_at(wire.port), "headgate", SystemClock(), size=1)
+        await data.open()
+        holding = asyncio.Event()
+
+        async def hold(session: Session) -> None:
+            await session.script("SELECT * FROM headgate.bucket FOR UPDATE")
+            if not words:
+                # So that it is the answer that waits, and not the preparation.
+                await session._connection.fetch(sql, "")
+                wire.hold_answers()
+            holding.set()
+            await session._connection.fetch(sql, *values)
+
+        stall = wire.stall_before(words, within=b"FOR UPDATE") if words else None
+        frozen = asyncio.ensure_future(data.transact(hold))
+        await holding.wait()
+        if stall is not None:
+            await has_stalled(stall)
+        froze_at = time.monotonic()
+        async with session_at(server.url) as session:
+            await session.execute("SET lock_timeout = '15s'; SELECT * FROM headgate.bucket FOR UPDATE")
+        assert time.monotonic() - froze_at < BOUND + SLACK
+        await other.has_run(await other.gated.enqueue("acme"))
+        wire.release()
+        if stall is not None:
+            stall.goes_on.set()
+        with pytest.raises(StorageUnavailable):
+            await frozen
+        # Thawed, it goes on with another connection.
+        await data.repeat(lambda session: session.script("SELECT 1"))
+        await data.close()
+
+
+async def test_a_worker_that_is_stopped_while_it_claims_for_the_first_time_keeps_nobody_waiting(
+    server: PostgresServer, children: Children
+) -> None:
+    here = Work(server.url, lease=30)
+    async with Wire.to(server.port) as wire, here.app:
+        await count_endings(server.url)
+        # Its first claim, in the middle of its locks: lanes are locked after buckets.
+        stall = wire.stall_before(b"wakes_at, opened_at\n    FROM")
+        jobs = [await here.gated.enqueue("acme")]
+        fresh = await children.start(
+            "postgres_worker.py", url=server.url_at(wire.port), settings={"lease": 30, "heartbeat": 1}
+        )
+        for _ in range(500):
+            jobs.append(await here.gated.enqueue("acme"))
+            await asyncio.sleep(0.01)
+            if stall.happened.is_set():
+                break
+        await has_stalled(stall)
+        os.kill(fresh.pid, signal.SIGSTOP)
+        stall.goes_on.set()
+        stopped_at = time.monotonic()
+        await here.has_run(*[await here.gated.enqueue("acme") for _ in range(5)])
+        assert time.monotonic() - stopped_at < BOUND + SLACK
+        os.kill(fresh.pid, signal.SIGCONT)
+        jobs += await here.gated.enqueue_many([("acme",)] * 200)
+        await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+        assert await here.app._storage.check() == []
+    endings = await Endings.of(server.url)
+    assert set(endings.states.values()) == {"succeeded"}
+    assert set(endings.times.values()) == {1}
+
+
+async def test_a_pooler_that_is_stopped_in_the_middle_of_a_claim_keeps_nobody_waiting(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    direct = Work(server.url, lease=30)
+    with running_bouncer(server.url, tmp_path) as bouncer:
+        async with Wire.to(bouncer.port) as wire, direct.app.open():
+            pooled = Work(bouncer.url_at(wire.port), lease=30)
+            await count_endings(server.url)
+            async with pooled.app:
+                await pooled.has_run(await direct.gated.enqueue("acme"))
+                job = await direct.gated.using(delay=0.5).enqueue("acme")
+                # Its buckets and lanes are locked, and the values of the next statement do not arrive.
+                stall = wire.stall_before(job.id.encode(), within=b"BEGIN")
+                await has_stalled(stall)
+                os.kill(bouncer.pid, signal.SIGSTOP)
+                try:
+                    stall.goes_on.set()
+                    stopped_at = time.monotonic()
+                    other = Work(server.url, lease=30)
+                    async with other.app:
+                        await other.has_run(job, await direct.gated.enqueue("acme"))
+                        assert time.monotonic() - stopped_at < BOUND + SLACK
+                        os.kill(bouncer.pid, signal.SIGCONT)
+                        jobs = await direct.gated.enqueue_many([("acme",)] * 200)
+                        await asyncio.gather(*(job.result(timeout=20) for job in jobs))
+                finally:
+                    os.kill(bouncer.pid, signal.SIGCONT)
+                await pooled.has_run(await direct.gated.enqueue("acme"), timeout=15)
+            assert await direct.app._storage.check() == []
+    endings = await Endings.of(server.url)
+    assert set(endings.states.values()) == {"succeeded"}
+    assert set(endings.times.values()) == {1}
+
+
+async def test_a_process_that_freezes_while_it_makes_the_tables_lets_the_next_one_make_them(
+    server: PostgresServer,
+) -> None:
+    async with Wire.to(server.port) as wire:
+        stall = wire.stall_before(b"INSERT INTO", within=b"LOCK TABLE")
+        frozen = Work(server.url_at(wire.port))
+        opening = asyncio.ensure_future(frozen.app._storage.open())
+        await has_stalled(stall)
+        wire.hold()
+        froze_at = time.monotonic()
+        other = Work(server.url)
+        async with other.app:
+            assert time.monotonic() - froze_at < BOUND + SLACK
+            await other.has_run(await other.gated.enqueue("acme"))
+        wire.release()
+        stall.goes_on.set()
+        # Thawed, it finds them made.
+        await opening
+        await frozen.app._storage.close()
+
+
+LOGGED = re.compile(r"^(\d+) LOG:  duration: [\d.]+ ms  (parse|execute|statement)[^:]*: (.*)", re.MULTILINE)
+
+
+async def test_a_fresh_worker_prepares_no_statement_while_it_holds_locks(tmp_path: Path) -> None:
+    with server_in(tmp_path, "log_min_duration_statement=0", "log_line_prefix=%p ") as server:
+        work = Work(server.url)
+        async with work.app:
+            jobs = [
+                await work.gated.enqueue("acme"),
+                await work.plain.enqueue("acme"),
+                await work.exclusive.enqueue("acme"),
+            ]
+            jobs.append(await work.gated.using(delay=0.3).enqueue("acme"))
+            await asyncio.gather(*(job.result(timeout=10) for job in jobs))
+        log = (tmp_path / "postgres.log").read_text()
+    holds: set[str] = set()
+    prepared: list[str] = []
+    lines = log.replace("\n\t", " ")
+    assert "FOR UPDATE" in lines
+    for pid, kind, sql in LOGGED.findall(lines):
+        if sql.startswith(("COMMIT", "ROLLBACK")):
+            holds.discard(pid)
+        elif kind == "execute" and "FOR UPDATE" in sql and "bucket" in sql:
+            holds.add(pid)
+        elif kind == "parse" and pid in holds:
+            prepared.append(sql)
+    assert prepared == []
+
+
+async def test_a_session_of_somebody_else_that_waits_for_its_client_is_left_alone(server: PostgresServer) -> None:
+    here = Work(server.url)
+    async with here.app, session_at(server.url) as theirs:
+        await here.has_run(await here.gated.enqueue("acme"))
+        await theirs.execute("BEGIN; SELECT * FROM headgate.bucket WHERE key = 'nobody' FOR UPDATE")
+        # Parsed, and its values do not come.
+        waiting = await theirs.prepare("SELECT $1::text")
+        await asyncio.sleep(SILENT_FOR / SECOND + 2)
+        assert await waiting.fetchval("still here") == "still here"
+        await here.has_run(await here.gated.enqueue("acme"))
