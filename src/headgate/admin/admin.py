@@ -279,12 +279,16 @@ class Admin:
         limits = [] if standing is None else [await self._info(bucket, live) for bucket in standing.buckets]
         now = to_datetime(self._storage.now())
         nodes = await self._storage.nodes()
+        leader = status.follows if status.is_blocked else None
+        batch = None if leader is None else await self._storage.batch(leader)
+        leading = None if leader is None or batch is not None else await self._storage.job(leader)
         reason = reason_for(
             record,
             status,
             limits,
             nodes,
-            batch=await self._storage.batch(status.follows) if status.is_blocked and status.follows else None,
+            batch=batch,
+            is_leader_final=not batch.pending if batch is not None else leading is not None and leading.state.is_final,
             is_known=record.task in self._tasks,
             is_paused=record.state is JobState.WAITING and await self.queues.is_paused(record.queue),
             now=now,

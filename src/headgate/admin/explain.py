@@ -45,6 +45,7 @@ def reason_for(
     nodes: Sequence[NodeRecord],
     *,
     batch: BatchRecord | None,
+    is_leader_final: bool,
     is_known: bool,
     is_paused: bool,
     now: datetime,
@@ -54,6 +55,8 @@ def reason_for(
         return _other_state(record, status, nodes, now)
     if status.is_blocked:
         leader = status.follows if batch is None else _named(batch)
+        if is_leader_final:
+            return f"it follows {leader}, which is final, and is one of many that do; a node releases them in portions"
         return f"it follows {leader} and is blocked until that is final"
     if status.is_scheduled:
         kind = "its next try" if record.attempt else "its time"

@@ -28,6 +28,9 @@ EXPIRED_AT_ONCE = 100
 EXPIRING_STEPS = 100
 """How many steps of expiring may come one after the other before there is time for other work."""
 
+RELEASING_STEPS = 100
+"""How many steps of releasing followers may come one after the other before there is time for other work."""
+
 PRUNED_AT_ONCE = 500
 
 GATHERED_AT_ONCE = 1000
@@ -63,7 +66,11 @@ class Housekeeper:
                 await self._expire()
             except StorageUnavailable as error:
                 self._troubled("looking for what has expired", error)
-            # Not with the other in one: what keeps jobs from expiring is no reason to keep what is old.
+            try:
+                await self._release_followers()
+            except StorageUnavailable as error:
+                self._troubled("releasing followers", error)
+            # Not with the others in one: what keeps jobs from expiring is no reason to keep what is old.
             try:
                 if turns % GATHER_EVERY == 0:
                     await self._gather()
@@ -81,6 +88,13 @@ class Housekeeper:
             dropped = await self._storage.expire(EXPIRED_AT_ONCE)
             publish_dropped(self._bus, self._teller, self._clock, dropped)
             if len(dropped) < EXPIRED_AT_ONCE:
+                return
+            await sleep(self._clock, PAUSE)
+
+    async def _release_followers(self) -> None:
+        """What ended with more followers than its commit released: those that are left."""
+        for _ in range(RELEASING_STEPS):
+            if not await self._storage.release_followers():
                 return
             await sleep(self._clock, PAUSE)
 

@@ -12,6 +12,13 @@ from headgate.jobs.job import JobError, JobState, NewJob
 LEADER_NOT_SUCCEEDED = "LeaderNotSucceeded"
 
 
+FOLLOWERS_AT_ONCE = 1000
+"""How many followers are released or cancelled in one commit; the others of the same leaders are left to later ones."""
+
+LEVEL_COST = 50
+"""How many followers more a level of them takes as long as: those of one job, those of these, and so on."""
+
+
 class Place(NamedTuple):
     """Where a new job goes: it is `blocked` until its leader is final, or final at once with an `error`, or waits."""
 
@@ -31,6 +38,31 @@ class Ended(NamedTuple):
     state: JobState
     is_followed: bool
     batch: str | None
+
+
+class EndedLeader(NamedTuple):
+    """A job or batch that is final, and of whose followers those after an id have still to be released or cancelled."""
+
+    id: str
+    state: JobState
+    after: str = ""
+
+
+class Portion:
+    """How many followers one commit may still release or cancel."""
+
+    def __init__(self, most: int = FOLLOWERS_AT_ONCE) -> None:
+        self.left = most
+        self.rest: list[EndedLeader] = []
+
+    def take(self, leaders: Sequence[EndedLeader], followers: Sequence[tuple[str, str]]) -> None:
+        """Count a level: these leaders' followers, as (leader, id) in this order, of which at most `left` were read."""
+        if len(followers) >= self.left:
+            # There may be more of the last leader, and of those that come after it.
+            leader, id = followers[-1]
+            more = [each for each in leaders if each.id >= leader]
+            self.rest += [each._replace(after=id) if each.id == leader else each for each in more]
+        self.left -= len(followers) + LEVEL_COST
 
 
 class Cause(NamedTuple):

@@ -31,6 +31,7 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.facts import StoreFacts
 from headgate.storage.fetched import Balance
+from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 
@@ -691,6 +692,14 @@ class Storage(Protocol):
 
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
         """End up to `count` waiting jobs whose `expires_at` or `give_up_at` has passed."""
+        ...
+
+    async def release_followers(self, count: int = FOLLOWERS_AT_ONCE) -> int:
+        """Release or cancel up to about `count` more followers of what is final, in one commit.
+
+        The commit that makes a job or batch final does so with the first `FOLLOWERS_AT_ONCE`, and notes that others are
+        left. Returns of how many leaders some were looked for; 0 when none are left, or others work on all of them.
+        """
         ...
 
     async def prune(

@@ -30,6 +30,7 @@ from headgate.storage.admission import BucketVisit
 from headgate.storage.endings import poison_error
 from headgate.storage.facts import MemoryFacts
 from headgate.storage.fetched import Balance
+from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.memory.claim import Claiming
 from headgate.storage.memory.contradictions import contradictions
@@ -617,6 +618,10 @@ class MemoryStorage:
         if dropped:
             self._wake()
         return dropped
+
+    async def release_followers(self, count: int = FOLLOWERS_AT_ONCE) -> int:
+        # Nobody waits for a commit here: all of them are told at once.
+        return 0
 
     async def prune(
         self,

@@ -18,7 +18,9 @@ from headgate.storage.following import (
     BatchCount,
     Cause,
     Ended,
+    EndedLeader,
     Place,
+    Portion,
     batch_counts,
     is_let_go,
     leader_error,
@@ -34,6 +36,9 @@ from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.history import note_unrun
 from headgate.storage.postgres.permits import give_up
 from headgate.storage.postgres.rows import decode_draws, optional_json, optional_terms
+
+LEADERS_AT_ONCE = 100
+"""Of how many leaders followers are looked for in one commit."""
 
 _decode_error = msgspec.json.Decoder(JobError).decode
 
@@ -83,22 +88,61 @@ async def tell_followers(
 ) -> None:
     """Let go or cancel those who follow jobs that have just become final, and whoever follows these.
 
-    All of them are noted for the charts but those that are final `as_told` by their attempts: of these their nodes do
-    it.
+    Where they are many, the first ones; that others are left is noted, for `release_followers`. All of them are noted
+    for the charts but those that are final `as_told` by their attempts: of these their nodes do it.
     """
-    unrun = [job.id for job in ended]
-    told: Sequence[Ended] = [*as_told, *ended]
-    while told:
-        leaders = {job.id: job.state for job in told if job.is_followed}
-        leaders |= await _count(session, batch_counts(told), now, limit_now)
-        told = await _tell(session, leaders, now, limit_now) if leaders else []
-        unrun += [job.id for job in told]
-    await note_unrun(session, unrun, now)
+    leaders = await _leaders(session, [*as_told, *ended], now, limit_now)
+    cancelled = await _release(session, leaders, Portion(), now, limit_now)
+    await note_unrun(session, [job.id for job in ended] + cancelled, now)
 
 
-async def _tell(session: Session, leaders: dict[str, JobState], now: int, limit_now: int) -> list[Ended]:
-    rows = await session.fetch("lock_followers", leaders=sorted(leaders))
-    followers = [_follower(row) for row in rows]
+async def release_followers(session: Session, most: int, now: int, limit_now: int) -> int:
+    """Go on with some leaders of whose followers others are left; with how many of them."""
+    rows = await session.fetch("take_ended_leaders", count=LEADERS_AT_ONCE)
+    leaders = sorted(EndedLeader(id, JobState(state), after) for id, state, after in rows)
+    if leaders:
+        await note_unrun(session, await _release(session, leaders, Portion(most), now, limit_now), now)
+    return len(leaders)
+
+
+async def _leaders(session: Session, ended: Sequence[Ended], now: int, limit_now: int) -> list[EndedLeader]:
+    """Those of the jobs that others follow, and their batches that are final now, in the order of their ids."""
+    states = {job.id: job.state for job in ended if job.is_followed}
+    states |= await _count(session, batch_counts(ended), now, limit_now)
+    return [EndedLeader(id, state) for id, state in sorted(states.items())]
+
+
+async def _release(
+    session: Session, leaders: Sequence[EndedLeader], portion: Portion, now: int, limit_now: int
+) -> list[str]:
+    """Release and cancel a portion of their followers, and note what is left; the ids of those that are cancelled."""
+    unrun: list[str] = []
+    while leaders and portion.left > 0:
+        followers = await _lock_followers(session, leaders, portion.left)
+        portion.take(leaders, [(job.leader, job.id) for job in followers])
+        cancelled = await _tell(session, followers, {each.id: each.state for each in leaders}, now, limit_now)
+        unrun += [job.id for job in cancelled]
+        leaders = await _leaders(session, cancelled, now, limit_now)
+    left = [*portion.rest, *leaders]
+    if left:
+        ids, states, afters = zip(*left, strict=True)
+        await session.execute("keep_ended_leaders", ids=ids, states=states, afters=afters)
+    return unrun
+
+
+async def _lock_followers(session: Session, leaders: Sequence[EndedLeader], most: int) -> list[_Follower]:
+    rows = await session.fetch(
+        "lock_followers",
+        leaders=[leader.id for leader in leaders],
+        afters=[leader.after for leader in leaders],
+        count=most,
+    )
+    return [_follower(row) for row in rows]
+
+
+async def _tell(
+    session: Session, followers: Sequence[_Follower], leaders: dict[str, JobState], now: int, limit_now: int
+) -> list[Ended]:
     released = [job for job in followers if is_let_go(job.on, leaders[job.leader])]
     cancelled = [job for job in followers if not is_let_go(job.on, leaders[job.leader])]
     if released:
@@ -152,6 +196,7 @@ async def come_back(session: Session, job: Ended, now: int) -> None:
             ends = await _locked_ends(session, [count.id for count in counts])
             leaders += [id for id, end in ends.items() if end is not None]
             await _write_counts(session, counts, now)
+        await session.execute("forget_ended_leaders", ids=sorted(leaders))
         rows = await session.fetch("lock_cancelled_followers", leaders=sorted(leaders))
         back = [Ended(id, JobState(state), is_followed, batch) for id, state, is_followed, batch in rows]
         if back:

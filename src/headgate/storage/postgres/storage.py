@@ -29,6 +29,7 @@ from headgate.storage.batcher import Batcher
 from headgate.storage.endings import prunable_at_once
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import PostgresFacts, TableFacts
+from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.key_locks import KeyLocks
 from headgate.storage.live_rules import LimitSetting, LiveRules
 from headgate.storage.migrations import Migration
@@ -40,7 +41,7 @@ from headgate.storage.postgres.buckets import Buckets
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import SUMMARIES, Database, Session, checked_url, place_of
 from headgate.storage.postgres.enlisted import add_enlisted, session_of
-from headgate.storage.postgres.following import batch_record
+from headgate.storage.postgres.following import batch_record, release_followers
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.permits import give_permits
 from headgate.storage.postgres.rows import as_json, decode_draws, drawn, limit_needle, optional_terms
@@ -593,6 +594,15 @@ class PostgresStorage:
             await self._merge()
             self._changed()
         return dropped
+
+    async def release_followers(self, count: int = FOLLOWERS_AT_ONCE) -> int:
+        if not await self._run(lambda session: session.value("has_ended_leaders")):
+            return 0
+        now, limit_now = self.now(), self.limit_now()
+        found = await self._transact(lambda session: release_followers(session, count, now, limit_now))
+        if found:
+            self._changed()
+        return found
 
     async def prune(
         self,

@@ -14,7 +14,9 @@ from headgate.storage.following import (
     BatchCount,
     Cause,
     Ended,
+    EndedLeader,
     Place,
+    Portion,
     batch_counts,
     is_let_go,
     leader_error,
@@ -28,6 +30,9 @@ from headgate.storage.permits import draws_of_batch
 from headgate.storage.sqlite import history
 from headgate.storage.sqlite.permits import give_up
 from headgate.storage.sqlite.statements import as_json, execute, fetch
+
+LEADERS_AT_ONCE = 100
+"""Of how many leaders followers are looked for in one commit."""
 
 LaneOf = Callable[[str, Sequence[Draw], GateTerms | None], int]
 """The lane of a queue, draws and terms; made if it is not there."""
@@ -66,6 +71,7 @@ class _Cancelled(msgspec.Struct, array_like=True):
     batch: str | None
 
 
+_decode_ended_leaders = msgspec.json.Decoder(list[EndedLeader]).decode
 _decode_leaders = msgspec.json.Decoder(list[_Leader]).decode
 _decode_ended = msgspec.json.Decoder(list[Ended]).decode
 _decode_followers = msgspec.json.Decoder(list[_Follower]).decode
@@ -112,23 +118,48 @@ class Following:
     def tell(self, seqs: Sequence[int], *, as_told: Sequence[int] = ()) -> bool:
         """Let go or cancel those who follow jobs that have just become final, and whoever follows these.
 
-        All of them are counted in the charts but those that are final `as_told` by their attempts: of these their nodes
-        do it. Returns whether anybody was to be told.
+        Where they are many, the first ones; that others are left is noted, for `release`. All of them are counted in
+        the charts but those that are final `as_told` by their attempts: of these their nodes do it. Returns whether
+        anybody was to be told.
         """
-        unrun = list(seqs)
         ended = self._ended([*as_told, *seqs])
-        has_told = bool(ended)
-        while ended:
-            leaders = {job.id: job.state for job in ended if job.is_followed} | self._count(batch_counts(ended))
-            cancelled = self._tell(leaders) if leaders else []
-            unrun += cancelled
-            ended = self._ended(cancelled)
+        unrun = [*seqs, *self._release(self._leaders(ended), Portion())]
         if unrun:
             history.note_unrun(self._connection, unrun, self._now)
-        return has_told
+        return bool(ended)
 
-    def _tell(self, leaders: dict[str, JobState]) -> list[int]:
-        followers = _decode_followers(fetch(self._connection, "followers", leaders=as_json(list(leaders))))
+    def release(self, most: int) -> int:
+        """Go on with some leaders of whose followers others are left; with how many of them."""
+        leaders = _decode_ended_leaders(fetch(self._connection, "ended_leaders", count=LEADERS_AT_ONCE))
+        if leaders:
+            self._forget([leader.id for leader in leaders])
+            history.note_unrun(self._connection, self._release(leaders, Portion(most)), self._now)
+        return len(leaders)
+
+    def _leaders(self, ended: Sequence[Ended]) -> list[EndedLeader]:
+        """Those of the jobs that others follow, and their batches that are final now, in the order of their ids."""
+        states = {job.id: job.state for job in ended if job.is_followed} | self._count(batch_counts(ended))
+        return [EndedLeader(id, state) for id, state in sorted(states.items())]
+
+    def _release(self, leaders: Sequence[EndedLeader], portion: Portion) -> list[int]:
+        """Release and cancel a portion of their followers, and note what is left; those that are cancelled."""
+        unrun: list[int] = []
+        while leaders and portion.left > 0:
+            asked = {"leaders": as_json(leaders), "count": portion.left}
+            followers = _decode_followers(fetch(self._connection, "followers", **asked))
+            portion.take(leaders, [(job.leader, job.id) for job in followers])
+            cancelled = self._tell(followers, {each.id: each.state for each in leaders})
+            unrun += cancelled
+            leaders = self._leaders(self._ended(cancelled))
+        left = [*portion.rest, *leaders]
+        if left:
+            execute(self._connection, "keep_ended_leaders", leaders=as_json(left))
+        return unrun
+
+    def _forget(self, leaders: Sequence[str]) -> None:
+        execute(self._connection, "forget_ended_leaders", ids=as_json(leaders))
+
+    def _tell(self, followers: Sequence[_Follower], leaders: dict[str, JobState]) -> list[int]:
         released = [job for job in followers if is_let_go(job.on, leaders[job.leader])]
         cancelled = [job for job in followers if not is_let_go(job.on, leaders[job.leader])]
         if released:
@@ -174,6 +205,7 @@ class Following:
                 ids = [count.id for count in counts]
                 leaders += [id for id, end in self._ends(set(ids)).items() if end is not None]
                 execute(self._connection, "count_batches", counts=as_json(counts), now=self._now)
+            self._forget(leaders)
             cancelled = _decode_cancelled(fetch(self._connection, "cancelled_followers", leaders=as_json(leaders)))
             self.block([each.seq for each in cancelled])
             back = [Ended(each.id, each.state, each.is_followed, each.batch) for each in cancelled]

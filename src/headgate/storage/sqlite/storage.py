@@ -33,6 +33,7 @@ from headgate.storage.admission import ask_of
 from headgate.storage.batcher import Batcher
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import SAFE_FOR_SEVERAL, SqliteFacts
+from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.migrations import Migration
 from headgate.storage.outlast import outlast
@@ -438,6 +439,13 @@ class SqliteStorage:
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
         return await self._write(  # type: ignore[no-any-return]
             _Write(lambda transaction: transaction.waiting.expire(count), wakes=True)
+        )
+
+    async def release_followers(self, count: int = FOLLOWERS_AT_ONCE) -> int:
+        if not await self._value(self._lookups, "has_ended_leaders"):
+            return 0
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.release_followers(count), wakes=True)
         )
 
     async def prune(

@@ -274,6 +274,10 @@ class Transaction:
         """These jobs have become final: whoever follows them hears of it in the same commit."""
         self._following.tell(seqs, as_told=as_told)
 
+    def release_followers(self, count: int) -> int:
+        """As `Storage.release_followers`."""
+        return self._following.release(count)
+
     def _settle(self, charges: Sequence[tuple[Running, Charge]]) -> None:
         if charges:
             rows = [

@@ -13,7 +13,7 @@ from headgate.jobs.gating import Regated
 from headgate.jobs.job import Draw, JobState, Origin
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED
-from headgate.storage.following import LEADER_NOT_SUCCEEDED
+from headgate.storage.following import FOLLOWERS_AT_ONCE, LEADER_NOT_SUCCEEDED
 from headgate.storage.protocol import JobFilter
 from headgate.testing.conformance.hands import BOOM, Conformance, Hands, at_once, strict
 from headgate.testing.conformance.ties import (
@@ -98,6 +98,22 @@ UNHAPPY = [
 ]
 
 
+MANY = 2 * FOLLOWERS_AT_ONCE + 100
+
+
+async def _followers(hands: Hands, leader: str, count: int) -> list[str]:
+    """So many followers of a job or batch, stored in one commit."""
+    new = [following(hands, leader) for _ in range(count)]
+    await hands.storage.add(new)
+    return [job.id for job in new]
+
+
+async def _release_all(hands: Hands) -> None:
+    """What housekeepers do until nobody is left."""
+    while await hands.storage.release_followers():
+        pass
+
+
 class FollowingConformance(Conformance):
     # ----------------------------------------------------------------------------------------- waiting
 
@@ -116,6 +132,76 @@ class FollowingConformance(Conformance):
             await hands.succeed(job)
         assert await hands.take() == []
         assert (await hands.counts()).succeeded == 3
+
+    # --------------------------------------------------------------------------------- many followers
+
+    async def test_a_leader_with_more_followers_than_one_commit_releases_has_all_of_them_released(
+        self, hands: Hands
+    ) -> None:
+        leader = await hands.add_one()
+        followers = await _followers(hands, leader, MANY)
+        await hands.succeed(await hands.take_one())
+        assert (await hands.record(leader)).state is JobState.SUCCEEDED
+        await _release_all(hands)
+        assert sum([len(await hands.take()) for _ in range(MANY // 100 + 1)]) == len(followers)
+        assert (await hands.counts()).waiting == 0
+
+    async def test_a_leader_that_fails_has_all_of_its_followers_cancelled_however_many(self, hands: Hands) -> None:
+        leader = await hands.add_one()
+        followers = await _followers(hands, leader, MANY)
+        any_way = await follow(hands, leader, on="any")
+        await hands.fail(await hands.take_one())
+        await _release_all(hands)
+        assert set(await hands.states(followers)) == {JobState.CANCELLED}
+        assert await hands.take_ids() == [any_way]
+        assert await hands.unrun() == (0, MANY)
+
+    async def test_a_batch_that_ends_releases_however_many_follow_it(self, hands: Hands) -> None:
+        batch, _ = await add_batch(hands, 2)
+        await _followers(hands, batch, MANY)
+        await hands.succeed(*await hands.take())
+        await _release_all(hands)
+        assert sum([len(await hands.take()) for _ in range(MANY // 100 + 1)]) == MANY
+
+    async def test_the_first_of_many_followers_start_with_the_end_of_their_leader(self, hands: Hands) -> None:
+        leader = await hands.add_one()
+        await _followers(hands, leader, MANY)
+        await hands.succeed(await hands.take_one())
+        assert len(await hands.take()) == 100
+
+    async def test_other_endings_of_a_commit_are_written_beside_a_leader_of_many(self, hands: Hands) -> None:
+        leader = await hands.add_one()
+        await _followers(hands, leader, MANY)
+        others = await hands.add(3)
+        await hands.succeed(*await hands.take())
+        assert set(await hands.states([leader, *others])) == {JobState.SUCCEEDED}
+        await _release_all(hands)
+
+    async def test_a_leader_that_is_retried_before_all_its_followers_were_told_keeps_those_blocked(
+        self, hands: Hands
+    ) -> None:
+        leader = await hands.add_one()
+        followers = await _followers(hands, leader, MANY)
+        await hands.fail(await hands.take_one())
+        await hands.storage.retry(leader)
+        await _release_all(hands)
+        assert [await is_blocked(hands, id) for id in (followers[0], followers[-1])] == [True, True]
+        await hands.succeed(await hands.take_one())
+        await _release_all(hands)
+        assert sum([len(await hands.take()) for _ in range(MANY // 100 + 1)]) == MANY
+
+    async def test_a_follower_that_is_added_while_others_are_left_is_released_at_once(self, hands: Hands) -> None:
+        leader = await hands.add_one()
+        await _followers(hands, leader, MANY)
+        await hands.succeed(await hands.take_one())
+        late = await follow(hands, leader)
+        assert not await is_blocked(hands, late)
+        await _release_all(hands)
+
+    async def test_where_nobody_is_left_to_be_released_nothing_is_done(self, hands: Hands) -> None:
+        await chain(hands, 2)
+        await hands.succeed(await hands.take_one())
+        assert await hands.storage.release_followers() == 0
 
     async def test_a_follower_knows_whom_it_follows(self, hands: Hands) -> None:
         first, second = await chain(hands, 2)
@@ -238,10 +324,14 @@ class FollowingConformance(Conformance):
         assert (await hands.record(strict_one)).state is JobState.CANCELLED
         assert taken + await hands.take_ids() == [lenient]
 
-    async def test_a_long_chain_is_cancelled_at_once(self, hands: Hands) -> None:
-        ids = await chain(hands, 300)
-        await hands.storage.cancel(ids[0])
+    async def test_a_long_chain_is_cancelled_to_its_end(self, hands: Hands) -> None:
+        first, *others = await chain(hands, 300)
+        await hands.storage.cancel(first)
+        await _release_all(hands)
         assert (await hands.counts()).cancelled == 300
+        error = await error_of(hands, others[-1])
+        assert error.data is not None
+        assert error.data["root"] == first
 
     # ------------------------------------------------------------------------------------------- adding
 

@@ -183,7 +183,7 @@ CREATE INDEX job_expires ON headgate.job (expires_at) WHERE waiting AND expires_
 CREATE INDEX job_gives_up ON headgate.job (give_up_at) WHERE waiting AND give_up_at IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON headgate.job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');
 CREATE INDEX job_unique_running ON headgate.job (task, unique_key) WHERE unique_key IS NOT NULL AND state = 'running';
-CREATE INDEX job_follows ON headgate.job (follows) WHERE follows IS NOT NULL;
+CREATE INDEX job_follows ON headgate.job (follows, id) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON headgate.job (batch, id) WHERE batch IS NOT NULL;
 CREATE INDEX job_schedule ON headgate.job (schedule, id) WHERE schedule IS NOT NULL;
 -- Jobs start and finish about in the order in which they lie there, so that a summary of each few pages is all that
@@ -246,6 +246,14 @@ CREATE TABLE headgate.batch (
     CHECK (pending + succeeded + failed + cancelled = total),
     CHECK ((finished_at IS NOT NULL) = (pending = 0))
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02);
+
+-- Jobs and batches that are final, and of whose followers those with ids after `after` have still to be released or
+-- cancelled: so many that the commit that ended them did not.
+CREATE TABLE headgate.ended_leader (
+    id        text COLLATE "C" PRIMARY KEY,
+    ended_as  text COLLATE "C" NOT NULL CHECK (ended_as IN ('succeeded', 'failed', 'cancelled')),
+    after     text COLLATE "C" NOT NULL DEFAULT ''
+);
 
 CREATE INDEX batch_pending ON headgate.batch (id) WHERE pending > 0;
 CREATE INDEX batch_finished ON headgate.batch (finished_at) WHERE finished_at IS NOT NULL;

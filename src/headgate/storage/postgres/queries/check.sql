@@ -40,6 +40,7 @@ WHERE state = 'blocked'
         SELECT 1 FROM headgate.job AS leader WHERE leader.id = job.follows AND leader.finished_at IS NULL AND leader.is_followed
     )
     AND NOT EXISTS (SELECT 1 FROM headgate.batch WHERE batch.id = job.follows AND pending > 0)
+    AND NOT EXISTS (SELECT 1 FROM headgate.ended_leader AS ended WHERE ended.id = job.follows AND job.id > ended.after)
 UNION ALL
 SELECT format('batch %s counts %s pending jobs and has %s', id, pending, found)
 FROM headgate.batch

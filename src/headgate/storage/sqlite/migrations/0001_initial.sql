@@ -153,7 +153,7 @@ CREATE INDEX job_expires ON job (expires_at) WHERE state = 'waiting' AND expires
 CREATE INDEX job_gives_up ON job (give_up_at) WHERE state = 'waiting' AND give_up_at IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');
 CREATE INDEX job_unique_running ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state = 'running';
-CREATE INDEX job_follows ON job (follows) WHERE follows IS NOT NULL;
+CREATE INDEX job_follows ON job (follows, id) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON job (batch) WHERE batch IS NOT NULL;
 CREATE INDEX job_schedule ON job (schedule, seq) WHERE schedule IS NOT NULL;
 
@@ -237,6 +237,15 @@ CREATE TABLE batch (
     CHECK (pending + succeeded + failed + cancelled = total),
     CHECK ((finished_at IS NOT NULL) = (pending = 0))
 ) WITHOUT ROWID;
+
+-- Jobs and batches that are final, and of whose followers those with ids after `after` have still to be released or
+-- cancelled: so many that the commit that ended them did not.
+CREATE TABLE ended_leader (
+    id        TEXT PRIMARY KEY,
+    ended_as  TEXT NOT NULL CHECK (ended_as IN ('succeeded', 'failed', 'cancelled')),
+    after     TEXT NOT NULL DEFAULT ''
+) WITHOUT ROWID;
+
 CREATE INDEX batch_pending ON batch (id) WHERE pending > 0;
 CREATE INDEX batch_finished ON batch (finished_at) WHERE finished_at IS NOT NULL;
 

@@ -26,6 +26,7 @@ FROM job
 WHERE state = 'blocked'
     AND NOT EXISTS (SELECT 1 FROM job AS leader WHERE leader.id = job.follows AND leader.finished_at IS NULL AND leader.is_followed)
     AND NOT EXISTS (SELECT 1 FROM batch WHERE batch.id = job.follows AND batch.pending > 0)
+    AND NOT EXISTS (SELECT 1 FROM ended_leader AS ended WHERE ended.id = job.follows AND job.id > ended.after)
 UNION ALL
 SELECT 'batch ' || id || ' counts ' || pending || ' pending jobs and has '
     || (SELECT count(*) FROM job WHERE job.batch = batch.id AND job.finished_at IS NULL)

@@ -1,0 +1,207 @@
+"""Leaders that 100,000 jobs follow: their end is recorded at once beside others, and their followers in portions."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from headgate import Headgate, JobFailed, JobState, batch, chain
+from headgate.storage.following import FOLLOWERS_AT_ONCE
+from tests.durability.postgres import ask
+from tests.postgres_server import PostgresServer
+from tests.until import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+MANY = 100_000
+
+SOME = 20_000
+
+PROMPT = 5.0
+"""Seconds within which an end is recorded, on a worker whose event loop is never idle."""
+
+
+class Store:
+    """A database that can be asked directly."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @property
+    def _file(self) -> str:
+        return self.url.removeprefix("sqlite:///")
+
+    async def multiply(self, follower: str, count: int) -> None:
+        """Store so many more jobs like this one."""
+        if self.url.startswith("sqlite"):
+            with sqlite3.connect(self._file, timeout=30) as connection:
+                columns = [
+                    row[1] for row in connection.execute("PRAGMA table_info(job)") if row[1] not in ("seq", "id")
+                ]
+                names = ", ".join(columns)
+                connection.execute(
+                    f"WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {count})"
+                    f" INSERT INTO job (id, {names}) SELECT id || '-' || n, {names} FROM n, job WHERE id = '{follower}'"
+                )
+            connection.close()
+            return
+        connection_ = await asyncpg.connect(self.url)
+        await connection_.execute(
+            "INSERT INTO headgate.job SELECT (jsonb_populate_record(job, jsonb_build_object('id', id || '-' || n))).*"
+            " FROM headgate.job, generate_series(1, $2::integer) AS n WHERE id = $1",
+            follower,
+            count,
+            timeout=60,
+        )
+        await connection_.execute("ANALYZE headgate.job")
+        await connection_.close()
+
+    async def count(self, state: str) -> int:
+        """How many jobs are stored in that state."""
+        if self.url.startswith("sqlite"):
+            connection = sqlite3.connect(self._file, timeout=30)
+            (count,) = connection.execute("SELECT count(*) FROM job WHERE state = ?", (state,)).fetchone()
+            connection.close()
+            return int(count)
+        return int(await ask(self.url, "SELECT count(*) FROM headgate.job WHERE state = $1", state))
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, database: Path) -> Store:
+    if request.param == "sqlite":
+        return Store(f"sqlite:///{database}")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return Store(server.url)
+
+
+class Crowd:
+    """An app with a task that others follow, one that keeps the event loop from ever being idle, and one besides."""
+
+    def __init__(self, url: str) -> None:
+        self.app = Headgate(url, heartbeat=0.5, lease=60)
+
+        @self.app.task
+        async def leader(fails: bool = False) -> str:
+            if fails:
+                raise LookupError("nothing is there")
+            return "done"
+
+        @self.app.task
+        async def follower() -> None: ...
+
+        @self.app.task
+        async def besides() -> None: ...
+
+        self.leader, self.follower, self.besides = leader, follower, besides
+
+    async def enqueue(self, store: Store, *, count: int = MANY, fails: bool = False) -> tuple[Any, Any]:
+        """A leader that is due in a moment, and the first of its followers, which would start in an hour."""
+        calls = (self.leader.using(delay=1).call(fails), self.follower.using(delay=3600).call())
+        leader, follower = (await chain(*calls).enqueue()).jobs
+        await store.multiply(follower.id, count - 1)
+        return leader, follower
+
+
+async def keep_busy() -> None:
+    while True:
+        began = time.monotonic()
+        while time.monotonic() - began < 0.01:
+            pass
+        await asyncio.sleep(0)
+
+
+async def ends_besides(crowd: Crowd, until_is_over: asyncio.Future[Any]) -> float:
+    """The longest time that a job without followers took meanwhile, from its enqueueing to its result."""
+    longest = 0.0
+    while not until_is_over.done():
+        began = time.monotonic()
+        await (await crowd.besides.enqueue()).result(timeout=20)
+        longest = max(longest, time.monotonic() - began)
+    return longest
+
+
+async def test_a_leader_of_100_000_that_ends_on_a_busy_worker_is_recorded_and_holds_up_no_other_end(
+    store: Store,
+) -> None:
+    crowd = Crowd(store.url)
+    async with crowd.app.open():
+        leader, _ = await crowd.enqueue(store)
+    busy = asyncio.ensure_future(keep_busy())
+    try:
+        async with crowd.app:
+            assert await leader.result(timeout=PROMPT) == "done"
+            released = asyncio.ensure_future(until(lambda: is_none_left(store, "blocked"), 90))
+            assert await ends_besides(crowd, released) < PROMPT
+            await released
+            assert await store.count("waiting") == MANY
+    finally:
+        busy.cancel()
+    async with crowd.app.open():
+        assert await crowd.app._storage.check() == []
+
+
+async def test_a_leader_that_fails_has_its_100_000_followers_cancelled_beside_other_ends(store: Store) -> None:
+    crowd = Crowd(store.url)
+    async with crowd.app.open():
+        leader, follower = await crowd.enqueue(store, fails=True)
+    async with crowd.app:
+        with pytest.raises(JobFailed):
+            await leader.result(timeout=PROMPT)
+        cancelled = asyncio.ensure_future(until(lambda: is_none_left(store, "blocked"), 90))
+        assert await ends_besides(crowd, cancelled) < PROMPT
+        await cancelled
+        assert await store.count("cancelled") == MANY
+        assert (await follower.status()).state is JobState.CANCELLED
+
+
+async def test_what_a_process_that_ended_has_not_released_another_one_releases(store: Store) -> None:
+    crowd, other = Crowd(store.url), Crowd(store.url)
+    async with crowd.app.open():
+        leader, _ = await crowd.enqueue(store, count=SOME)
+    async with crowd.app:
+        assert await leader.result(timeout=PROMPT) == "done"
+    left = await store.count("blocked")
+    assert 0 < left <= SOME - FOLLOWERS_AT_ONCE
+    async with other.app:
+        await until(lambda: is_none_left(store, "blocked"), 90)
+    async with other.app.open():
+        assert await other.app._storage.check() == []
+    assert await store.count("waiting") == SOME
+
+
+async def test_a_job_and_100_000_that_follow_it_are_stored_in_one_commit(postgres: PostgresServer) -> None:
+    crowd = Crowd(postgres.url)
+    async with crowd.app.open():
+        calls = [crowd.follower.using(delay=3600).call()] * MANY
+        enqueueing = asyncio.ensure_future(chain(crowd.leader.using(delay=3600).call(), batch(calls)).enqueue())
+        counts: set[int] = set()
+        while not enqueueing.done():
+            counts.add(await Store(postgres.url).count("blocked"))
+            await asyncio.sleep(0.2)
+        await enqueueing
+        assert counts <= {0, MANY}
+        assert await Store(postgres.url).count("blocked") == MANY
+
+
+async def test_a_follower_that_is_left_is_explained(store: Store) -> None:
+    crowd = Crowd(store.url)
+    async with crowd.app.open():
+        leader, follower = await crowd.enqueue(store, count=SOME)
+        last = f"{follower.id}-999"
+        assert "is blocked until that is final" in (await crowd.app.admin.explain(last)).reason
+        await leader.cancel()
+        reason = (await crowd.app.admin.explain(last)).reason
+        assert reason.startswith(f"it follows {leader.id}, which is final")
+    async with crowd.app:
+        await until(lambda: is_none_left(store, "blocked"), 60)
+
+
+async def is_none_left(store: Store, state: str) -> bool:
+    await asyncio.sleep(0.2)
+    return not await store.count(state)
