@@ -13,6 +13,9 @@ from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.following import places_of, store_ties
 from headgate.storage.postgres.rows import as_json, optional_json
 
+INSERTED_AT_ONCE = 5000
+"""How many jobs of a transaction one statement stores, so that none comes near to its timeout."""
+
 
 async def add_jobs(
     session: Session, jobs: Sequence[NewJob], limit_now: int, batches: Sequence[NewBatch] = (), now: int = 0
@@ -34,7 +37,8 @@ async def add_tied(
 ) -> None:
     """The same for any jobs, inside a transaction."""
     placed = await places_of(session, jobs, batches)
-    await _insert(session, jobs, placed, limit_now)
+    for start in range(0, len(jobs), INSERTED_AT_ONCE):
+        await _insert(session, jobs[start : start + INSERTED_AT_ONCE], placed, limit_now)
     await store_ties(session, jobs, batches, placed, now)
 
 
