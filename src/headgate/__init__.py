@@ -29,6 +29,7 @@ from headgate.errors import (
     TooManySearches,
     UnfitConnection,
     UnknownLimit,
+    UnreadableSchedule,
 )
 from headgate.jobs.job import JobState
 from headgate.jobs.retry import RetryPolicy
@@ -121,4 +122,5 @@ __all__ = [
     "TooManySearches",
     "UnfitConnection",
     "UnknownLimit",
+    "UnreadableSchedule",
 ]

@@ -101,6 +101,20 @@ class ScheduleNotFound(HeadgateError, LookupError):
         self.name = name
 
 
+class UnreadableSchedule(HeadgateError):
+    """A stored schedule cannot be read by this version, so it is left as it is.
+
+    It may be damaged, or of a newer release, whose nodes run it.
+    """
+
+    def __init__(self, name: str, error: str) -> None:
+        super().__init__(
+            f"schedule {name!r} cannot be read ({error}); steer it from the release that stored it, or remove it and "
+            "declare it again"
+        )
+        self.name = name
+
+
 class LeaderNotFound(JobNotFound):
     """A job was to follow a job or a batch that is not stored, or has been pruned; nothing was stored."""
 

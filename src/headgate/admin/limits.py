@@ -23,6 +23,7 @@ from headgate.limits.stored_rule import dump_rule
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import LimitSetting, LiveRules, Scope, is_pattern
 from headgate.storage.protocol import BucketPlace, BucketRecord, RecordedStart, Storage
+from headgate.storage.stored_rows import load_state
 
 AUDITED_AT_ONCE = 250_000
 """Starts that an audit asks for at once; no more are ever in memory, however many are kept."""
@@ -309,7 +310,7 @@ class LimitsAdmin:
         now = self._storage.limit_now()
         store = self._elsewhere.get(record.draw.limit)
         if store is None:
-            state = None if record.state is None else rule.load(record.state, now)
+            state = None if record.state is None else load_state(rule, record.draw, record.state, now)
             return BucketView(record.draw, rule, state).snapshot(now)
         try:
             await store.open()

@@ -12,7 +12,7 @@ from headgate.admin.actor import this_process
 from headgate.clock import to_datetime
 from headgate.engine.declaration import trigger_of
 from headgate.engine.occurrence import last_job_of, occurrence
-from headgate.errors import HeadgateError, ScheduleNotFound, UnknownTask
+from headgate.errors import DeclarationError, HeadgateError, ScheduleNotFound, UnknownTask, UnreadableSchedule
 from headgate.jobs.audit import Deed
 from headgate.jobs.identity import IdSource
 from headgate.schedules.schedule import LATE, is_over, resume, skip_next, upcoming
@@ -61,7 +61,7 @@ class SchedulesAdmin:
 
     async def next_runs(self, name: str, count: int = 5) -> Sequence[datetime]:
         """When it is due next, if nothing changes; fewer if it ends before. Raises ScheduleNotFound."""
-        record = await self._record(name)
+        record = await self._readable(name)
         if record.paused_at is not None:
             return ()
         trigger = self._trigger(record)
@@ -70,7 +70,7 @@ class SchedulesAdmin:
     async def pause(self, name: str) -> bool:
         """Enqueue nothing of it until `resume`; False if it was paused already. Raises ScheduleNotFound."""
         while True:
-            record = await self._record(name)
+            record = await self._readable(name)
             if record.paused_at is not None:
                 return False
             paused = replace(record, paused_at=self._storage.now())
@@ -81,7 +81,7 @@ class SchedulesAdmin:
     async def resume(self, name: str) -> bool:
         """End a pause, whose occurrences are not made up for; False if there was none. Raises ScheduleNotFound."""
         while True:
-            record = await self._record(name)
+            record = await self._readable(name)
             if record.paused_at is None:
                 return False
             course = resume(record.course, record.rules, self._trigger(record), self._storage.now())
@@ -97,7 +97,7 @@ class SchedulesAdmin:
         UnknownTask if this app does not declare its task.
         """
         while True:
-            record = await self._record(name)
+            record = await self._readable(name)
             if record.call.task not in self._registry.names:
                 raise UnknownTask(
                     f"schedule {name!r} enqueues task {record.call.task!r}, which this app does not declare; trigger "
@@ -117,7 +117,7 @@ class SchedulesAdmin:
         Raises ScheduleNotFound, UnknownTask for one whose trigger only the app knows that declares it.
         """
         while True:
-            record = await self._record(name)
+            record = await self._readable(name)
             left_out = record.course.next_at
             if left_out is None or is_over(record.rules, record.course):
                 return None
@@ -146,9 +146,18 @@ class SchedulesAdmin:
             raise ScheduleNotFound(name)
         return found[0]
 
+    async def _readable(self, name: str) -> ScheduleRecord:
+        record = await self._record(name)
+        if record.unreadable is not None:
+            raise UnreadableSchedule(name, record.unreadable)
+        return record
+
     def _trigger(self, record: ScheduleRecord) -> Trigger:
         declared = {name: schedule.spec.trigger for name, schedule in self._registry.schedules.items()}
-        trigger = trigger_of(record, declared)
+        try:
+            trigger = trigger_of(record, declared)
+        except DeclarationError as error:
+            raise UnreadableSchedule(record.name, str(error)) from None
         if trigger is None:
             raise UnknownTask(
                 f"schedule {record.name!r} has a trigger that only the app knows which declares it; ask that one"
@@ -158,6 +167,12 @@ class SchedulesAdmin:
     def _status(self, record: ScheduleRecord) -> ScheduleStatus:
         course, rules = record.course, record.rules
         state: Literal["active", "paused", "finished"] = "finished" if is_over(rules, course) else "active"
+        unreadable = record.unreadable
+        try:
+            described = load_trigger(rules.trigger).describe()
+        except DeclarationError as error:
+            described = "unreadable"
+            unreadable = unreadable or str(error)
         if record.paused_at is not None and state == "active":
             state = "paused"
         overdue = self._why_overdue(record) if state == "active" else None
@@ -165,7 +180,7 @@ class SchedulesAdmin:
         return ScheduleStatus(
             name=record.name,
             task=record.call.task,
-            trigger=load_trigger(rules.trigger).describe(),
+            trigger=described,
             state=state,
             next_run=None if state != "active" else _optional(course.next_at),
             last_occurrence=_optional(course.last_at),
@@ -174,13 +189,16 @@ class SchedulesAdmin:
             open=course.open,
             max_runs=rules.max_runs,
             until=_optional(rules.until),
+            unreadable=unreadable,
             misfire=rules.misfire,
             overlap=rules.overlap,
             started_at=to_datetime(course.started_at),
             skipped=record.skipped,
             skipped_at=_optional(record.skipped_at),
             is_overdue=overdue is not None,
-            trouble=overdue or ("code has declared it, and this app does not" if is_lost else None),
+            trouble=f"cannot be read: {unreadable}"
+            if unreadable
+            else overdue or ("code has declared it, and this app does not" if is_lost else None),
         )
 
     def _why_overdue(self, record: ScheduleRecord) -> str | None:

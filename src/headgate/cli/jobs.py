@@ -405,6 +405,8 @@ def _state(job: JobStatus) -> str:
 
 
 def _note(job: JobStatus, now: datetime) -> str | None:
+    if job.unreadable is not None:
+        return f"cannot be read: {job.unreadable}"
     if job.waits_for is not None:
         limit, key = job.waits_for
         when = until(job.throttled_until, now)

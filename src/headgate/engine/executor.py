@@ -194,6 +194,8 @@ class Attempt:
         in_child = not task.is_async and task.place is Place.PROCESS
         arguments: list[Any] = []
         named: dict[str, Any] = {}
+        if self.job.unreadable is not None:
+            return self._unreadable(PayloadError(f"the stored job cannot be read: {self.job.unreadable}"))
         if not in_child:
             try:
                 arguments, named = task.payload.decode(self.job.payload)

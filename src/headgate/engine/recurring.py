@@ -15,7 +15,7 @@ from headgate.engine.hopeless import reject_hopeless
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.occurrence import last_job_of, occurrence
 from headgate.engine.teller import Teller
-from headgate.errors import HeadgateError, LeaderNotFound, StorageUnavailable
+from headgate.errors import HeadgateError, LeaderNotFound, StorageUnavailable, UnreadableSchedule
 from headgate.jobs.event import (
     JobEnqueued,
     OccurrencesSkipped,
@@ -142,6 +142,8 @@ class Recurring:
 
     def _decide(self, record: ScheduleRecord, now: int) -> Due | None:
         try:
+            if record.unreadable is not None:
+                raise UnreadableSchedule(record.name, record.unreadable)
             trigger = trigger_of(record, self._triggers)
             if trigger is not None:
                 return due(record.rules, trigger, record.course, now)

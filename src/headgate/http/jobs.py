@@ -112,6 +112,7 @@ class ListedJobView(msgspec.Struct, frozen=True):
     follows: str | None
     lane_waiting: int
     progress: JobProgress | None
+    unreadable: str | None
     payload: str
 
 
@@ -315,6 +316,7 @@ def _listed(job: ListedJob, redaction: Redaction) -> ListedJobView:
         follows=status.follows,
         lane_waiting=status.lane_waiting,
         progress=status.progress,
+        unreadable=status.unreadable,
         payload=redaction.preview(job.payload, secrets),
     )
 

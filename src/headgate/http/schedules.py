@@ -50,7 +50,7 @@ async def schedules(caller: Caller, query: SchedulesQuery) -> Page[ScheduleStatu
 async def schedule(caller: Caller, name: str) -> ScheduleDetails:
     """One schedule, with its next five runs."""
     status = await caller.admin.schedules.status(name)
-    return ScheduleDetails(status, await caller.admin.schedules.next_runs(name))
+    return ScheduleDetails(status, () if status.unreadable else await caller.admin.schedules.next_runs(name))
 
 
 async def pause_schedule(caller: Caller, name: str) -> Done:

@@ -129,7 +129,8 @@ class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
     the instant that its start counts as in the buckets it draws on. `draws` and `costs` are what this start was
     charged for: a retry may pass some of its task's limits. `elsewhere` says of each of these draws whether it was
     charged in another store; None if none was. Of the time from `run_at` to `started_at` it waited for a limit for the
-    first `throttled_for` microseconds.
+    first `throttled_for` microseconds. What is `unreadable` of its stored row is named there, with the reason; such a
+    job's handler is not called.
     """
 
     id: str
@@ -150,6 +151,7 @@ class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
     options: JobOptions | None = None
     origin: Origin | None = None
     throttled_for: int = 0
+    unreadable: str | None = None
 
     @property
     def gated(self) -> bool:
@@ -164,7 +166,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     is for a permit; `lane_waiting` is how many jobs wait in that lane, this one included. `held` is the set of its
     draws whose permits it holds. `charged_at` (limit time) is when its running attempt was charged, for all its draws
     but those in the set `uncharged`. A waiting job that `is_blocked` is in no lane: it follows another, which is not
-    final yet.
+    final yet. What is `unreadable` of its row is named there, with the reason, and blank here.
     """
 
     id: str
@@ -202,6 +204,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     audit: AuditLevel = AuditLevel.FULL
     progress: Progress | None = None
     is_blocked: bool = False
+    unreadable: str | None = None
 
     def as_claimed(self) -> ClaimedJob:
         """A running job as its claim gave it out, but for what was charged elsewhere and how long it was throttled."""
@@ -223,6 +226,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
             self.headers,
             self.options,
             self.origin,
+            unreadable=self.unreadable,
         )
 
 

@@ -127,6 +127,12 @@ def batches_of(permits: Permits) -> list[str]:
     return [holder[len(OF_BATCH) :] for holder in permits.holders if holder.startswith(OF_BATCH)]
 
 
+UNREADABLE = "unreadable"
+"""What stands for a stored state that no rule can read."""
+
+UNKNOWN_PERMITS = Permits(held=2**53)
+"""Nobody knows who holds them, so none is free; `reset` forgets them."""
+
 _HEAD = "1:concurrency:"
 _decode = msgspec.json.Decoder(Permits).decode
 
@@ -137,8 +143,18 @@ def dump_permits(permits: Permits) -> str:
 
 
 def load_permits(stored: str | None) -> Permits:
-    """Stored permits; none where another kind of rule wrote."""
-    return _decode(stored[len(_HEAD) :]) if stored is not None and stored.startswith(_HEAD) else NO_PERMITS
+    """Stored permits; none where another kind of rule wrote, and unknown ones where they cannot be read."""
+    if stored is None:
+        return NO_PERMITS
+    if stored.startswith(_HEAD):
+        try:
+            return _decode(stored[len(_HEAD) :])
+        except (msgspec.DecodeError, UnicodeError):
+            return UNKNOWN_PERMITS
+    # Of another version, or what a store has in place of a state that is no text.
+    return (
+        UNKNOWN_PERMITS if stored == UNREADABLE or stored.partition(":")[2].startswith("concurrency:") else NO_PERMITS
+    )
 
 
 @dataclass(frozen=True, init=False)

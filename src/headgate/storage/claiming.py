@@ -29,6 +29,7 @@ from headgate.storage.admission import (
 from headgate.storage.endings import late_ending, rejection_error
 from headgate.storage.permits import Given
 from headgate.storage.protocol import Claim, Claimed, Dropped, Starved, Throttled
+from headgate.storage.stored_rows import note_unreadable
 
 EXPIRED_A_VISIT = 100
 """How many expired jobs of one lane a claim passes over before it leaves the lane for the next claim."""
@@ -78,6 +79,8 @@ class Head(msgspec.Struct, array_like=True):
     give_up_at: int | None
     draws: tuple[Draw, ...] | None
     """All its draws, if it holds permits of some."""
+    unreadable: str | None = None
+    """What of its row could not be read, and why."""
 
     @property
     def passes(self) -> int:
@@ -88,6 +91,24 @@ class Head(msgspec.Struct, array_like=True):
         """Whether its time to start has passed."""
         expires_at, give_up_at = self.expires_at, self.give_up_at
         return (expires_at is not None and expires_at <= now) or (give_up_at is not None and give_up_at <= now)
+
+    def hold_against(self, draws: int) -> None:
+        """Compare what it says of each draw with how many its lane has; a row that contradicts it is unreadable.
+
+        Whatever it costs and holds is unknown then, so it is charged as a job that costs 1 and holds nothing.
+        """
+        expected = draws + self.passes.bit_count()
+        costs, terms = self.costs, self.terms
+        if costs is not None and (len(costs) != expected or min(costs, default=0) < 0):
+            self._refuse(f"costs: {list(costs)[:10]} for {expected} limits")
+            self.costs = None
+        if terms is not None and terms.holds and len(terms.holds) != expected:
+            self._refuse(f"terms: those of {len(terms.holds)} limits for {expected} limits")
+            self.terms = None
+
+    def _refuse(self, fault: str) -> None:
+        note_unreadable("job", self.id, fault)
+        self.unreadable = fault if self.unreadable is None else f"{self.unreadable}; {fault}"
 
 
 class Move(msgspec.Struct, array_like=True):
@@ -248,6 +269,7 @@ class ClaimPlan:
             elif head.is_late(self.now):
                 visit.expired.append(head)
             else:
+                head.hold_against(len(visit.row.draws))
                 visit.heads.append(head)
         for visit in visits:
             if len(visit.heads) + len(visit.expired) >= count:
@@ -493,6 +515,7 @@ class ClaimPlan:
             head.options,
             head.origin,
             self._throttled_for(head, visit.row.opened_at),
+            head.unreadable,
         )
 
     def _throttled_for(self, head: Head, opened_at: int | None) -> int:

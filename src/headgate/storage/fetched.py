@@ -112,7 +112,13 @@ def dump_balance(balance: Balance) -> str:
 
 def load_balance(stored: str | None) -> Balance:
     """A stored balance. What stood here while the limit was kept in this store says nothing about the other."""
-    return _decode(stored[len(_HEAD) :]) if stored is not None and stored.startswith(_HEAD) else NOTHING
+    if stored is None or not stored.startswith(_HEAD):
+        return NOTHING
+    try:
+        return _decode(stored[len(_HEAD) :])
+    except (msgspec.DecodeError, UnicodeError):
+        # What was fetched is lost, as with a node that dies: the other store has charged it.
+        return NOTHING
 
 
 def is_balance(stored: str | None) -> bool:

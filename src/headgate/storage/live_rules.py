@@ -8,10 +8,12 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from headgate.errors import DeclarationError
 from headgate.jobs.job import Draw
 from headgate.limits.limit import AnyRule
 from headgate.limits.stored_rule import load_rule
 from headgate.storage.fetched import Fetched
+from headgate.storage.stored_rows import note_unreadable
 
 V = TypeVar("V")
 
@@ -113,7 +115,15 @@ class _Setting:
 
     def __init__(self, setting: LimitSetting) -> None:
         self.is_paused = setting.is_paused
-        self.rule = None if setting.rule is None else load_rule(setting.rule)
+        self.rule: AnyRule | None = None
+        if setting.rule is None:
+            return
+        try:
+            self.rule = load_rule(setting.rule)
+        except DeclarationError as error:
+            # It may be stricter than the declared rule, so nothing starts until it can be read or is unset.
+            self.is_paused = True
+            note_unreadable("setting of limit", f"{setting.limit} ({setting.scope} {setting.target})", f"rule: {error}")
 
 
 def is_pattern(target: str) -> bool:

@@ -40,7 +40,8 @@ def leaving_holders(jobs: Iterable[Given]) -> dict[Draw, list[str]]:
     leaving: dict[Draw, list[str]] = {}
     for job in jobs:
         for index, holding in enumerate(job.terms.holds):
-            if holding is not None and job.given >> index & 1:
+            # A row that contradicts itself may name more permits than draws.
+            if holding is not None and job.given >> index & 1 and index < len(job.draws):
                 leaving.setdefault(job.draws[index], []).append(holding.holder(job.job_id))
     return leaving
 
@@ -78,7 +79,7 @@ def contradictions(
     expected: dict[Draw, Counter[str]] = {}
     for job in holders:
         for index, holding in enumerate(job.terms.holds if job.terms is not None else ()):
-            if holding is not None and job.held >> index & 1:
+            if holding is not None and job.held >> index & 1 and index < len(job.draws):
                 expected.setdefault(job.draws[index], Counter())[holding.holder(job.id)] += 1
     for draw, bucket in buckets.items():
         permits = load_permits(bucket.state)

@@ -14,6 +14,7 @@ from headgate.storage.admission import BucketView
 from headgate.storage.fetched import is_balance
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.protocol import BucketRecord, Standing
+from headgate.storage.stored_rows import load_state
 
 REHEARSED = 200
 """How many starts ahead are played through; what lies beyond goes on at the pace of the last half of them."""
@@ -46,11 +47,12 @@ def _opens_for(standing: Standing, index: int, record: BucketRecord, rule: AnyRu
     if is_balance(record.state):
         # What the other store has left for those before it is not known here.
         return NEVER if ahead else max(now, record.closed_until, record.opens_at or 0)
-    state = None if record.state is None else rule.load(record.state, now)
+    state = None if record.state is None else load_state(rule, record.draw, record.state, now)
     bucket = BucketView(record.draw, rule, state)
     costs, holders = (None, None) if standing.asks is None else standing.asks
-    cost = 1 if costs is None else costs[index]
-    holder = None if holders is None else holders[index]
+    # A row that contradicts itself may tell of fewer limits than its lane has.
+    cost = 1 if costs is None or index >= len(costs) else costs[index]
+    holder = None if holders is None or index >= len(holders) else holders[index]
     if isinstance(rule, Semaphore):
         free = bucket.is_held_by(holder) or bucket.grants(now, ahead + 1) > ahead
         return now if free else NEVER

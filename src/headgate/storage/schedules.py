@@ -10,6 +10,7 @@ import msgspec
 from headgate.jobs.job import NewJob
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.schedule import Course, ScheduleRules, Skipped
+from headgate.storage.stored_rows import RowDecoder
 
 _encode = msgspec.json.Encoder().encode
 
@@ -20,7 +21,8 @@ class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
     `last_job` is the id of the job that it enqueued last. It is paused since `paused_at`. `revision` grows with each
     write, and is what the next one compares. It `is_declared` if code has declared it with `@app.schedule`, and had
     the name `formerly` if that code has taken it over. Its last occurrence that did not run was `skipped` for that
-    reason at `skipped_at`.
+    reason at `skipped_at`. What is `unreadable` of its row is named there, with the reason, and blank here: such a
+    record is never written back.
     """
 
     name: str
@@ -34,6 +36,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
     formerly: str | None = None
     skipped: Skipped | None = None
     skipped_at: int | None = None
+    unreadable: str | None = None
 
     def columns(self) -> dict[str, Any]:
         """What its row holds but for the revision; what is no single value is JSON."""
@@ -53,6 +56,22 @@ class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
             "skipped": self.skipped,
             "skipped_at": self.skipped_at,
         }
+
+
+def blank_call(stored: Any) -> ScheduledCall:
+    """What stands for a call that cannot be read: its task, if at least that can be."""
+    try:
+        known = msgspec.json.decode(stored) if isinstance(stored, str) else stored
+    except (msgspec.DecodeError, UnicodeError):
+        known = None
+    task = known.get("task") if isinstance(known, dict) else None
+    return ScheduledCall(task=task if isinstance(task, str) else "", queue="", payload="")
+
+
+SCHEDULES = RowDecoder(
+    ScheduleRecord, "schedule", call=blank_call, rules=ScheduleRules(trigger=""), course=Course(0, None)
+)
+"""Reads schedules from their rows."""
 
 
 class Fired(msgspec.Struct, frozen=True):

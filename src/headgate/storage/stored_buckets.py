@@ -17,6 +17,7 @@ from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.standalone.decision import full_again_at
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView, BucketVisit
 from headgate.storage.protocol import Storage
+from headgate.storage.stored_rows import load_state, note_unreadable
 
 R = TypeVar("R")
 
@@ -86,9 +87,22 @@ class _Booking(msgspec.Struct, array_like=True):
 _decode = msgspec.json.Decoder(_Booking).decode
 
 
+def _known(visit: BucketVisit) -> _Booking | None:
+    """What is remembered of the request, if it was made before; what cannot be read is forgotten."""
+    if visit.note is None:
+        return None
+    try:
+        return _decode(visit.note)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        draw = visit.view.draw
+        note_unreadable("request to bucket", f"{draw.limit}:{draw.key}", f"note: {error}")
+        return None
+
+
 def _take(visit: BucketVisit, cost: int, count: int) -> Taken:
-    if visit.note is not None:
-        return _decode(visit.note).taken
+    known = _known(visit)
+    if known is not None:
+        return known.taken
     view, now = visit.view, visit.now
     granted = 0
     opens_at, after = _ask(view, now, cost)
@@ -104,8 +118,9 @@ def _take(visit: BucketVisit, cost: int, count: int) -> Taken:
 
 def _reserve(visit: BucketVisit, cost: int) -> Taken:
     view, now = visit.view, visit.now
-    if visit.note is not None:
-        slot = _decode(visit.note).taken.opens_at
+    known = _known(visit)
+    if known is not None:
+        slot = known.taken.opens_at
         return _taken(visit, int(slot <= now), slot)
     before = _state(view)
     slot, state = view.ask(max(now, view.closed_until), cost)
@@ -117,12 +132,12 @@ def _reserve(visit: BucketVisit, cost: int) -> Taken:
 
 def _cancel(visit: BucketVisit) -> bool:
     view = visit.view
-    if visit.note is None:
+    known = _known(visit)
+    if known is None:
         return False
-    known = _decode(visit.note)
     if known.taken.opens_at <= visit.now or known.after is None or _state(view) != known.after:
         return False
-    view.keep(None if known.before is None else view.rule.load(known.before, visit.now))
+    view.keep(None if known.before is None else load_state(view.rule, view.draw, known.before, visit.now))
     visit.forget()
     visit.reopens = True
     return True

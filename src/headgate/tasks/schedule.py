@@ -102,7 +102,8 @@ class ScheduleStatus:
     `state` is active, paused or finished. `runs` of its jobs have really run, `open` wait or run. `next_run` is None
     when there is none to come. At `last_occurrence` it was due last, whether that ran or was skipped. At `skipped_at`
     something was skipped last, because of its `misfire`, `overlap` or `max_runs`. `trouble` says what is wrong with it
-    as this app sees it: nobody fires it (`is_overdue`), or it is of code that this app does not declare.
+    as this app sees it: nobody fires it (`is_overdue`), or it is of code that this app does not declare. What is
+    `unreadable` of its stored row is named there, with the reason: only the release that stored it runs it.
     """
 
     name: str
@@ -123,6 +124,7 @@ class ScheduleStatus:
     skipped_at: datetime | None = None
     is_overdue: bool = False
     trouble: str | None = None
+    unreadable: str | None = None
 
 
 class Schedules(Protocol):

@@ -135,9 +135,19 @@ def test_holders_come_back_from_storage_as_they_were() -> None:
     assert rule.load(stored, NOON + HOUR) == state == load_permits(dump_permits(state))
 
 
-@pytest.mark.parametrize("stored", [None, "1:rate:27:15:60", "1:strict:", "2:concurrency:{}"])
+@pytest.mark.parametrize("stored", [None, "1:rate:27:15:60", "1:strict:"])
 def test_under_another_kind_of_rule_nobody_held_a_permit(stored: str | None) -> None:
     assert load_permits(stored) == NO_PERMITS
+
+
+@pytest.mark.parametrize("stored", ["2:concurrency:{}", "1:concurrency:", "1:concurrency:[1", '1:concurrency:["a"]'])
+def test_of_permits_whose_holders_cannot_be_read_none_is_free(stored: str) -> None:
+    rule = Concurrency(3).rule
+    unknown = rule.load(stored, NOON)
+    assert rule.take(unknown, NOON, "a")[0] == NEVER
+    assert rule.snapshot(unknown, NOON).available == 0
+    assert Semaphore.give(unknown, "a") == unknown
+    assert load_permits(dump_permits(unknown)) == unknown
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, "3"])

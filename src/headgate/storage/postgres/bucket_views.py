@@ -13,6 +13,7 @@ from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.rows import BucketRow, bucket_id
+from headgate.storage.stored_rows import load_state
 
 
 class BucketViews:
@@ -78,7 +79,7 @@ class BucketViews:
         rule = self.judged_by(draw)
         view = BucketView(draw, rule, None, id=row.id, opens_at=row.opens_at, closed_until=row.closed_until)
         if row.state is not None:
-            view.state = rule.load(row.state, self._limit_now)
+            view.state = load_state(rule, draw, row.state, self._limit_now)
             # Carried over from other numbers as of now, it has to be kept as of now.
             view.charged = rule.dump(view.state) != row.state
         if self._live.is_paused(draw):

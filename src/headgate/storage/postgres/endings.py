@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from headgate.jobs.job import Draw, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned, is_poisonous
 from headgate.jobs.terms import GateTerms, spread, without
@@ -19,8 +17,9 @@ from headgate.storage.postgres.bucket_views import lock_buckets
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.following import tell_followers
 from headgate.storage.postgres.permits import give_permits
-from headgate.storage.postgres.rows import bucket_id, decode_draws, drawn, optional_json, optional_terms
+from headgate.storage.postgres.rows import bucket_id, drawn, optional_json, readable_error
 from headgate.storage.protocol import Recovered
+from headgate.storage.stored_rows import draws_and_terms
 
 STATEMENTS = (
     "running_of",
@@ -38,8 +37,6 @@ STATEMENTS = (
     "ended_here",
 )
 """What `finish` runs while it holds its locks, but for batches and followers."""
-
-_decode_error = msgspec.json.Decoder(JobError).decode
 
 
 class Running(NamedTuple):
@@ -188,7 +185,7 @@ async def _written_before(session: Session, node: str, endings: Sequence[Ending]
         return {}
     rows = await session.fetch("ended_here", node=node, ids=[ending.id for ending in endings])
     ended = {
-        id: EndedHere(id, fence, state, None if error is None else _decode_error(error), cancel_requested)
+        id: EndedHere(id, fence, state, readable_error(id, error), cancel_requested)
         for id, fence, state, error, cancel_requested in rows
     }
     return {ending.id: ending.id in ended and ended[ending.id].is_by(ending) for ending in endings}
@@ -374,6 +371,7 @@ async def _give_all(session: Session, jobs: Iterable[tuple[Running, JobState]], 
 
 def _jobs(rows: Iterable[Any]) -> list[Running]:
     return [
-        Running(id, fence, queue, decode_draws(draws), cancel_requested, optional_terms(terms), *rest)
+        Running(id, fence, queue, drawn_by, cancel_requested, asked, *rest)
         for id, fence, queue, draws, cancel_requested, terms, *rest in rows
+        for drawn_by, asked in (draws_and_terms(id, draws, terms),)
     ]

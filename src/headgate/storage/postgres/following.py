@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from headgate.jobs.batch import BatchRecord, NewBatch, ended_as
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.terms import GateTerms
@@ -35,12 +33,11 @@ from headgate.storage.postgres.arrivals import Arrival, arrive, lane_of
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.history import note_unrun
 from headgate.storage.postgres.permits import give_up
-from headgate.storage.postgres.rows import decode_draws, optional_json, optional_terms
+from headgate.storage.postgres.rows import optional_json, readable_error
+from headgate.storage.stored_rows import draws_and_terms
 
 LEADERS_AT_ONCE = 100
 """Of how many leaders followers are looked for in one commit."""
-
-_decode_error = msgspec.json.Decoder(JobError).decode
 
 
 class _Follower(NamedTuple):
@@ -230,7 +227,7 @@ async def _causes(session: Session, leaders: Sequence[str]) -> dict[str, Cause]:
     if not leaders:
         return {}
     rows = await session.fetch("causes", leaders=leaders)
-    return {id: Cause(id, None if error is None else _decode_error(error), is_batch) for id, error, is_batch in rows}
+    return {id: Cause(id, readable_error(id, error), is_batch) for id, error, is_batch in rows}
 
 
 async def _count(session: Session, counts: Sequence[BatchCount], now: int, limit_now: int) -> dict[str, JobState]:
@@ -239,7 +236,7 @@ async def _count(session: Session, counts: Sequence[BatchCount], now: int, limit
     finals = {id: ended_as(failed, cancelled) for id, pending, failed, cancelled in rows if not pending}
     for batch in finals:
         member = await session.row("member", batch=batch)
-        held = [] if member is None else draws_of_batch(decode_draws(member["draws"]), optional_terms(member["terms"]))
+        held = [] if member is None else draws_of_batch(*draws_and_terms(batch, member["draws"], member["terms"]))
         if held:
             await give_up(session, batch, held, limit_now)
     return finals
@@ -263,4 +260,4 @@ async def _write_counts(session: Session, counts: Sequence[BatchCount], now: int
 
 def _follower(row: Any) -> _Follower:
     id, leader, on, queue, draws, terms, is_followed, batch = row
-    return _Follower(id, leader, on or "success", queue, decode_draws(draws), optional_terms(terms), is_followed, batch)
+    return _Follower(id, leader, on or "success", queue, *draws_and_terms(id, draws, terms), is_followed, batch)

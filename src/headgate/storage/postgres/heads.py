@@ -9,6 +9,7 @@ import msgspec
 from headgate.jobs.job import JobOptions, Origin
 from headgate.storage.claiming import Head
 from headgate.storage.postgres.rows import decode_draws, decode_terms
+from headgate.storage.stored_rows import RowDecoder
 
 _decode_costs = msgspec.json.Decoder(tuple[int, ...]).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
@@ -16,8 +17,18 @@ _decode_options = msgspec.json.Decoder(JobOptions).decode
 _decode_origin = msgspec.json.Decoder(Origin).decode
 
 
+_HEADS = RowDecoder(Head, "job")
+
+
 def head_of(row: Any) -> Head:
     """A job near the front of its lane."""
+    try:
+        return _head_of(row)
+    except (msgspec.DecodeError, UnicodeError):
+        return _HEADS.repaired(tuple(row))
+
+
+def _head_of(row: Any) -> Head:
     head = Head(*row)
     # Most jobs have none of these.
     if head.costs is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -11,6 +12,7 @@ from headgate.jobs.history import ALL, KEPT_FOR, SHORTEST, Flush, JobsStep, Limi
 from headgate.jobs.job import NewJob
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.rows import as_json
+from headgate.storage.stored_rows import note_unreadable
 
 _decode_counts = msgspec.json.Decoder(tuple[int, ...]).decode
 
@@ -78,10 +80,15 @@ async def of_jobs(session: Session, step: int, queue: str, task: str, since: int
         rows = await session.fetch("task_history", step=step, task=task, since=since)
     else:
         rows = await session.fetch("jobs_history", step=step, queue=queue, task=task, since=since)
-    return [
-        replace(JobsStep(*row[:-2]), waits=_decode_counts(row["waits"]), runs=_decode_counts(row["runs"]))
-        for row in rows
-    ]
+    return [replace(JobsStep(*row[:-2]), waits=_counts(row, "waits"), runs=_counts(row, "runs")) for row in rows]
+
+
+def _counts(row: Any, name: str) -> tuple[int, ...]:
+    try:
+        return _decode_counts(row[name])
+    except (msgspec.DecodeError, UnicodeError) as error:
+        note_unreadable("history", f"{row['queue']} {row['task']}", f"{name}: {error}")
+        return ()
 
 
 async def of_limit(session: Session, step: int, limit: str, key: str | None, since: int) -> list[LimitStep]:

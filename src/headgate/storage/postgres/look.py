@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
+from headgate.jobs.job import Draw
 from headgate.storage.claiming import LaneRow
-from headgate.storage.postgres.rows import BucketRow
+from headgate.storage.postgres.rows import BucketRow, decode_draws
+from headgate.storage.stored_rows import UNREADABLE_DRAWS, note_unreadable
 
 
 class Ungated(msgspec.Struct, array_like=True):
@@ -25,10 +28,50 @@ class Ungated(msgspec.Struct, array_like=True):
         return bool(self.ready or self.ripe or self.unknown)
 
 
+class _StoredLane(msgspec.Struct, array_like=True):
+    """A lane with its draws as the text that is stored."""
+
+    id: bytes
+    queue: str
+    draws: str
+    waiting: int
+    since: int | None
+    behind: bytes | None
+    wakes_at: int | None
+    variant: str
+    opened_at: int | None
+
+
 _decode_buckets = msgspec.json.Decoder(list[BucketRow]).decode
-decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
-"""Lanes as a claim reads them."""
+_decode_stored = msgspec.json.Decoder(list[_StoredLane]).decode
 _decode_ungated = msgspec.json.Decoder(list[Ungated]).decode
+
+
+def decode_lanes(text: str) -> list[LaneRow]:
+    """Lanes as a claim reads them."""
+    return [
+        LaneRow(
+            row.id,
+            row.queue,
+            _drawn(row.draws),
+            row.waiting,
+            row.since,
+            row.behind,
+            row.wakes_at,
+            row.variant,
+            row.opened_at,
+        )
+        for row in _decode_stored(text)
+    ]
+
+
+@lru_cache(10_000)
+def _drawn(text: str) -> tuple[Draw, ...]:
+    try:
+        return decode_draws(text)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        note_unreadable("lane", text[:100], f"draws: {error}")
+        return UNREADABLE_DRAWS
 
 
 class Look:

@@ -6,18 +6,23 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.jobs.audit import AuditLevel
 from headgate.jobs.gating import GatedJob
 from headgate.jobs.job import Attempt, Draw, JobError, JobOptions, JobRecord, JobState, Origin, Progress
+from headgate.jobs.terms import GateTerms
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import ask_of
 from headgate.storage.postgres.arrivals import lane_of
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.rows import bucket_id, decode_draws, lane_id, optional_terms
+from headgate.storage.postgres.rows import bucket_id, lane_id, readable_error
 from headgate.storage.protocol import BucketRecord, Standing
+from headgate.storage.stored_rows import RowDecoder, draws_and_terms, note_unreadable
 
 T = TypeVar("T")
+
+_GATED = RowDecoder(GatedJob, "job")
 
 
 def _decoded(text: str | None, kind: type[T]) -> T | None:
@@ -26,9 +31,18 @@ def _decoded(text: str | None, kind: type[T]) -> T | None:
 
 def job_record(row: Any, now: int, limit_now: int) -> JobRecord:
     """A job, with the instant at which its bucket opens as wall time."""
+    faults: list[str] = []
+
+    def read(column: str, kind: type[T]) -> T | None:
+        try:
+            return _decoded(row[column], kind)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            faults.append(f"{column}: {error}")
+            return None
+
     opens_at = row["opens_at"]
     waits_for = None if row["limit_name"] is None else Draw(row["limit_name"], row["key"])
-    return JobRecord(
+    record = JobRecord(
         row["id"],
         row["task"],
         row["queue"],
@@ -47,44 +61,40 @@ def job_record(row: Any, now: int, limit_now: int) -> JobRecord:
         row["finished_at"],
         row["cancel_requested"],
         row["result"],
-        _decoded(row["error"], JobError),
-        decode_draws(row["draws"]),
-        _decoded(row["headers"], dict[str, str]),
-        _decoded(row["options"], JobOptions),
+        read("error", JobError),
+        read("draws", tuple[Draw, ...]) or (),
+        read("headers", dict[str, str]),
+        read("options", JobOptions),
         None if opens_at is None or opens_at >= NEVER else now + opens_at - limit_now,
         waits_for,
         row["lane_waiting"],
-        _decoded(row["costs"], tuple[int, ...]),
-        optional_terms(row["terms"]),
+        read("costs", tuple[int, ...]),
+        read("terms", GateTerms),
         row["held"],
         row["charged_at"],
         row["uncharged"],
         row["unique_key"],
-        _decoded(row["origin"], Origin),
+        read("origin", Origin),
         AuditLevel(row["audit"]),
-        _decoded(row["progress"], Progress),
+        read("progress", Progress),
         row["is_blocked"],
     )
+    if not faults:
+        return record
+    told = "; ".join(faults)[:500]
+    note_unreadable("job", record.id, told)
+    return replace(record, unreadable=told)
 
 
 def attempt(row: Any) -> Attempt:
     """An attempt that did not succeed."""
     number, node, started_at, ended_at, outcome, error = row
-    return Attempt(number, node, started_at, ended_at, outcome, _decoded(error, JobError))
+    return Attempt(number, node, started_at, ended_at, outcome, readable_error(f"attempt {number}", error))
 
 
 def gated_job(row: Any) -> GatedJob:
     """A waiting job and what it asks of its limits."""
-    return GatedJob(
-        row["id"],
-        row["task"],
-        row["queue"],
-        row["payload"],
-        _decoded(row["headers"], dict[str, str]),
-        decode_draws(row["draws"]),
-        _decoded(row["costs"], tuple[int, ...]),
-        optional_terms(row["terms"]),
-    )
+    return _GATED.repaired(tuple(row))
 
 
 def bucket_record(row: Any) -> BucketRecord:
@@ -104,10 +114,14 @@ async def standing(session: Session, job_id: str) -> Standing | None:
     row = await session.row("standing", id=job_id)
     if row is None:
         return None
-    terms = optional_terms(row["terms"])
+    draws, terms = draws_and_terms(job_id, row["draws"], row["terms"])
     passes = row["held"] | row["passed"]
-    lane = lane_of(row["queue"], decode_draws(row["draws"]), terms, passes)
-    costs = _decoded(row["costs"], tuple[int, ...])
+    lane = lane_of(row["queue"], draws, terms, passes)
+    try:
+        costs = _decoded(row["costs"], tuple[int, ...])
+    except (msgspec.DecodeError, UnicodeError) as error:
+        note_unreadable("job", job_id, f"costs: {error}")
+        costs = None
     return Standing(
         row["place"],
         row["waiting"],

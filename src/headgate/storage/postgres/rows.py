@@ -13,10 +13,12 @@ from typing import Any
 
 import msgspec
 
-from headgate.jobs.job import Draw
+from headgate.jobs.job import Draw, JobError
 from headgate.jobs.terms import GateTerms
+from headgate.storage.stored_rows import note_unreadable
 
 _encode = msgspec.json.Encoder().encode
+_decode_error = msgspec.json.Decoder(JobError).decode
 
 decode_terms = msgspec.json.Decoder(GateTerms).decode
 """What the limits of a job ask."""
@@ -44,6 +46,15 @@ def as_json(value: Any) -> str:
 def optional_json(value: Any) -> str | None:
     """A value as JSON text; None stays NULL."""
     return None if value is None else _encode(value).decode()
+
+
+def readable_error(job_id: str, text: str | None) -> JobError | None:
+    """What a job ended with; None also where it cannot be read."""
+    try:
+        return None if text is None else _decode_error(text)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        note_unreadable("job", job_id, f"error: {error}")
+        return None
 
 
 def optional_terms(text: str | None) -> GateTerms | None:

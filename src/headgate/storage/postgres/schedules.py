@@ -12,7 +12,7 @@ from headgate.schedules.schedule import Course, ScheduleRules
 from headgate.storage.postgres.addition import add_tied
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.history import note_enqueued
-from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
+from headgate.storage.schedules import SCHEDULES, DueSchedules, Fired, ScheduleRecord
 
 _decode_call = msgspec.json.Decoder(ScheduledCall).decode
 _decode_rules = msgspec.json.Decoder(ScheduleRules).decode
@@ -98,6 +98,15 @@ async def overdue(
 
 def schedule_record(row: Any) -> ScheduleRecord:
     """A schedule as it is stored."""
+    try:
+        return _record(row)
+    except (msgspec.DecodeError, UnicodeError):
+        course = (row["started_at"], row["next_at"], row["last_at"], row["runs"], row["open"])
+        rest = ("last_job", "paused_at", "revision", "is_declared", "formerly", "skipped", "skipped_at")
+        return SCHEDULES.repaired([row["name"], row["call"], row["rules"], course, *(row[name] for name in rest)])
+
+
+def _record(row: Any) -> ScheduleRecord:
     return ScheduleRecord(
         row["name"],
         _decode_call(row["call"]),

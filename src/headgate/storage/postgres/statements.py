@@ -7,15 +7,24 @@ the schema becomes the one that was chosen, and the names become the numbers tha
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from importlib import resources
 from typing import NamedTuple
 
 from headgate.errors import DeclarationError
+from headgate.storage.postgres.rows import as_json
+from headgate.storage.stored_rows import UNREADABLE_DRAWS
 
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
 
 _NAME = re.compile(r"(?<![:\w]):([a-z_]+)")
 _SHARED = re.compile(r"@(\w+)")
+
+_TEXT = r'"([^"\\\u0001-\u001f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+_DRAWS = rf"^\[(\[{_TEXT},{_TEXT}\](,\[{_TEXT},{_TEXT}\])*)?\]$"
+_COUNTS = r"^\[([0-9]{1,9}(, ?[0-9]{1,9})*)?\]$"
+_DRAWS_CAST = re.compile(r"\b((?:[a-z]+\.)?draws)::json\b")
+_COUNTS_CAST = re.compile(r"((?:\b[a-z]+\.(?:waits|runs))|coalesce\(start\.settled, start\.costs\))::json\b")
 
 
 class Statement(NamedTuple):
@@ -54,6 +63,7 @@ def _compile(text: str, texts: dict[str, str], schema: str) -> Statement:
     lines = _without_comments(text)
     while _SHARED.search(lines):
         lines = _SHARED.sub(lambda shared: _without_comments(texts[shared[1]]), lines)
+    lines = _guarded(lines)
     names: list[str] = []
 
     def number(found: re.Match[str]) -> str:
@@ -62,6 +72,19 @@ def _compile(text: str, texts: dict[str, str], schema: str) -> Statement:
         return f"${names.index(found[1]) + 1}"
 
     return Statement(in_schema(_NAME.sub(number, lines), schema), tuple(names))
+
+
+def _guarded(statement: str) -> str:
+    """The same, with columns whose text may be no JSON: one damaged row would be an error of the whole statement.
+
+    A column is only taken for JSON where it has the shape that is written there. `IS JSON` is of PostgreSQL 16.
+    """
+
+    def guard(shape: str, otherwise: str) -> Callable[[re.Match[str]], str]:
+        return lambda cast: f"(CASE WHEN {cast[1]} ~ '{shape}' THEN {cast[1]} ELSE '{otherwise}' END)::json"
+
+    statement = _DRAWS_CAST.sub(guard(_DRAWS, as_json(UNREADABLE_DRAWS)), statement)
+    return _COUNTS_CAST.sub(guard(_COUNTS, "[]"), statement)
 
 
 def _without_comments(text: str) -> str:

@@ -44,7 +44,7 @@ from headgate.storage.postgres.enlisted import add_enlisted, session_of
 from headgate.storage.postgres.following import batch_record, release_followers
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.permits import give_permits
-from headgate.storage.postgres.rows import as_json, decode_draws, drawn, limit_needle, optional_terms
+from headgate.storage.postgres.rows import as_json, drawn, limit_needle
 from headgate.storage.postgres.schema import create, drop, migrate
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.settings import CachedRules, read_settings
@@ -79,6 +79,7 @@ from headgate.storage.protocol import (
 )
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 from headgate.storage.scratch import to_its_end
+from headgate.storage.stored_rows import draws_and_terms, note_unreadable
 
 R = TypeVar("R")
 
@@ -566,7 +567,7 @@ class PostgresStorage:
                 row["boot_id"] == boot_id
                 and row["pid_space"] == space
                 and not is_running(row["pid"], row["process_started"]),
-                _decode_slots(row["queues"]),
+                _slots(row["id"], row["queues"]),
                 row["version"],
                 tuple(row["lingering"]),
             )
@@ -622,16 +623,20 @@ class PostgresStorage:
                 found = await session.fetch("prunable_by_id", ids=chosen, **asked)
             found = found[: prunable_at_once([row["lines"] for row in found])]
             # A permit that was kept for a job until it succeeds is not kept longer than the job.
-            holders = {row["id"]: row for row in found if row["held"] and row["terms"] is not None}
-            held = {draw for row in holders.values() for draw in drawn(decode_draws(row["draws"]), row["held"])}
+            holders = {
+                row["id"]: (row["held"], *draws_and_terms(row["id"], row["draws"], row["terms"]))
+                for row in found
+                if row["held"] and row["terms"] is not None
+            }
+            held = {draw for held, draws, _ in holders.values() for draw in drawn(draws, held)}
             await lock_buckets(session, held)
             ids = [row["id"] for row in found]
             locked = await session.fetch("lock_prunable", ids=ids, before=finished_before)
             ids = [row["id"] for row in locked]
             given = [
-                permits.Given(id, id, decode_draws(holders[id]["draws"]), terms, row_held, 0)
+                permits.Given(id, id, holders[id][1], terms, row_held, 0)
                 for id, row_held in locked
-                if id in holders and row_held and (terms := optional_terms(holders[id]["terms"])) is not None
+                if id in holders and row_held and (terms := holders[id][2]) is not None
             ]
             await give_permits(session, given, self.limit_now())
             if ids:
@@ -703,10 +708,7 @@ class PostgresStorage:
     async def check(self) -> Sequence[str]:
         async def look(session: Session) -> list[str]:
             found = [row[0] for row in await session.fetch("check")]
-            holders = [
-                Holder(row[0], decode_draws(row[1]), optional_terms(row[2]), row[3])
-                for row in await session.fetch("holders")
-            ]
+            holders = [Holder(row[0], *draws_and_terms(*row[:3]), row[3]) for row in await session.fetch("holders")]
             rows = await session.fetch("buckets_of_permits")
             buckets = {Draw(row[0], row[1]): PermitBucket(row[2], row[3]) for row in rows}
             holding = permits.holding_batches(bucket.state for bucket in buckets.values())
@@ -893,7 +895,23 @@ class PostgresStorage:
 
 async def _limits_waited_for(session: Session) -> set[str]:
     rows = await session.fetch("limits_waited_for")
-    return {limit for row in rows for (limit,) in _decode_limits(row[0])}
+    return {limit for row in rows for (limit,) in _limits(row[0])}
+
+
+def _limits(text: str) -> list[tuple[str]]:
+    try:
+        return _decode_limits(text)
+    except (msgspec.DecodeError, UnicodeError):
+        # The claim that reads the lane tells of it.
+        return []
+
+
+def _slots(node: str, text: str) -> dict[str, int]:
+    try:
+        return _decode_slots(text)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        note_unreadable("node", node, f"queues: {error}")
+        return {}
 
 
 async def _few_lanes(session: Session, filter: JobFilter, needle: str | None) -> list[bytes] | None:

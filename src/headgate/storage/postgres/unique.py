@@ -23,8 +23,9 @@ from headgate.storage.postgres.arrivals import Arrival, Lane, arrive
 from headgate.storage.postgres.bucket_views import lock_buckets
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.permits import give_permits
-from headgate.storage.postgres.rows import as_json, decode_draws, optional_json, optional_terms
+from headgate.storage.postgres.rows import as_json, optional_json
 from headgate.storage.postgres.waiting import concerned
+from headgate.storage.stored_rows import draws_and_terms
 
 TRIES = 100
 """How often another job may vanish between being met and being looked at."""
@@ -177,9 +178,7 @@ class Unique:
 
 def _read(row: Any) -> Standing:
     id, state, queue, draws, terms, held, passed, has_costs, delayed, run_at = row
-    return Standing(
-        id, state, queue, decode_draws(draws), optional_terms(terms), held, passed, has_costs, delayed, run_at
-    )
+    return Standing(id, state, queue, *draws_and_terms(id, draws, terms), held, passed, has_costs, delayed, run_at)
 
 
 def _stands(rows: Iterable[Standing]) -> Stands:

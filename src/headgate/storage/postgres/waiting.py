@@ -21,9 +21,10 @@ from headgate.storage.postgres.arrivals import Arrival, Lane, arrive, lane_of
 from headgate.storage.postgres.bucket_views import lock_buckets
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.permits import give_permits, give_up_unused
-from headgate.storage.postgres.rows import as_json, decode_draws, drawn, optional_json, optional_terms
+from headgate.storage.postgres.rows import as_json, drawn, optional_json
 from headgate.storage.postgres.trail import note
 from headgate.storage.protocol import Dropped
+from headgate.storage.stored_rows import draws_and_terms
 
 
 class Found(NamedTuple):
@@ -305,8 +306,7 @@ class _Late(NamedTuple):
 
     @classmethod
     def read(cls, row: Any, now: int) -> _Late:
-        terms = optional_terms(row["terms"])
-        draws = decode_draws(row["draws"])
+        draws, terms = draws_and_terms(row["id"], row["draws"], row["terms"])
         behind = None if row["limit_name"] is None else Draw(row["limit_name"], row["key"])
         state, error = late_ending(now, row["expires_at"], row["give_up_at"], terms, behind)
         lane = lane_of(row["queue"], draws, terms, row["held"] | row["passed"])
@@ -328,4 +328,4 @@ class _Late(NamedTuple):
 
 def _found(row: Any) -> Found:
     id, state, queue, draws, terms, *rest = row
-    return Found(id, JobState(state), queue, decode_draws(draws), optional_terms(terms), *rest)
+    return Found(id, JobState(state), queue, *draws_and_terms(id, draws, terms), *rest)

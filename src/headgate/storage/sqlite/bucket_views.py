@@ -13,6 +13,7 @@ from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.sqlite.rows import BucketRow, decode_buckets, decode_keys
 from headgate.storage.sqlite.statements import as_json, execute, fetch
+from headgate.storage.stored_rows import load_state
 
 
 class BucketViews:
@@ -66,7 +67,7 @@ class BucketViews:
         if row is not None:
             view.id, view.opens_at, view.closed_until = row.id, row.opens_at, row.closed_until
             if row.state is not None:
-                view.state = rule.load(row.state, self._limit_now)
+                view.state = load_state(rule, draw, row.state, self._limit_now)
                 # Carried over from other numbers as of now, it has to be kept as of now.
                 view.charged = rule.dump(view.state) != row.state
         if self._live.is_paused(draw):

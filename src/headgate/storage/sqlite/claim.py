@@ -13,9 +13,10 @@ from headgate.storage.protocol import Claim, Claimed
 from headgate.storage.sqlite.bucket_views import BucketViews, ensure_rows
 from headgate.storage.sqlite.following import Following
 from headgate.storage.sqlite.permits import give_permits
-from headgate.storage.sqlite.rows import BucketRow
+from headgate.storage.sqlite.rows import BucketRow, decode_buckets
 from headgate.storage.sqlite.settings import CachedRules
 from headgate.storage.sqlite.statements import as_json, execute, fetch
+from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
 
 
 class Look(msgspec.Struct, array_like=True):
@@ -32,9 +33,24 @@ class Look(msgspec.Struct, array_like=True):
     behind: list[LaneRow] = []
 
 
-_decode_look = msgspec.json.Decoder(Look).decode
-_decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
-_decode_heads = msgspec.json.Decoder(list[Head]).decode
+_decode_all = msgspec.json.Decoder(Look).decode
+_decode_parts = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_lanes = RowDecoder(LaneRow, "lane", draws=UNREADABLE_DRAWS).decode
+_decode_heads = RowDecoder(Head, "job").decode
+
+
+def _decode_look(text: str) -> Look:
+    try:
+        return _decode_all(text)
+    except msgspec.DecodeError:
+        opened, due, woken, open, *rest = (bytes(part) for part in _decode_parts(text))
+        return Look(
+            decode_buckets(opened),
+            _decode_lanes(due),
+            _decode_lanes(woken),
+            _decode_lanes(open),
+            *(msgspec.json.decode(part) for part in rest),
+        )
 
 
 class ClaimTransaction:

@@ -30,6 +30,7 @@ from headgate.storage.permits import draws_of_batch
 from headgate.storage.sqlite import history
 from headgate.storage.sqlite.permits import give_up
 from headgate.storage.sqlite.statements import as_json, execute, fetch
+from headgate.storage.stored_rows import RowDecoder
 
 LEADERS_AT_ONCE = 100
 """Of how many leaders followers are looked for in one commit."""
@@ -71,14 +72,22 @@ class _Cancelled(msgspec.Struct, array_like=True):
     batch: str | None
 
 
-_decode_ended_leaders = msgspec.json.Decoder(list[EndedLeader]).decode
-_decode_leaders = msgspec.json.Decoder(list[_Leader]).decode
-_decode_ended = msgspec.json.Decoder(list[Ended]).decode
-_decode_followers = msgspec.json.Decoder(list[_Follower]).decode
-_decode_cancelled = msgspec.json.Decoder(list[_Cancelled]).decode
-_decode_causes = msgspec.json.Decoder(list[Cause]).decode
-_decode_members = msgspec.json.Decoder(list[tuple[str, tuple[Draw, ...], GateTerms]]).decode
-decode_batches = msgspec.json.Decoder(list[BatchRecord]).decode
+class _Member(msgspec.Struct, array_like=True):
+    """A job of a batch that holds permits by its batch, if its terms say so."""
+
+    id: str
+    draws: tuple[Draw, ...]
+    terms: GateTerms | None
+
+
+_decode_ended_leaders = RowDecoder(EndedLeader, "job").decode
+_decode_leaders = RowDecoder(_Leader, "job").decode
+_decode_ended = RowDecoder(Ended, "job", state=JobState.FAILED).decode
+_decode_followers = RowDecoder(_Follower, "job").decode
+_decode_cancelled = RowDecoder(_Cancelled, "job", state=JobState.CANCELLED).decode
+_decode_causes = RowDecoder(Cause, "job").decode
+_decode_members = RowDecoder(_Member, "job of batch").decode
+decode_batches = RowDecoder(BatchRecord, "batch").decode
 
 
 class Following:
@@ -237,7 +246,7 @@ class Following:
         finals = {id: end for id, end in ends.items() if end is not None}
         if finals:
             members = _decode_members(fetch(self._connection, "members", batches=as_json(list(finals))))
-            holdings = [(batch, draw) for batch, draws, terms in members for draw in draws_of_batch(draws, terms)]
+            holdings = [(member.id, draw) for member in members for draw in draws_of_batch(member.draws, member.terms)]
             give_up(self._connection, holdings, self._limit_now)
         return finals
 

@@ -6,8 +6,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Set
 from typing import Protocol
 
-import msgspec
-
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.terms import GateTerms
@@ -19,9 +17,10 @@ from headgate.storage.permits import Given, Holder, PermitBucket, leaving_holder
 from headgate.storage.sqlite.rows import decode_buckets
 from headgate.storage.sqlite.settings import decode_settings
 from headgate.storage.sqlite.statements import as_json, execute, fetch
+from headgate.storage.stored_rows import RowDecoder
 
-_decode_batches = msgspec.json.Decoder(list[BatchRecord]).decode
-_decode_holders = msgspec.json.Decoder(list[Holder]).decode
+_decode_batches = RowDecoder(BatchRecord, "batch").decode
+_decode_holders = RowDecoder(Holder, "job").decode
 
 
 class Holding(Protocol):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from headgate.limits.concurrency import UNREADABLE
+from headgate.storage.stored_rows import RowDecoder
+
 
 class BucketRow(msgspec.Struct, array_like=True):
     id: int
@@ -14,5 +17,5 @@ class BucketRow(msgspec.Struct, array_like=True):
     closed_until: int
 
 
-decode_buckets = msgspec.json.Decoder(list[BucketRow]).decode
+decode_buckets = RowDecoder(BucketRow, "bucket", state=UNREADABLE).decode
 decode_keys = msgspec.json.Decoder(set[str]).decode

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
+from headgate.storage.schedules import SCHEDULES, DueSchedules, Fired, ScheduleRecord
 from headgate.storage.sqlite.statements import as_json, execute, fetch
 
-decode_schedules = msgspec.json.Decoder(list[ScheduleRecord]).decode
+decode_schedules = SCHEDULES.decode
 _decode_revisions = msgspec.json.Decoder(dict[str, int]).decode
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 
-import msgspec
-
 from headgate.storage.live_rules import LimitSetting, LiveRules
 from headgate.storage.sqlite.statements import fetch
+from headgate.storage.stored_rows import RowDecoder
 
-decode_settings = msgspec.json.Decoder(list[LimitSetting]).decode
+decode_settings = RowDecoder(LimitSetting, "setting of limit", scope="member").decode
 
 
 class CachedRules:

@@ -14,7 +14,14 @@ from typing import Any
 
 import msgspec
 
+from headgate.storage.stored_rows import UNREADABLE_DRAWS
+
 _encode = msgspec.json.Encoder().encode
+
+
+def as_json(value: Any) -> str:
+    """A value as the JSON text that a statement takes."""
+    return _encode(value).decode()
 
 
 def _load() -> dict[str, str]:
@@ -26,17 +33,29 @@ def _load() -> dict[str, str]:
     }
     # `@name` stands for a condition that several statements share.
     return {
-        name: re.sub(r"@(\w+)", lambda shared: statements[shared[1]].rstrip(), statement)
+        name: _guarded(re.sub(r"@(\w+)", lambda shared: statements[shared[1]].rstrip(), statement))
         for name, statement in statements.items()
     }
 
 
+def _guarded(statement: str) -> str:
+    """The same, with columns whose text may be no JSON: one damaged row would be an error of the whole statement.
+
+    Where such a column is part of what comes out, its text comes out instead, which the decoder of the row refuses;
+    where the statement looks into it, there is nothing in it. Draws are never nothing: a job without any runs freely.
+    """
+    # What `json_each` takes out of a parameter is JSON; what it takes out of the draws of a row need not be.
+    column = r"(draw\.value|(?:[a-z_]+\.)?(?!value\b)[a-z_]+)"
+    statement = re.sub(rf"\bjson\({column}\)", r"iif(json_valid(\1), json(\1), \1)", statement)
+    draws = as_json(UNREADABLE_DRAWS)
+    statement = re.sub(
+        r"\bjson_each\(((?:[a-z_]+\.)?draws)\)", rf"json_each(iif(json_valid(\1), \1, '{draws}'))", statement
+    )
+    statement = re.sub(rf"\bjson_each\({column}\)", r"json_each(iif(json_valid(\1), \1, '[]'))", statement)
+    return re.sub(rf"\bjson_extract\({column},", r"json_extract(iif(json_valid(\1), \1, 'null'),", statement)
+
+
 STATEMENTS = _load()
-
-
-def as_json(value: Any) -> str:
-    """A value as the JSON text that a statement takes."""
-    return _encode(value).decode()
 
 
 def execute(connection: sqlite3.Connection, statement: str, **values: Any) -> int:

@@ -72,6 +72,7 @@ from headgate.storage.sqlite.schedules import decode_schedules, due, overdue
 from headgate.storage.sqlite.settings import CachedRules, decode_settings
 from headgate.storage.sqlite.statements import STATEMENTS, as_json, fetch
 from headgate.storage.sqlite.transaction import Transaction, node_records
+from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
 
 R = TypeVar("R")
 
@@ -80,21 +81,21 @@ logger = logging.getLogger("headgate.storage")
 # How often each process has opened each file. A fork inherits it, as it inherits the state of the SQLite library.
 _opened: Counter[tuple[Path, int]] = Counter()
 
-_decode_records = msgspec.json.Decoder(list[JobRecord]).decode
-_decode_attempts = msgspec.json.Decoder(list[Attempt]).decode
-_decode_counts = msgspec.json.Decoder(list[QueueCounts]).decode
-_decode_queues = msgspec.json.Decoder(list[QueueRecord]).decode
+_decode_records = RowDecoder(JobRecord, "job", state=JobState.WAITING).decode
+_decode_attempts = RowDecoder(Attempt, "attempt").decode
+_decode_counts = RowDecoder(QueueCounts, "queue").decode
+_decode_queues = RowDecoder(QueueRecord, "queue").decode
 _decode_ports = msgspec.json.Decoder(list[int]).decode
 _decode_ids = msgspec.json.Decoder(frozenset[str]).decode
-_decode_buckets = msgspec.json.Decoder(list[BucketRecord]).decode
-_decode_gated = msgspec.json.Decoder(list[GatedJob]).decode
-_decode_lines = msgspec.json.Decoder(list[LogLine]).decode
-_decode_entries = msgspec.json.Decoder(list[AuditEntry]).decode
-_decode_waiting = msgspec.json.Decoder(list[WaitingCount]).decode
-_decode_views = msgspec.json.Decoder(list[ViewCount]).decode
-_decode_jobs_steps = msgspec.json.Decoder(list[JobsStep]).decode
-_decode_limit_steps = msgspec.json.Decoder(list[LimitStep]).decode
-_decode_starts = msgspec.json.Decoder(list[RecordedStart]).decode
+_decode_buckets = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0]).decode
+_decode_gated = RowDecoder(GatedJob, "job").decode
+_decode_lines = RowDecoder(LogLine, "log line").decode
+_decode_entries = RowDecoder(AuditEntry, "audit entry", kind="job").decode
+_decode_waiting = RowDecoder(WaitingCount, "count", view="ready").decode
+_decode_views = RowDecoder(ViewCount, "count", view="ready").decode
+_decode_jobs_steps = RowDecoder(JobsStep, "history").decode
+_decode_limit_steps = RowDecoder(LimitStep, "history").decode
+_decode_starts = RowDecoder(RecordedStart, "start").decode
 
 
 STEPS_AT_ONCE = 100
@@ -112,7 +113,7 @@ class _StandingRow(msgspec.Struct, array_like=True):
     passes: int
 
 
-_decode_standing = msgspec.json.Decoder(_StandingRow).decode
+_decode_standing = RowDecoder(_StandingRow, "place of a job").decode_one
 
 
 class _Write:

@@ -47,6 +47,7 @@ from headgate.storage.sqlite.statements import as_json, execute, fetch
 from headgate.storage.sqlite.trail import keep_deed
 from headgate.storage.sqlite.unique import Unique, rivals, supersede
 from headgate.storage.sqlite.waiting import Waiting
+from headgate.storage.stored_rows import RowDecoder
 
 
 class Running(msgspec.Struct, array_like=True):
@@ -92,10 +93,10 @@ class NodeRow(msgspec.Struct, array_like=True):
     lingering: tuple[str, ...]
 
 
-_decode_running = msgspec.json.Decoder(list[Running]).decode
-_decode_ended = msgspec.json.Decoder(list[EndedHere]).decode
-_decode_prunable = msgspec.json.Decoder(list[Prunable]).decode
-_decode_nodes = msgspec.json.Decoder(list[NodeRow]).decode
+_decode_running = RowDecoder(Running, "job").decode
+_decode_ended = RowDecoder(EndedHere, "job").decode
+_decode_prunable = RowDecoder(Prunable, "job").decode
+_decode_nodes = RowDecoder(NodeRow, "node").decode
 _decode_ids = msgspec.json.Decoder(list[str]).decode
 _decode_queues = msgspec.json.Decoder(frozenset[str]).decode
 
@@ -529,7 +530,7 @@ def _lanes_of(entering: Sequence[NewJob], jobs: Sequence[NewJob]) -> list[LaneAr
 
 
 def node_records(connection: sqlite3.Connection, clock: Clock) -> list[NodeRecord]:
-    """All nodes; those of an earlier boot, or whose process has ended, are gone."""
+    """All nodes; those whose process can be seen to have ended are gone."""
     boot_id, space = clock.boot_id(), pid_space()
     return [
         NodeRecord(

@@ -29,6 +29,7 @@ from headgate.storage.permits import Given
 from headgate.storage.sqlite.lanes import Lanes
 from headgate.storage.sqlite.permits import give_permits
 from headgate.storage.sqlite.statements import as_json, execute, fetch
+from headgate.storage.stored_rows import RowDecoder
 
 
 class Standing(msgspec.Struct, array_like=True):
@@ -54,7 +55,7 @@ class Standing(msgspec.Struct, array_like=True):
         return self.task, self.unique_key
 
 
-_decode_standing = msgspec.json.Decoder(list[Standing]).decode
+_decode_standing = RowDecoder(Standing, "job", state="waiting").decode
 _decode_ids = msgspec.json.Decoder(set[str]).decode
 _decode_rivals = msgspec.json.Decoder(list[tuple[int, str]]).decode
 

@@ -27,6 +27,7 @@ from headgate.storage.sqlite.rows import decode_buckets
 from headgate.storage.sqlite.statements import as_json, execute, fetch
 from headgate.storage.sqlite.trail import keep_deed
 from headgate.storage.sqlite.unique import rivals
+from headgate.storage.stored_rows import RowDecoder
 
 
 class Found(msgspec.Struct, array_like=True):
@@ -67,9 +68,9 @@ class Expiring(msgspec.Struct, array_like=True):
     is_blocked: int
 
 
-_decode_found = msgspec.json.Decoder(Found).decode
-_decode_holders = msgspec.json.Decoder(list[Found]).decode
-_decode_expiring = msgspec.json.Decoder(list[Expiring]).decode
+_decode_found = RowDecoder(Found, "job", state=JobState.WAITING).decode_one
+_decode_holders = RowDecoder(Found, "job", state=JobState.WAITING).decode
+_decode_expiring = RowDecoder(Expiring, "job").decode
 
 
 class Waiting:

@@ -5,6 +5,6 @@ SET state = 'blocked', attempt = 0, lost = 0, finished_at = NULL,
     run_at = CASE WHEN :is_retry::boolean THEN :now::bigint ELSE run_at END,
     delayed = delayed AND NOT :is_retry::boolean,
     give_up_at = NULL, held = 0, passed = 0, charged_at = NULL, uncharged = 0, settled = NULL, result = NULL,
-    error = CASE WHEN error::json ->> 'type' = 'LeaderNotSucceeded' THEN NULL ELSE error END,
+    error = CASE WHEN substring(error FROM '^{"type":"([^"\\]*)"') = 'LeaderNotSucceeded' THEN NULL ELSE error END,
     cancel_requested = false, node = NULL
 WHERE id = ANY(:ids::text[]) AND finished_at IS NOT NULL

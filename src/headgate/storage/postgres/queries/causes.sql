@@ -7,7 +7,7 @@ FROM headgate.batch
 LEFT JOIN LATERAL (
     SELECT error FROM headgate.job
     WHERE job.batch IS NOT NULL AND job.batch = batch.id AND job.state IN ('failed', 'cancelled')
-    ORDER BY coalesce(error::json ->> 'type', '') = 'LeaderNotSucceeded', job.id
+    ORDER BY coalesce(substring(error FROM '^{"type":"([^"\\]*)"'), '') = 'LeaderNotSucceeded', job.id
     LIMIT 1
 ) AS member ON true
 WHERE batch.id = ANY(:leaders::text[])

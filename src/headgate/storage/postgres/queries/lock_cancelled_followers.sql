@@ -3,7 +3,7 @@
 SELECT id, state, is_followed, batch
 FROM headgate.job
 WHERE follows = ANY(:leaders::text[]) AND finished_at IS NOT NULL
-    AND CASE WHEN state = 'cancelled' THEN error::json ->> 'type' = 'LeaderNotSucceeded' END
+    AND CASE WHEN state = 'cancelled' THEN substring(error FROM '^{"type":"([^"\\]*)"') = 'LeaderNotSucceeded' END
     AND NOT EXISTS (
         SELECT 1 FROM headgate.job AS other
         WHERE other.task = job.task AND other.unique_key = job.unique_key AND other.unique_key IS NOT NULL

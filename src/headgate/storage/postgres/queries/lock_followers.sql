@@ -1,6 +1,6 @@
 -- Up to so many blocked followers of these leaders, each leader's after an id, locked: in the order of the leaders that are
 -- given, as each is looked up after the one before it, and of the followers' ids.
-SELECT job.id, follows, origin::json ->> 'on' AS outcome, queue, draws, terms, is_followed, batch
+SELECT job.id, follows, substring(origin FROM '"on":"(any|success)"') AS outcome, queue, draws, terms, is_followed, batch
 FROM unnest(:leaders::text[], :afters::text[]) AS leader (id, after)
 CROSS JOIN LATERAL (
     SELECT * FROM headgate.job

@@ -4,7 +4,10 @@ SELECT json_group_array(json_array(key, charged_at, cost))
 FROM (
     SELECT
         json_extract(draw.value, '$[1]') AS key, start.charged_at,
-        coalesce(json_extract(coalesce(start.settled, start.costs), '$[' || draw.key || ']'), 1) AS cost
+        coalesce(json_extract(
+            iif(json_valid(coalesce(start.settled, start.costs)), coalesce(start.settled, start.costs), 'null'),
+            '$[' || draw.key || ']'
+        ), 1) AS cost
     FROM (
         SELECT draws, costs, charged_at, uncharged, settled
         FROM (

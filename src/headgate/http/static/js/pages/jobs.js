@@ -328,6 +328,8 @@ function what(job) {
   const [limit, key] = drawOf(job.waits_for);
   return [
     payload,
+    job.unreadable &&
+      h("span", { class: "cell-below bad-text one-line", title: job.unreadable }, `cannot be read: ${job.unreadable}`),
     job.error &&
       h(
         "span",

@@ -1,0 +1,169 @@
+"""Rows as they are stored: one that cannot be read names what is wrong with it, and the others are read as ever.
+
+What a row holds may be damaged, written by hand, or of a newer release. That is no reason to stop: a field that cannot
+be read is replaced by a blank, the row names that field, and each process logs it once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar, cast, get_type_hints
+
+import msgspec
+
+from headgate.jobs.job import Draw
+from headgate.jobs.terms import GateTerms, Holding
+from headgate.limits.concurrency import UNREADABLE
+from headgate.limits.limit import AnyRule
+
+R = TypeVar("R")
+
+logger = logging.getLogger("headgate.storage")
+
+UNREADABLE_DRAWS = (Draw("", "unreadable"),)
+"""What a job draws on whose draws cannot be read: a limit that no app can declare, so no claim takes from its lane."""
+
+MOST_LOGGED = 10_000
+"""So many unreadable rows are remembered as logged by one process; those beyond are not logged."""
+
+_BLANKS: tuple[Any, ...] = (None, [], {}, "", 0, False)
+
+_decode_row = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_draws = msgspec.json.Decoder(tuple[Draw, ...]).decode
+_decode_terms = msgspec.json.Decoder(GateTerms).decode
+
+_logged: set[tuple[str, str, str]] = set()
+
+
+class RowDecoder(Generic[R]):
+    """Reads rows of one kind, a struct or a named tuple, from the JSON array that a statement returns.
+
+    `what` is what a row is called in the log. A field that cannot be read is replaced by its value in `blanks` (or what
+    a function there makes of the unreadable one), or by the emptiest value of its type; the struct's field
+    `unreadable`, if it has one, says which it was and why.
+    """
+
+    def __init__(self, kind: type[R], what: str, /, **blanks: Any) -> None:
+        self._kind = kind
+        self._what = what
+        self._decode_all = msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
+        names: Sequence[str] = getattr(kind, "__struct_fields__", None) or kind._fields  # type: ignore[attr-defined]
+        types = get_type_hints(kind)
+        self._fields = [
+            (name, types[name], blanks[name] if name in blanks else _blank(types[name]))
+            for name in names
+            if name != "unreadable"
+        ]
+        self._tells = "unreadable" in names
+
+    def decode(self, text: str | bytes) -> list[R]:
+        """The rows; those that cannot be read are blank in part."""
+        try:
+            return self._decode_all(text)
+        except (msgspec.DecodeError, UnicodeError):
+            return [self.repaired([_value(raw) for raw in _decode_row(row)]) for row in _decode_row(text)]
+
+    def decode_one(self, text: str | bytes) -> R:
+        """A statement's only row."""
+        return self.decode(f"[{text if isinstance(text, str) else text.decode()}]")[0]
+
+    def repaired(self, row: Sequence[Any]) -> R:
+        """One row from its values, as far as they can be read; what is JSON may be text or decoded already."""
+        values: dict[str, Any] = {}
+        faults: list[str] = []
+        for (name, kind, blank), value in zip(self._fields, row, strict=False):
+            try:
+                values[name] = _read(value, kind)
+            except (msgspec.DecodeError, UnicodeError) as error:
+                values[name] = blank(value) if callable(blank) else blank
+                faults.append(f"{name}: {error}")
+        if faults and not self._tells and "draws" in values and "terms" in values:
+            unread = {fault.partition(":")[0] for fault in faults}
+            values["draws"], values["terms"] = _in_agreement(
+                None if "draws" in unread else values["draws"], values["terms"], is_read="terms" not in unread
+            )
+        told = "; ".join(faults)[:500]
+        if faults:
+            note_unreadable(self._what, str(values.get("id", values.get("name", ""))), told)
+            if self._tells:
+                values["unreadable"] = told
+        return self._kind(**values)
+
+
+def note_unreadable(what: str, name: str, error: str) -> None:
+    """Log that a row cannot be read, once for each row and field in the life of this process."""
+    key = what, name, error.partition(":")[0]
+    if key not in _logged and len(_logged) < MOST_LOGGED:
+        _logged.add(key)
+        logger.error("%s %s in the store cannot be read: %s", what, name, error)
+
+
+def load_state(rule: AnyRule, draw: Draw, stored: str, now: int) -> Any:
+    """The state of a bucket as `rule.load` reads it. Of one that cannot be read nothing is left.
+
+    A rate grants nothing for one period, which is as long as what it had granted can matter. Who holds its permits is
+    not known, so a concurrency grants none until an operator resets the bucket.
+    """
+    try:
+        return rule.load(stored, now)
+    except Exception as error:  # whatever it stumbles over in the bytes
+        note_unreadable("bucket", f"{draw.limit}:{draw.key}", f"state: {error}")
+        return rule.load(UNREADABLE, now)
+
+
+def draws_and_terms(job_id: str, draws: str, terms: str | None) -> tuple[tuple[Draw, ...], GateTerms | None]:
+    """What a job draws on and what its limits ask of it, from their columns."""
+    try:
+        return _decode_draws(draws), None if terms is None else _decode_terms(terms)
+    except (msgspec.DecodeError, UnicodeError):
+        pass
+    read: list[Any] = []
+    for name, text, decode in (("draws", draws, _decode_draws), ("terms", terms, _decode_terms)):
+        try:
+            read.append(None if text is None else decode(text))
+        except (msgspec.DecodeError, UnicodeError) as error:
+            read.append(error)
+            note_unreadable("job", job_id, f"{name}: {error}")
+    drawn, asked = read
+    is_read = not isinstance(asked, Exception)
+    return _in_agreement(None if isinstance(drawn, Exception) else drawn, asked if is_read else None, is_read=is_read)
+
+
+def _in_agreement(
+    draws: tuple[Draw, ...] | None, terms: GateTerms | None, *, is_read: bool
+) -> tuple[tuple[Draw, ...], GateTerms | None]:
+    """Draws and terms that fit each other, of which one could not be read (None, not `is_read`).
+
+    Of a job whose terms are unknown it is taken that it holds each permit itself while it runs, so that it gives back
+    what it holds when it ends.
+    """
+    if draws is None:
+        return UNREADABLE_DRAWS, None
+    return draws, terms if is_read else GateTerms(holds=(Holding(),) * len(draws))
+
+
+def _read(value: Any, kind: Any) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        if not isinstance(value, str):
+            raise
+        return msgspec.json.decode(value, type=kind)
+
+
+def _value(raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeError):
+        # A number beyond all bounds, for instance: whatever it is to be, it is not that.
+        return cast(Any, bytes(raw))
+
+
+def _blank(kind: Any) -> Any:
+    for value in _BLANKS:
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            continue
+    return None
