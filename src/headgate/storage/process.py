@@ -27,12 +27,15 @@ def pid_space() -> str:
 
 def is_running(pid: int, started: str) -> bool:
     """Whether the process that had this id and start is still there."""
-    if started:
-        return process_started(pid) == started
+    found = process_started(pid)
+    if started and found:
+        return found == started
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
+        # It is another user's, of whose processes /proc may show nothing (hidepid).
         return True
-    return True
+    # One of this user's, that has a start and shows none, has ended and was not waited for yet.
+    return not started

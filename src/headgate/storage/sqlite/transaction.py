@@ -541,8 +541,9 @@ def node_records(connection: sqlite3.Connection, clock: Clock) -> list[NodeRecor
             row.beat_at,
             row.beat,
             row.running,
-            # Another process id space (a container beside this one) cannot be looked into: there the lease decides.
-            is_gone=row.boot_id != boot_id or (row.pid_space == space and not is_running(row.pid, row.process_started)),
+            # Nothing is seen of another process id space (a container beside this one), nor of another boot: that may
+            # be a container with a kernel of its own, or the same boot of a Mac whose clock was set. The lease decides.
+            is_gone=row.boot_id == boot_id and row.pid_space == space and not is_running(row.pid, row.process_started),
             queues=row.queues,
             version=row.version,
             lingering=row.lingering,

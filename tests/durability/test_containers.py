@@ -1,0 +1,75 @@
+"""Workers of one SQLite file in several containers of one machine: each lives for the others while its lease lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.jobs.job import JobState
+from tests.durability.processes import Children
+from tests.durability.stores import new_job, open_store
+from tests.until import until
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+
+
+def can(*command: str) -> bool:
+    if sys.platform != "linux" or shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
+
+
+def in_own_processes() -> tuple[str, ...]:
+    """A container as Docker makes it: process ids of its own, and the boot id of the machine."""
+    return "unshare", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"
+
+
+def in_own_boot(folder: Path) -> tuple[str, ...]:
+    """A container with a kernel of its own (gVisor, Kata), or a Mac whose clock was set: another boot id."""
+    other = folder / "boot_id"
+    other.write_text("0d0d0d0d-0000-4000-8000-000000000000\n")
+    return "unshare", "--mount", "sh", "-c", f'mount --bind {other} {BOOT_ID} && exec "$0" "$@"'
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["processes", "boot"])
+async def test_healthy_nodes_in_other_containers_keep_their_jobs(
+    kind: str, database: Path, tmp_path: Path, children: Children
+) -> None:
+    command = in_own_processes() if kind == "processes" else in_own_boot(tmp_path)
+    if not can(*command):
+        pytest.skip("needs the right to make namespaces")
+    settings: dict[str, Any] = {"path": str(database), "ledger": str(tmp_path / "ledger"), "heartbeat": 0.2, "lease": 2.0}
+    there = await children.start("worker.py", command=command, **settings)
+    await there.hear("NodeStarted")
+    async with open_store(database) as storage:
+        job = new_job(now=storage.now(), task="wait_for_word", payload='{"key":"a"}')
+        await storage.add([job])
+        await there.hear("running")
+        here = await children.start("worker.py", **settings)
+        await here.hear("NodeStarted")
+        # Longer than a lease, in which each looks at the other several times.
+        await asyncio.sleep(3)
+        assert not here.has_said("NodeLost")
+        assert not there.has_said("NodeLost")
+        record = await storage.job(job.id)
+        assert record is not None
+        assert (record.state, record.attempt, record.lost) == (JobState.RUNNING, 1, 0)
+        assert [node.is_gone for node in await storage.nodes()] == [False, False]
+        # What a container leaves behind that dies is taken over when its lease has run out.
+        await there.kill()
+        await here.hear("running")
+        here.tell("go")
+
+        async def is_done() -> bool:
+            record = await storage.job(job.id)
+            return record is not None and (record.state, record.lost) == (JobState.SUCCEEDED, 1)
+
+        await until(is_done)
