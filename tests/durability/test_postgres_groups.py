@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from headgate import Headgate, JobState
+from headgate import Headgate, JobState, LeaderNotFound
 from headgate.clock import SystemClock
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import NewJob
+from headgate.jobs.job import NewJob, Origin
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import Claim, Room
 from tests.durability.postgres import ask
@@ -65,6 +65,23 @@ async def test_many_jobs_at_once_are_one_commit_and_single_ones_share_theirs(wat
                 while await watched.jobs("succeeded") < 3500:  # noqa: ASYNC110  # the rows say how they were written
                     await asyncio.sleep(0.05)
         assert await watched.transactions("succeeded") <= 3500 / 5
+
+
+async def test_an_enqueue_that_is_refused_leaves_the_others_their_few_commits(watched: Watched) -> None:
+    ids, now = IdSource(), watched.storage.now()
+
+    def new(follows: str | None = None) -> NewJob:
+        origin = None if follows is None else Origin(follows=follows)
+        return NewJob(
+            id=ids.next(now), task="work", queue="default", payload="{}", priority=0, delayed=False, run_at=now,
+            enqueued_at=now, origin=origin,
+        )  # fmt: skip
+
+    jobs = [new("nobody" if number == 333 else None) for number in range(500)]
+    results = await asyncio.gather(*(watched.storage.add([job]) for job in jobs), return_exceptions=True)
+    assert [number for number, result in enumerate(results) if isinstance(result, LeaderNotFound)] == [333]
+    assert await watched.jobs("waiting") == 499
+    assert await watched.transactions("waiting") <= 20
 
 
 async def test_a_thousand_jobs_that_come_due_together_are_released_in_few_commits(watched: Watched) -> None:

@@ -107,9 +107,9 @@ class HoldingStorage(SqliteStorage):
             self._points.reach("claiming", WatchedTransaction.claimed)
             self._points.reach("finishing", WatchedTransaction.finished)
 
-    def _transact(self, group: Any) -> Any:
+    def _transact(self, group: Any, run: Any) -> Any:
         WatchedTransaction.forget_written()
-        results = super()._transact(group)
+        results = super()._transact(group, run)
         self._points.reach("claimed", WatchedTransaction.claimed)
         self._points.reach("finished", WatchedTransaction.finished)
         return results

@@ -10,10 +10,18 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from headgate.errors import IllegalTransition
+from headgate import RateLimit
+from headgate.errors import IllegalTransition, StorageUnavailable
+from headgate.jobs.audit import Deed
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import Finished, Returned
+from headgate.jobs.scheduled import ScheduledCall
+from headgate.limits.limit import AnyRule
+from headgate.limits.stored_rule import dump_rule
+from headgate.schedules.schedule import Course, ScheduleRules
+from headgate.storage.live_rules import LimitSetting
 from headgate.storage.protocol import Claim, Room
+from headgate.storage.schedules import ScheduleRecord
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
 
@@ -142,3 +150,101 @@ async def test_limit_time_does_not_go_back_when_a_boot_begins_with_an_earlier_wa
         assert later.limit_now() >= used
     finally:
         await later.close()
+
+
+def commits_of(storage: SqliteStorage) -> list[str]:
+    """Grows by each commit of the store."""
+    commits: list[str] = []
+    assert storage._writer is not None
+    storage._writer.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+    return commits
+
+
+async def test_a_call_that_raises_shares_the_commit_of_its_group(storage: SqliteStorage, clock: ManualClock) -> None:
+    await storage.add([job("running", clock)])
+    await storage.claim(CLAIM)
+    commits = commits_of(storage)
+    results = await asyncio.gather(
+        *(
+            storage.add([job(f"{number}", clock)]) if number % 10 else storage.retry("running")
+            for number in range(1, 301)
+        ),
+        return_exceptions=True,
+    )
+    refused = [result for result in results if isinstance(result, IllegalTransition)]
+    assert len(refused) == 30
+    assert [result for result in results if result != {}] == refused
+    assert len(commits) <= 4, "the first call goes alone, the others gather"
+    assert len((await storage.claim(Claim("node-a", {"default": Room(500)}, {}, frozenset({"work"})))).jobs) == 270
+
+
+async def test_a_call_that_raises_after_it_has_written_is_undone_alone_in_the_commit_of_its_group(
+    storage: SqliteStorage, clock: ManualClock
+) -> None:
+    commits = commits_of(storage)
+    bad = {17, 140}
+    results = await asyncio.gather(
+        *(
+            storage.add([job(f"{number}", clock), job(f"{number}+", clock, run_at=TOO_LATE if number in bad else None)])
+            for number in range(200)
+        ),
+        return_exceptions=True,
+    )
+    assert {number for number, result in enumerate(results) if isinstance(result, sqlite3.IntegrityError)} == bad
+    assert len(commits) <= 4
+    assert await storage.job("17") is None
+    assert len((await storage.claim(Claim("node-a", {"default": Room(500)}, {}, frozenset({"work"})))).jobs) == 396
+
+
+async def test_a_setting_whose_group_was_undone_is_not_taken_for_set(
+    storage: SqliteStorage, clock: ManualClock
+) -> None:
+    """The next change gets the same revision, so what was read of the one that was undone must be forgotten."""
+    fast, slow = RateLimit("100/s", burst=100).rule, RateLimit("1/h").rule
+    rules: dict[str, AnyRule] = {"api": fast}
+    claim = Claim("node-a", {"default": Room(100)}, rules, frozenset({"work"}))
+    call = ScheduledCall(task="work", queue="default", payload="x" * 10_000_000)
+    huge = ScheduleRecord("huge", call, ScheduleRules(trigger="{}"), Course(0, None))
+    await storage.add([job(f"{number}", clock, draws=(Draw("api", ""),)) for number in range(100)])
+    writer = storage._writer
+    assert writer is not None
+
+    # The disk gets full in the group of a change and a claim, which has read the new setting by then.
+    writer.execute(f"PRAGMA max_page_count = {writer.execute('PRAGMA page_count').fetchone()[0]}")
+    results = await asyncio.gather(
+        storage.note(Deed("ada", "look", "job", "1")),
+        storage.change(LimitSetting("api", "all", rule=dump_rule(fast))),
+        storage.claim(claim),
+        storage.put_schedule(huge, replaces=None),
+        return_exceptions=True,
+    )
+    assert all(isinstance(result, StorageUnavailable) for result in results[1:])
+    writer.execute("PRAGMA max_page_count = 1000000")
+    await storage.change(LimitSetting("api", "all", rule=dump_rule(slow)))
+    assert len((await storage.claim(claim)).jobs) == 1
+
+
+async def test_a_setting_of_a_call_that_was_undone_is_not_taken_for_set(
+    storage: SqliteStorage, clock: ManualClock
+) -> None:
+    fast, slow = RateLimit("100/s", burst=100).rule, RateLimit("1/h").rule
+    claim = Claim("node-a", {"default": Room(100)}, {"api": fast}, frozenset({"work"}))
+    await storage.add([job(f"{number}", clock, draws=(Draw("api", ""),)) for number in range(100)])
+
+    def fails(_: object) -> None:
+        raise ValueError("no")
+
+    # Together: a change, a look that reads it, and an addition that is undone after it has written.
+    results = await asyncio.gather(
+        storage.note(Deed("ada", "look", "job", "1")),
+        storage.change(LimitSetting("api", "all", rule=dump_rule(slow))),
+        storage.visit(Draw("api", ""), {"api": fast}, fails),
+        storage.add([job("bad", clock, run_at=TOO_LATE)]),
+        storage.claim(claim),
+        return_exceptions=True,
+    )
+    assert isinstance(results[2], ValueError)
+    assert isinstance(results[3], sqlite3.IntegrityError)
+    assert not isinstance(results[4], BaseException)
+    assert len(results[4].jobs) == 1
+    assert (await storage.claim(claim)).jobs == []

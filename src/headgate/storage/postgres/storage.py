@@ -286,7 +286,7 @@ class PostgresStorage:
         return others
 
     async def _add(self, group: Sequence[tuple[Sequence[NewJob], Sequence[NewBatch]]]) -> Sequence[Any]:
-        """Everything in one commit; if that fails for what one of them is, each alone, so that it fails alone."""
+        """Everything in one commit; if that fails for what one of them is, it is found by halves and fails alone."""
         try:
             # A repeat after a lost reply adds nothing twice: the ids are the jobs' own.
             new = [job for jobs, _ in group for job in jobs]
@@ -297,7 +297,8 @@ class PostgresStorage:
         except Exception as error:
             if len(group) == 1:
                 return [error]
-            return [(await self._add([addition]))[0] for addition in group]
+            half = len(group) // 2
+            return [*await self._add(group[:half]), *await self._add(group[half:])]
         return [None] * len(group)
 
     async def claim(self, claim: Claim) -> Claimed:

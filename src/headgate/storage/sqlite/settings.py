@@ -18,6 +18,10 @@ class CachedRules:
         self.rules = LiveRules()
         self._revision = 0
 
+    def forget(self) -> None:
+        """Read them again before they are used next: they may be of a transaction that was undone."""
+        self._revision = -1
+
     def refresh(self, connection: sqlite3.Connection, revision: int) -> None:
         """Read them again unless they are of this revision."""
         if revision != self._revision:

@@ -72,6 +72,8 @@ from headgate.storage.sqlite.schedules import decode_schedules, due, overdue
 from headgate.storage.sqlite.settings import CachedRules, decode_settings
 from headgate.storage.sqlite.statements import STATEMENTS, as_json, fetch
 from headgate.storage.sqlite.transaction import Transaction, node_records
+from headgate.storage.sqlite.write import Undone, run_all, run_each
+from headgate.storage.sqlite.write import Write as _Write
 from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
 
 R = TypeVar("R")
@@ -114,25 +116,6 @@ class _StandingRow(msgspec.Struct, array_like=True):
 
 
 _decode_standing = RowDecoder(_StandingRow, "place of a job").decode_one
-
-
-class _Write:
-    """A verb with its argument, waiting for its commit. Additions that wait together are made together."""
-
-    __slots__ = ("batches", "jobs", "verb", "wakes")
-
-    def __init__(
-        self,
-        verb: Callable[[Transaction], Any],
-        *,
-        jobs: Sequence[NewJob] | None = None,
-        batches: Sequence[NewBatch] = (),
-        wakes: bool = False,
-    ) -> None:
-        self.verb = verb
-        self.jobs = jobs
-        self.batches = batches
-        self.wakes = wakes
 
 
 class SqliteStorage:
@@ -316,7 +299,7 @@ class SqliteStorage:
         self._require_usable()
 
         def add(callers: sqlite3.Connection) -> Mapping[str, str]:
-            return Transaction(callers, self._clock, self._ahead, self._live).enlist(jobs)
+            return Transaction(callers, self._clock, self._ahead, CachedRules()).enlist(jobs)
 
         return await run_in(await enlisted(connection), self.path, add)
 
@@ -502,39 +485,48 @@ class SqliteStorage:
         return results
 
     def _commit_group(self, group: Sequence[_Write]) -> Sequence[Any]:
-        """Everything in one transaction; if one write fails, each alone, so that it fails alone."""
+        """Everything in one transaction; a write that fails is undone alone, and its error is its result."""
+        connection = self._writer
+        assert connection is not None
         try:
-            return self._transact(group)
-        except StorageUnavailable as error:
-            return [error] * len(group)
+            try:
+                # Without savepoints at first: hardly any write fails after it has changed something.
+                results = self._transact(group, partial(run_all, connection, self._begun))
+            except Undone:
+                results = self._transact(group, partial(run_each, connection, self._begun))
         except Exception as error:
-            if len(group) == 1:
-                return [error]
-            return [self._commit_group([write])[0] for write in group]
+            return [error] * len(group)
+        return [self._translated(result) if isinstance(result, sqlite3.Error) else result for result in results]
 
-    def _transact(self, group: Sequence[_Write]) -> Sequence[Any]:
+    def _begun(self) -> Transaction:
+        """The transaction as it is now, with nothing remembered of what was undone."""
+        assert self._writer is not None
+        self._live.forget()
+        return Transaction(self._writer, self._clock, self._ahead, self._live)
+
+    def _transact(
+        self, group: Sequence[_Write], run: Callable[[Transaction, Sequence[_Write]], Sequence[Any]]
+    ) -> Sequence[Any]:
         connection = self._writer
         assert connection is not None
         try:
             sqlite_file.begin(connection, self._patience, self._clock, self._warn_slow)
             try:
-                transaction = Transaction(connection, self._clock, self._ahead, self._live)
-                # Additions first, as one: a claim in the same commit already sees them.
-                additions = [job for write in group if write.jobs is not None for job in write.jobs]
-                transaction.add(additions, [batch for write in group for batch in write.batches])
-                results = [None if write.jobs is not None else write.verb(transaction) for write in group]
+                results = run(Transaction(connection, self._clock, self._ahead, self._live), group)
                 if any(write.wakes for write in group):
                     # Read here, so that a node that has joined a moment ago is told as well.
                     self._ports = _decode_ports(fetch(connection, "ports"))
                 connection.execute("COMMIT")
-                return results
+            except BaseException:
+                # What was read of the settings may be what was not committed.
+                self._live.forget()
+                raise
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-        except sqlite3.IntegrityError:
-            raise
         except sqlite3.Error as error:
             raise self._translated(error) from error
+        return results
 
     # --------------------------------------------------------------------------------------------- reads
 

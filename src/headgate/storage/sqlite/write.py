@@ -1,0 +1,133 @@
+"""Writes that share a transaction: run as one, or each so that it can be undone alone."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.job import NewJob
+from headgate.storage.sqlite.transaction import Transaction
+
+
+class Write:
+    """A verb with its argument, waiting for its commit. Additions that wait together are made together."""
+
+    __slots__ = ("batches", "jobs", "verb", "wakes")
+
+    def __init__(
+        self,
+        verb: Callable[[Transaction], Any],
+        *,
+        jobs: Sequence[NewJob] | None = None,
+        batches: Sequence[NewBatch] = (),
+        wakes: bool = False,
+    ) -> None:
+        self.verb = verb
+        self.jobs = jobs
+        self.batches = batches
+        self.wakes = wakes
+
+
+class Undone(Exception):
+    """A write has failed after it had changed something, so the transaction has to be begun anew."""
+
+
+Begun = Callable[[], Transaction]
+"""The transaction again, after a part of it was undone."""
+
+
+def run_all(
+    connection: sqlite3.Connection, begun: Begun, transaction: Transaction, writes: Sequence[Write]
+) -> list[Any]:
+    """The results of all writes. An error of one that has changed nothing is its result; raises Undone for another."""
+    # Additions first, as one: a claim in the same commit already sees them.
+    additions = [write for write in writes if write.jobs is not None]
+    try:
+        _add(transaction, additions)
+    except Exception as error:
+        _require_transaction(connection, error)
+        raise Undone from error
+    results: list[Any] = []
+    for write in writes:
+        if write.jobs is not None:
+            results.append(None)
+            continue
+        changes = connection.total_changes
+        try:
+            results.append(write.verb(transaction))
+        except Exception as error:
+            _require_transaction(connection, error)
+            if connection.total_changes != changes:
+                raise Undone from error
+            results.append(error)
+    return results
+
+
+def run_each(
+    connection: sqlite3.Connection, begun: Begun, transaction: Transaction, writes: Sequence[Write]
+) -> list[Any]:
+    """The results of all writes; one that fails is undone, and its error is its result."""
+    failed = dict(_add_each(connection, begun, [write for write in writes if write.jobs is not None]))
+    results: list[Any] = []
+    transaction = begun()
+    for write in writes:
+        if write.jobs is not None:
+            results.append(failed.get(write))
+            continue
+        try:
+            with _savepoint(connection):
+                results.append(write.verb(transaction))
+        except Exception as error:
+            _require_transaction(connection, error)
+            results.append(error)
+            transaction = begun()
+    return results
+
+
+def _add_each(
+    connection: sqlite3.Connection, begun: Begun, writes: Sequence[Write]
+) -> Iterator[tuple[Write, Exception]]:
+    """Those additions that fail, with their errors; the bad ones are found by halves."""
+    try:
+        with _savepoint(connection):
+            _add(begun(), writes)
+    except Exception as error:
+        _require_transaction(connection, error)
+        if len(writes) == 1:
+            yield writes[0], error
+            return
+        half = len(writes) // 2
+        yield from _add_each(connection, begun, writes[:half])
+        yield from _add_each(connection, begun, writes[half:])
+
+
+def _add(transaction: Transaction, additions: Sequence[Write]) -> None:
+    jobs = [job for write in additions if write.jobs is not None for job in write.jobs]
+    transaction.add(jobs, [batch for write in additions for batch in write.batches])
+
+
+@contextmanager
+def _savepoint(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("SAVEPOINT one_write")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK TO one_write")
+            connection.execute("RELEASE one_write")
+        raise
+    connection.execute("RELEASE one_write")
+
+
+def _require_transaction(connection: sqlite3.Connection, error: Exception) -> None:
+    """Raise the error if it is everybody's: SQLite has rolled back, or says something of the file itself."""
+    if not connection.in_transaction:
+        raise error
+    if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.IntegrityError):
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        # A mistake in a statement or its values is of the call that runs it.
+        if code not in (0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_RANGE):
+            raise error
