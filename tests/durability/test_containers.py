@@ -46,7 +46,12 @@ async def test_healthy_nodes_in_other_containers_keep_their_jobs(
     command = in_own_processes() if kind == "processes" else in_own_boot(tmp_path)
     if not can(*command):
         pytest.skip("needs the right to make namespaces")
-    settings: dict[str, Any] = {"path": str(database), "ledger": str(tmp_path / "ledger"), "heartbeat": 0.2, "lease": 2.0}
+    settings: dict[str, Any] = {
+        "path": str(database),
+        "ledger": str(tmp_path / "ledger"),
+        "heartbeat": 0.2,
+        "lease": 2.0,
+    }
     there = await children.start("worker.py", command=command, **settings)
     await there.hear("NodeStarted")
     async with open_store(database) as storage:

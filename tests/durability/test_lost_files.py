@@ -77,6 +77,23 @@ async def test_a_lost_file_is_noticed_and_every_verb_says_so(loss: Callable[[Pat
                 await verb
 
 
+@pytest.mark.parametrize("loss", [unlink, move_away, replace_with_a_copy, unlink_the_log])
+async def test_nothing_is_accepted_into_a_file_that_was_lost_a_moment_ago(
+    loss: Callable[[Path], None], database: Path
+) -> None:
+    app = Headgate(f"sqlite:///{database}")
+
+    @app.task
+    async def work() -> None: ...
+
+    async with app.open():
+        await work.enqueue()
+        loss(database)
+        for _ in range(3):
+            with pytest.raises(StorageUnavailable, match=r"was removed or replaced while it was open"):
+                await work.enqueue()
+
+
 async def test_a_file_that_only_a_link_leads_to_is_watched_all_the_same(tmp_path: Path) -> None:
     real = tmp_path / "real"
     real.mkdir()

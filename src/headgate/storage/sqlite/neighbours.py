@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -40,18 +41,18 @@ class Neighbours:
         # SQLite keeps its log beside the file itself, also where only a link leads to it.
         self._path = path.resolve()
         self._log = self._path.with_name(self._path.name + "-wal")
+        self._names = str(self._path), str(self._log)
         self._clock = clock
         self._look = look
         self._wake = wake
         self._on_lost = on_lost
-        self._identity: tuple[_FileIdentity, _FileIdentity] = (_NOWHERE, _NOWHERE)
+        self._identity = self._identify()
         self._alarmed = False
         self._socket: socket.socket | None = None
         self._watching: asyncio.Task[None] | None = None
         self.port = 0
 
     async def open(self) -> None:
-        self._identity = self._identify()
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.bind(("127.0.0.1", 0))
@@ -111,16 +112,22 @@ class Neighbours:
 
     def _identify(self) -> tuple[_FileIdentity, _FileIdentity]:
         """The file and its log, which stays in place as long as anybody has the file open."""
-        return _identity(self._path), _identity(self._log)
+        return _identity(self._names[0]), _identity(self._names[1])
+
+    def is_file_lost(self) -> bool:
+        """Whether the file or its log is not the one that was opened; two looks into a folder, 4 µs."""
+        return self._identify() != self._identity
+
+    def lost(self) -> StorageUnavailable:
+        """What every verb raises then."""
+        return StorageUnavailable(
+            f"{self._path} was removed or replaced while it was open; what is written now would be lost: "
+            "put it back and restart this process"
+        )
 
     def _look_at_file(self) -> None:
-        if self._identify() != self._identity:
-            self._on_lost(
-                StorageUnavailable(
-                    f"{self._path} was removed or replaced while it was open; what is written now would be lost: "
-                    "put it back and restart this process"
-                )
-            )
+        if self.is_file_lost():
+            self._on_lost(self.lost())
             return
         size = _size(self._log)
         if size > WAL_ALARM and not self._alarmed:
@@ -134,9 +141,9 @@ _FileIdentity = tuple[int, int]
 _NOWHERE: _FileIdentity = (0, 0)
 
 
-def _identity(path: Path) -> _FileIdentity:
+def _identity(path: str) -> _FileIdentity:
     try:
-        status = path.stat()
+        status = os.stat(path)  # noqa: PTH116 (at each commit, and Path.stat takes twice as long)
     except OSError:
         return _NOWHERE
     return status.st_dev, status.st_ino

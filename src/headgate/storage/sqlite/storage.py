@@ -526,6 +526,11 @@ class SqliteStorage:
                     connection.execute("ROLLBACK")
         except sqlite3.Error as error:
             raise self._translated(error) from error
+        # After the commit: what was written to a file that nobody can open again is not reported as stored.
+        if self._neighbours is not None and self._neighbours.is_file_lost():
+            lost = self._neighbours.lost()
+            self._break(lost)
+            raise StorageUnavailable(str(lost))
         return results
 
     # --------------------------------------------------------------------------------------------- reads
