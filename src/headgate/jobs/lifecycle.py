@@ -79,10 +79,10 @@ class Returned(msgspec.Struct, frozen=True, array_like=True):
 Ending = Finished | Returned
 
 
-def require_transition(before: JobState, after: JobState) -> None:
-    """Raise IllegalTransition unless `after` may follow `before`."""
-    if after not in FOLLOWS[before]:
-        raise IllegalTransition(f"a {before} job cannot become {after}")
+def require_retriable(job_id: str, state: JobState) -> None:
+    """Raise IllegalTransition unless the job can be retried. A running one waits again by its outcome only."""
+    if not state.is_final or JobState.WAITING not in FOLLOWS[state]:
+        raise IllegalTransition(f"job {job_id} is {state}; only a failed or cancelled one can be retried")
 
 
 def require_scheduled(job_id: str, state: JobState, *, is_ahead: bool, follows: str | None = None) -> None:

@@ -14,13 +14,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from headgate.clock import Clock
-from headgate.errors import IllegalTransition
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import GatedJob, Regated
 from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
-from headgate.jobs.lifecycle import Ending, is_poisonous, require_scheduled, require_transition
+from headgate.jobs.lifecycle import Ending, is_poisonous, require_retriable, require_scheduled
 from headgate.jobs.report import LogLine, Report
 from headgate.jobs.rescheduling import require_waiting
 from headgate.limits.concurrency import without_unused
@@ -189,9 +188,7 @@ class MemoryStorage:
         if job is None:
             return None
         before = job.state
-        if not before.is_final:
-            raise IllegalTransition(f"job {job_id} is {before}; only a failed or cancelled job can be retried")
-        require_transition(before, WAITING)
+        require_retriable(job_id, before)
         # What is refused changes nothing.
         self._jobs.require_leader(job)
         self._jobs.require_place(job)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from headgate.jobs.audit import Deed
 from headgate.jobs.gating import Regated
 from headgate.jobs.job import Draw, JobError, JobState
-from headgate.jobs.lifecycle import require_scheduled, require_transition
+from headgate.jobs.lifecycle import require_retriable, require_scheduled
 from headgate.jobs.rescheduling import new_time, require_waiting
 from headgate.jobs.terms import GateTerms, bits, kept_permits
 from headgate.jobs.uniqueness import key_taken
@@ -92,10 +92,7 @@ class Waiting:
         found = await self._locked(job_id, with_leader=True)
         if found is None:
             return None
-        require_transition(found.state, JobState.WAITING)
-        if found.state is JobState.RUNNING:
-            # Running jobs wait again by their outcome, never by an operator's word.
-            require_transition(JobState.WAITING, JobState.WAITING)
+        require_retriable(job_id, found.state)
         is_held_back = await following.is_held_back(self._session, found.id, found.follows, found.on)
         for id, _, _, rival in await self._session.fetch("rivals_under", ids=[found.id]):
             if rival is not None:

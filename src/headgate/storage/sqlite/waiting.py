@@ -11,7 +11,7 @@ import msgspec
 from headgate.jobs.audit import Deed
 from headgate.jobs.gating import Regated
 from headgate.jobs.job import Draw, JobError, JobState
-from headgate.jobs.lifecycle import require_scheduled, require_transition
+from headgate.jobs.lifecycle import require_retriable, require_scheduled
 from headgate.jobs.rescheduling import new_time, require_waiting
 from headgate.jobs.terms import GateTerms, bits, kept_permits
 from headgate.jobs.uniqueness import key_taken
@@ -107,10 +107,7 @@ class Waiting:
         found = self._find(job_id)
         if found is None:
             return None
-        require_transition(found.state, JobState.WAITING)
-        if found.state is JobState.RUNNING:
-            # Running jobs wait again by their outcome, never by an operator's word.
-            require_transition(JobState.WAITING, JobState.WAITING)
+        require_retriable(job_id, found.state)
         is_held_back = self._following.is_held_back(found.id, found.follows, found.on)
         rival = rivals(self._connection, [found.seq]).get(found.seq)
         if rival is not None:

@@ -27,6 +27,7 @@ from headgate.testing.conformance.nodes import NodesConformance
 from headgate.testing.conformance.permits import PermitsConformance
 from headgate.testing.conformance.purging import PurgingConformance
 from headgate.testing.conformance.queues import QueuesConformance
+from headgate.testing.conformance.refusals import RefusalsConformance
 from headgate.testing.conformance.reports import ReportsConformance
 from headgate.testing.conformance.rescheduling import ReschedulingConformance
 from headgate.testing.conformance.schedules import SchedulesConformance
@@ -51,6 +52,7 @@ class StorageConformance(
     AuditingConformance,
     PurgingConformance,
     ReportsConformance,
+    RefusalsConformance,
     ReschedulingConformance,
     ListingConformance,
     UniqueKeysConformance,

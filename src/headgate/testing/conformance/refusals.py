@@ -1,0 +1,187 @@
+"""What each verb about one job answers in each state of the job: the same words on every store, and nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from msgspec.structs import replace
+
+from headgate.clock import SECOND
+from headgate.errors import DuplicateJob, IllegalTransition, LeaderNotFound, LeaderNotRetried, LimitInUse
+from headgate.jobs.audit import AuditFilter, Deed
+from headgate.jobs.job import JobState, Origin
+from headgate.limits.stored_rule import dump_rule
+from headgate.storage.live_rules import LimitSetting
+from headgate.storage.protocol import Storage
+from headgate.testing.conformance.hands import Conformance, Hands, at_once, strict
+
+Verb = Callable[[Storage, str], Awaitable[JobState | None]]
+
+STATES = ("waiting", "scheduled", "blocked", "running", "succeeded", "failed", "cancelled")
+
+VERBS: dict[str, Verb] = {
+    "cancel": lambda storage, id: storage.cancel(id, deed=_deed("cancel", id)),
+    "retry": lambda storage, id: storage.retry(id, deed=_deed("retry", id)),
+    "run now": lambda storage, id: storage.run_now(id, deed=_deed("run now", id)),
+    "reschedule": lambda storage, id: storage.reschedule(id, priority=7, deed=_deed("reschedule", id)),
+}
+
+_RETRY = "job {id} is {state}; only a failed or cancelled one can be retried"
+_RUN_NOW = "job {id} is {state}; only one that waits for its time can be told to run now"
+_RESCHEDULE = "job {id} is {state}; only a waiting one can be given another time or priority"
+
+REFUSALS: dict[tuple[str, str], str] = {
+    **{("retry", state): _RETRY for state in ("waiting", "scheduled", "blocked", "running", "succeeded")},
+    **{("run now", state): _RUN_NOW for state in ("running", "succeeded", "failed", "cancelled")},
+    **{("reschedule", state): _RESCHEDULE for state in ("running", "succeeded", "failed", "cancelled")},
+    ("run now", "waiting"): (
+        "job {id} does not wait for its time: that has come, and what it waits for is a limit or a free slot; "
+        "`headgate jobs explain {id}` tells which"
+    ),
+    ("run now", "blocked"): "job {id} is blocked: it follows {leader}, and waits until that is final",
+}
+"""What is refused, by verb and state; everything else is done."""
+
+UNCHANGED = {("cancel", "succeeded"), ("cancel", "failed"), ("cancel", "cancelled")}
+"""What is no error and changes nothing: the state that is answered says so."""
+
+BECOMES = {
+    ("cancel", "waiting"): "cancelled",
+    ("cancel", "scheduled"): "cancelled",
+    ("cancel", "blocked"): "cancelled",
+    ("cancel", "running"): "running",
+}
+
+
+def _deed(action: str, id: str) -> Deed:
+    return Deed("ada", action, "job", id)
+
+
+async def _leader_and_job(hands: Hands, state: str) -> tuple[str, str]:
+    """A job in that state; what it follows is its leader."""
+    leader = await hands.add_one()
+    if state == "blocked":
+        job = replace(hands.new(), origin=Origin(follows=leader))
+        await hands.storage.add([job])
+        return leader, job.id
+    await hands.storage.cancel(leader)
+    id = await hands.add_one(delay=3600 if state == "scheduled" else None)
+    if state in ("running", "succeeded", "failed"):
+        running = await hands.take_one()
+        if state == "succeeded":
+            await hands.succeed(running)
+        elif state == "failed":
+            await hands.fail(running)
+    elif state == "cancelled":
+        await hands.storage.cancel(id)
+    return leader, id
+
+
+class RefusalsConformance(Conformance):
+    @pytest.mark.parametrize("verb", VERBS)
+    @pytest.mark.parametrize("state", STATES)
+    async def test_each_verb_says_the_same_of_each_state_on_every_store(
+        self, hands: Hands, verb: str, state: str
+    ) -> None:
+        storage = hands.storage
+        leader, id = await _leader_and_job(hands, state)
+        before = await hands.record(id)
+        refusal = REFUSALS.get((verb, state))
+        if refusal is not None:
+            with pytest.raises(IllegalTransition) as caught:
+                await VERBS[verb](storage, id)
+            assert type(caught.value) is IllegalTransition
+            assert str(caught.value) == refusal.format(id=id, state=before.state, leader=leader)
+        else:
+            assert await VERBS[verb](storage, id) is before.state
+        entries = [entry.action for entry in await storage.audit_log(AuditFilter(subject=id))]
+        after = await hands.record(id)
+        if refusal is not None or (verb, state) in UNCHANGED:
+            assert after == before
+            assert entries == []
+            return
+        assert entries == [verb]
+        assert after != before
+        assert after.state == BECOMES.get((verb, state), "waiting")
+        assert after.cancel_requested == (verb == "cancel" and state == "running")
+        assert after.is_blocked == (state == "blocked" and verb != "cancel")
+        if verb == "reschedule":
+            assert after.priority == 7
+        assert await storage.check() == []
+
+    @pytest.mark.parametrize("verb", VERBS)
+    async def test_of_a_job_that_is_not_there_every_verb_says_none(self, hands: Hands, verb: str) -> None:
+        assert await VERBS[verb](hands.storage, "nobody") is None
+        assert await hands.storage.audit_log(AuditFilter(subject="nobody")) == []
+
+    async def test_a_refused_retry_names_what_is_in_its_way(self, hands: Hands) -> None:
+        storage = hands.storage
+        leader = await hands.add_one()
+        follower = replace(hands.new(), origin=Origin(follows=leader))
+        await storage.add([follower])
+        await storage.cancel(leader)
+        with pytest.raises(LeaderNotRetried) as not_first:
+            await storage.retry(follower.id)
+        assert str(not_first.value) == (
+            f"job {follower.id} follows {leader}, and runs only after that has succeeded: {leader} was cancelled; "
+            f"retry {leader} first, which brings back whoever was cancelled because of it"
+        )
+        first, second = (replace(hands.new(), unique_key="acme") for _ in range(2))
+        await storage.add([first])
+        await storage.cancel(first.id)
+        await storage.add([second])
+        with pytest.raises(IllegalTransition) as taken:
+            await storage.retry(first.id)
+        assert str(taken.value) == (
+            f"job {first.id} cannot wait again: job {second.id} waits under its unique key; cancel that one first, or "
+            "let it run"
+        )
+
+    async def test_a_refused_job_is_told_why_in_the_same_words(self, hands: Hands) -> None:
+        storage = hands.storage
+        lost = replace(hands.new(), origin=Origin(follows="nobody"))
+        with pytest.raises(LeaderNotFound) as unknown:
+            await storage.add([lost])
+        assert str(unknown.value) == str(LeaderNotFound(lost.id, "nobody"))
+        first, second = (replace(hands.new(), unique_key="acme", on_conflict="raise") for _ in range(2))
+        await storage.add([first])
+        with pytest.raises(DuplicateJob) as duplicate:
+            await storage.add([second])
+        assert first.id in str(duplicate.value)
+        assert await storage.job(lost.id) is None
+        assert await storage.job(second.id) is None
+
+    async def test_a_limit_in_use_is_not_removed_and_says_by_how_many(self, hands: Hands) -> None:
+        hands.rules = {"api": at_once(1)}
+        await hands.add(3, draws=[("api", "acme")])
+        await hands.take_one()
+        with pytest.raises(LimitInUse) as caught:
+            await hands.storage.forget("api")
+        assert str(caught.value) == (
+            "limit 'api' cannot be removed: 2 jobs wait for it and 1 of its permits are held; cancel the jobs or let "
+            "them finish first"
+        )
+
+    async def test_what_is_so_already_is_no_error(self, hands: Hands) -> None:
+        storage = hands.storage
+        assert await storage.pause_queue("default")
+        assert not await storage.pause_queue("default")
+        assert await storage.resume_queue("default")
+        assert not await storage.resume_queue("default")
+        assert not await storage.remove_schedule("nothing")
+        setting = LimitSetting("nothing", "all", rule=dump_rule(strict(1)))
+        await storage.change(setting, remove=True)
+        await storage.forget("nothing")
+        assert list(await storage.settings()) == []
+        assert await storage.recover("nobody", 0) is None
+        assert await storage.cancels("nobody") == frozenset()
+        assert await storage.batch("nobody") is None
+        assert list(await storage.attempts("nobody")) == []
+        assert await storage.prune(0, ids=["nobody"]) == 0
+
+    async def test_a_time_that_has_passed_is_no_refusal(self, hands: Hands) -> None:
+        id = await hands.add_one(delay=60)
+        past = hands.clock.now() - 60 * SECOND
+        assert await hands.storage.reschedule(id, run_at=past) is JobState.WAITING
+        assert await hands.take_ids() == [id]
