@@ -398,3 +398,47 @@ async def _nothing() -> None: ...
 
 async def _fails() -> None:
     raise ValueError("no")
+
+
+# Numbers that are none can only be written to SQLite, whose columns take everything; times beyond the calendar to both.
+ODD_VALUES = [
+    ("priority", "high"),
+    ("priority", 10**15),
+    ("run_at", 10**18),
+    ("enqueued_at", 10**18),
+    ("enqueued_at", -(10**18)),
+    ("expires_at", 10**18),
+    ("attempt", "one"),
+    ("attempt", 10**12),
+    ("fence", "x"),
+    ("lost", "x"),
+    ("lost", 99),
+    ("held", "x"),
+    ("held", 7),
+    ("passed", 7),
+    ("passed", "x"),
+    ("audit", 17),
+    ("give_up_at", 10**18),
+    ("payload", b"\xff\x00\xfe"),
+    ("payload", b'{"number": 1}'),
+    ("options", b"\xff"),
+    ("draws", b"\xff"),
+    ("unique_key", "\x7f"),
+]
+
+
+@pytest.mark.parametrize(("column", "value"), ODD_VALUES)
+async def test_a_value_of_another_type_or_size_holds_up_no_other_job(place: Place, column: str, value: Any) -> None:
+    app = place.app
+    limited, plain, held = app.tasks["limited"], app.tasks["plain"], app.tasks["held"]
+    async with app.open():
+        bad = [await plain.enqueue(1), await limited.enqueue("acme"), await held.enqueue("a")]
+        try:
+            await place.write("job", column, value, among(bad))
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OverflowError):
+            pytest.skip("this database does not keep such a value")
+        good = [await plain.enqueue(2), await limited.enqueue("acme"), await held.enqueue("b")]
+        await everything_is_listed(app)
+    async with app:
+        await all_succeed(app, good)
+        await everything_is_listed(app)

@@ -19,6 +19,7 @@ import pytest
 
 from headgate import Every, Headgate
 from headgate.http import dashboard
+from tests.faces.http.stage import EVERYBODY
 from tests.faces.one_module import OneModule, answer, call, go_into
 from tests.until import until
 
@@ -95,7 +96,9 @@ async def _waits_for_its_second_try(app: Headgate, id: str) -> bool:
 
 
 async def _asked(app: Headgate, *paths: str) -> list[Any]:
-    client = httpx.AsyncClient(transport=httpx.ASGITransport(dashboard(app, auth="local")), base_url="http://localhost")
+    client = httpx.AsyncClient(
+        transport=httpx.ASGITransport(dashboard(app, auth=EVERYBODY)), base_url="http://localhost"
+    )
     answers = []
     async with client:
         for path in paths:

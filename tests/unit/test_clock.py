@@ -302,3 +302,9 @@ def test_a_datetime_of_any_zone_is_the_same_instant() -> None:
 def test_a_naive_datetime_is_refused_with_a_way_out() -> None:
     with pytest.raises(ValueError, match=r"no time zone.*datetime\.now\(UTC\)"):
         from_datetime(datetime(2026, 7, 1))  # noqa: DTZ001
+
+
+def test_an_instant_beyond_the_calendar_is_its_end() -> None:
+    assert to_datetime(10**18).year == 9999
+    assert to_datetime(-(10**18)).year == 1
+    assert to_datetime(10**18).tzinfo is not None

@@ -269,7 +269,8 @@ class ClaimPlan:
             elif head.is_late(self.now):
                 visit.expired.append(head)
             else:
-                head.hold_against(len(visit.row.draws))
+                if head.costs is not None or head.terms is not None:
+                    head.hold_against(len(visit.row.draws))
                 visit.heads.append(head)
         for visit in visits:
             if len(visit.heads) + len(visit.expired) >= count:

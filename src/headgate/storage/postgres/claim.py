@@ -292,7 +292,8 @@ class OneClaim:
             # As it was before it was taken.
             head.attempt -= 1
             head.fence -= 1
-            head.hold_against(0)
+            if head.costs is not None or head.terms is not None:
+                head.hold_against(0)
             visits[head.queue].heads.append(head)
         for queue, visit in visits.items():
             visit.heads.sort(key=lambda head: (-head.priority, head.run_at, head.seq))

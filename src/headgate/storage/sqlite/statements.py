@@ -46,7 +46,12 @@ def _guarded(statement: str) -> str:
     """
     # What `json_each` takes out of a parameter is JSON; what it takes out of the draws of a row need not be.
     column = r"(draw\.value|(?:[a-z_]+\.)?(?!value\b)[a-z_]+)"
-    statement = re.sub(rf"\bjson\({column}\)", r"iif(json_valid(\1), json(\1), \1)", statement)
+    statement = re.sub(
+        rf"\bjson\({column}\)",
+        # Most of these columns are empty in most rows, so that is asked first.
+        r"CASE WHEN \1 IS NOT NULL THEN iif(typeof(\1) = 'text' AND json_valid(\1), json(\1), CAST(\1 AS TEXT)) END",
+        statement,
+    )
     draws = as_json(UNREADABLE_DRAWS)
     statement = re.sub(
         r"\bjson_each\(((?:[a-z_]+\.)?draws)\)", rf"json_each(iif(json_valid(\1), \1, '{draws}'))", statement

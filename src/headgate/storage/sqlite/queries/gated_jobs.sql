@@ -1,5 +1,5 @@
 -- Waiting jobs of these tasks, by id; :limits leaves only those in lanes that draw on a limit that is not among them.
-SELECT json_group_array(json_array(id, task, queue, payload, json(headers), json(draws), json(costs), json(terms)))
+SELECT json_group_array(json_array(id, task, queue, CAST(payload AS TEXT), json(headers), json(draws), json(costs), json(terms)))
 FROM (
     SELECT * FROM job
     WHERE id > :after AND state IN ('waiting', 'blocked') AND task IN (SELECT value FROM json_each(:tasks))

@@ -1,8 +1,8 @@
 -- A job as people look at it.
-job.id, job.task, job.queue, CASE WHEN job.state = 'blocked' THEN 'waiting' ELSE job.state END, job.payload, job.priority,
+job.id, job.task, job.queue, CASE WHEN job.state = 'blocked' THEN 'waiting' ELSE job.state END, CAST(job.payload AS TEXT), job.priority,
 json(CASE WHEN job.delayed THEN 'true' ELSE 'false' END), job.run_at, job.enqueued_at, job.expires_at,
 job.attempt, job.fence, job.lost, job.node, job.started_at, job.finished_at,
-json(CASE WHEN job.cancel_requested THEN 'true' ELSE 'false' END), job.result, json(job.error),
+json(CASE WHEN job.cancel_requested THEN 'true' ELSE 'false' END), CAST(job.result AS TEXT), json(job.error),
 json(job.draws), json(job.headers), json(job.options),
 CASE WHEN bucket.opens_at > :limit_now THEN bucket.opens_at END,
 CASE WHEN bucket.opens_at > :limit_now THEN json_array(bucket.limit_name, bucket.key) END,
