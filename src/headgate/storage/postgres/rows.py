@@ -57,11 +57,6 @@ def readable_error(job_id: str, text: str | None) -> JobError | None:
         return None
 
 
-def optional_terms(text: str | None) -> GateTerms | None:
-    """What the limits of a job ask, if they ask anything."""
-    return None if text is None else decode_terms(text)
-
-
 def drawn(draws: Sequence[Draw], chosen: int) -> list[Draw]:
     """Those of the draws of a job that are in a set of them: bit i is the i-th."""
     return [draw for index, draw in enumerate(draws) if chosen >> index & 1]
