@@ -58,6 +58,7 @@ class Cause(enum.Enum):
     TIMEOUT = "timeout"
     SHUTDOWN = "shutdown"
     DISOWNED = "disowned"
+    LEASE = "lease"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ class Attempt:
         match self.cause:
             case Cause.USER:
                 return Cancelled()
-            case Cause.SHUTDOWN | Cause.DISOWNED:
+            case Cause.SHUTDOWN | Cause.DISOWNED | Cause.LEASE:
                 return Interrupted()
             case Cause.TIMEOUT:
                 failure = TimeoutError(f"the attempt took longer than its timeout of {self.timeout:g} s")

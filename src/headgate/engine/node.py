@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from headgate.clock import SECOND, Clock, Timer, sleep, wait_for_event
+from headgate.clock import SECOND, Clock, Timer, sleep, sleep_until, wait_for_event
 from headgate.engine.bus import EventBus, publish_use
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.children import Children
@@ -26,7 +26,7 @@ from headgate.engine.executor import LINGERS_AFTER, Attempt, Cause, Workshop
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.historian import Historian
 from headgate.engine.housekeeper import Housekeeper, publish_dropped
-from headgate.engine.lease import LeaseWatch
+from headgate.engine.lease import LeaseWatch, OwnLease
 from headgate.engine.lost_claims import LostClaims
 from headgate.engine.punctuality import Start, judge_start
 from headgate.engine.recorder import Recorder, Then
@@ -44,6 +44,7 @@ from headgate.jobs.event import (
     ClockSkewed,
     JobStarted,
     JobThrottled,
+    LeaseNotRenewed,
     LimitsClosed,
     LoopBlocked,
     NodeCrashed,
@@ -177,6 +178,8 @@ class Node:
         # Bound once: one for each job would be work for the garbage collector.
         self._report_amendment = self._report
         self._leases = LeaseWatch(round(settings.lease * SECOND), round(settings.heartbeat * SECOND))
+        self._own_lease = OwnLease(round(settings.lease * SECOND))
+        self._lease_timer: Timer | None = None
         self._throttles = ThrottleLog()
         self._skew = SkewWatch()
         self._lost_claims = LostClaims()
@@ -244,8 +247,9 @@ class Node:
         finally:
             unwatch()
             self._capture.stop()
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._lease_timer):
+                if timer is not None:
+                    timer.cancel()
             for attempt in list(self._running.values()):
                 attempt.cancel(Cause.SHUTDOWN)
             # Whatever of an attempt is left now, it is not to outlive its node.
@@ -295,8 +299,11 @@ class Node:
             is_sweep, self._is_sweep = self._is_sweep, False
             if self._stopping.is_set():
                 return
+            if not self._own_lease.holds(self._clock.monotonic()):
+                # What it would claim now might be taken back before it starts.
+                await self._renew_lease()
             rooms = self._rooms()
-            if not rooms:
+            if not rooms or self._stopping.is_set():
                 continue
             asked_at = self._claiming_since = self._clock.monotonic()
             claim = Claim(self.id, rooms, self._rules, self._registry.names)
@@ -310,12 +317,15 @@ class Node:
                 await sleep(self._clock, self._random.uniform(0.5, 1.5))
                 self._wake()
                 continue
-            self._claiming_since = None
             publish_use(self._bus, self._clock, "claim", asked_at, len(claimed.jobs))
             if is_sweep and claimed.jobs and not self._look.is_set():
                 self._swept += len(claimed.jobs)
-            self._historian.note_started(claimed.jobs)
-            for job in claimed.jobs:
+            jobs = claimed.jobs
+            if claim.node != self.id or not self._own_lease.holds(self._clock.monotonic()):
+                jobs = await self._still_owned(jobs)
+            self._claiming_since = None
+            self._historian.note_started(jobs)
+            for job in jobs:
                 if self._stopping.is_set():
                     # Told to end while the claim was on its way.
                     self._hand_back(job)
@@ -334,6 +344,25 @@ class Node:
                 if task not in self._unknown_tasks:
                     self._unknown_tasks.add(task)
                     self._bus.publish(TaskUnknown(at=self._clock.now(), task=task))
+
+    async def _still_owned(self, jobs: Sequence[ClaimedJob]) -> Sequence[ClaimedJob]:
+        """Those of the jobs that a heartbeat finds to be this node's still: their claim took longer than its lease."""
+        owned = await self._renew_lease()
+        # A node that is stopping hands all of them back, which is refused for those that it does not own.
+        return jobs if owned is None else [job for job in jobs if owned.get(job.id) == job.fence]
+
+    async def _renew_lease(self) -> Mapping[str, int] | None:
+        """Send heartbeats until one succeeds in time; the jobs the node owns with their fences, None if it stops."""
+        while not self._stopping.is_set():
+            try:
+                owned = await self._beat()
+            except StorageUnavailable as error:
+                self._trouble("sending a heartbeat", error)
+            else:
+                if self._own_lease.holds(self._clock.monotonic()):
+                    return owned
+            await sleep(self._clock, self._random.uniform(0.5, 1.5))
+        return None
 
     async def _stop_when_drained(self, until: Drain) -> None:
         while not self._stopping.is_set():
@@ -430,6 +459,8 @@ class Node:
 
     def _may_start(self, attempt: Attempt) -> bool:
         """The last look at a gated job before its handler is called; False sends it back unspent."""
+        if not self._own_lease.holds(self._clock.monotonic()):
+            return False
         now = self._storage.limit_now()
         match judge_start(attempt.job, self._registry.rules, now):
             case Start.ON_TIME:
@@ -446,7 +477,7 @@ class Node:
         goes_on = thread is not None and not thread.done()
         if thread is not None and goes_on:
             thread.add_done_callback(lambda ended: self._free_after_thread(attempt, ended))
-            if self._holds_permits(attempt.job) and attempt.cause is not Cause.DISOWNED and not self._is_leaving:
+            if self._holds_permits(attempt) and attempt.cause is not Cause.DISOWNED and not self._is_leaving:
                 # The ending frees its permits, and what a permit guards is still at work.
                 self._held_back[attempt] = done
                 return
@@ -506,9 +537,12 @@ class Node:
                 return partial(tell, Moment.RETRY, attempt.context, error, attempt.job.attempt, delay)
         return None
 
-    def _holds_permits(self, job: ClaimedJob) -> bool:
+    def _holds_permits(self, attempt: Attempt) -> bool:
+        """Whether it may hold any. A permit that it kept from an earlier attempt is none of its draws."""
         rules = self._registry.rules
-        return any(isinstance(rules.get(draw.limit), Semaphore) for draw in job.draws)
+        return any(isinstance(rules.get(draw.limit), Semaphore) for draw in attempt.job.draws) or any(
+            isinstance(bound.limit.rule, Semaphore) for bound in attempt.task.gate.limits
+        )
 
     def _draws_on_rates(self, job: ClaimedJob) -> bool:
         rules = self._registry.rules
@@ -566,31 +600,58 @@ class Node:
     # ---------------------------------------------------------------------------------- leases, recovery
 
     async def _heartbeats(self) -> None:
+        interval = round(self._settings.heartbeat * SECOND)
+        sent_at = self._clock.monotonic()
         while True:
-            await sleep(self._clock, self._settings.heartbeat)
+            # Counted from the sending, as the lease is: a slow answer does not put off the next one.
+            await sleep_until(self._clock, sent_at + interval)
+            sent_at = self._clock.monotonic()
             try:
                 await self._beat()
             except StorageUnavailable as error:
                 self._trouble("sending a heartbeat", error)
 
-    async def _beat(self) -> None:
+    async def _beat(self) -> Mapping[str, int]:
+        """Renew the lease; the jobs that the node owns, with their fences."""
         # One at a time: two would take up the same jobs.
         async with self._beating:
-            await self._beat_alone()
+            return await self._beat_alone()
 
-    async def _beat_alone(self) -> None:
+    async def _beat_alone(self) -> Mapping[str, int]:
+        sent_at = self._clock.monotonic()
         beat = await self._storage.beat(self.id, lingering=self._lingering_jobs()[:MOST_LINGERING])
         self._leases.own_beat(self._clock.monotonic())
         self._compare_clocks()
         if not beat.known:
             await self._rejoin()
-            return
+            return {}
+        self._lease_renewed(sent_at)
         heard = self._running.keys() | self._recorder.pending
         lost = self._lost_claims.among(
             beat.owned, heard, claiming_since=self._claiming_since, now=self._clock.monotonic()
         )
         for id, fence in lost:
             await self._take_up(id, fence)
+        return beat.owned
+
+    def _lease_renewed(self, sent_at: int) -> None:
+        self._own_lease.renew(sent_at)
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+        self._lease_timer = self._clock.call_at(self._own_lease.ends_at, self._lease_ended)
+
+    def _lease_ended(self) -> None:
+        """Others may soon take its jobs: end what must not run twice, and what has not begun."""
+        cancelled = 0
+        for attempt in list(self._running.values()):
+            if attempt not in self._held_back and (not attempt.has_begun or self._holds_permits(attempt)):
+                attempt.cancel(Cause.LEASE)
+                cancelled += 1
+        now = self._clock.monotonic()
+        seconds = self._own_lease.unrenewed_for(now) / SECOND
+        self._bus.publish(LeaseNotRenewed(at=self._clock.now(), node=self.id, seconds=seconds, cancelled=cancelled))
+        # The claim loop sends heartbeats until one succeeds.
+        self._wake()
 
     async def _take_up(self, job_id: str, fence: int) -> None:
         """Start a job whose claim was made and never answered; it goes back if there is no room for it any more."""
@@ -598,6 +659,9 @@ class Node:
         if record is None or record.state is not JobState.RUNNING or (record.node, record.fence) != (self.id, fence):
             return
         if job_id in self._running or job_id in self._recorder.pending:
+            return
+        if not self._own_lease.holds(self._clock.monotonic()):
+            # The next heartbeats find it again.
             return
         job = record.as_claimed()
         self._historian.note_started([job])
@@ -634,7 +698,9 @@ class Node:
 
     async def _join(self) -> None:
         settings = self._settings
+        sent_at = self._clock.monotonic()
         await self._storage.join(self.id, self._name, queues=settings.queues, version=settings.version)
+        self._lease_renewed(sent_at)
 
     async def _watch_nodes(self) -> None:
         """Every second: recover dead nodes, hear of cancellations, notice stepped clocks and a blocked event loop."""

@@ -304,6 +304,18 @@ class NodeDisowned(Event, frozen=True):
     cancelled: int
 
 
+class LeaseNotRenewed(Event, frozen=True):
+    """This node could not renew its lease for `seconds`, and others may take its jobs soon; told once each time.
+
+    It has cancelled the `cancelled` attempts that hold permits or had not begun, and starts nothing until a heartbeat
+    succeeds again. Jobs without permits go on.
+    """
+
+    node: str
+    seconds: float
+    cancelled: int
+
+
 class ClockSkewed(Event, frozen=True):
     """The clock of this node is `seconds` ahead of the store's (below 0: behind it); told once.
 

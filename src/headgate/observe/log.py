@@ -23,6 +23,7 @@ from headgate.jobs.event import (
     JobReturned,
     JobStarted,
     JobThrottled,
+    LeaseNotRenewed,
     LimitSkipped,
     LimitStoreAdvised,
     LimitStoreAnswers,
@@ -102,6 +103,7 @@ def logged_kinds() -> tuple[type[Event], ...]:
         NodeCrashed,
         NodeLost,
         NodeDisowned,
+        LeaseNotRenewed,
         ClockSkewed,
         StorageTroubled,
         LoopBlocked,
@@ -242,6 +244,12 @@ def _worded(event: Event) -> tuple[int, str] | None:
             return (
                 logging.ERROR,
                 f"{event.node} was declared dead while alive; its {event.cancelled} running jobs were cancelled here",
+            )
+        case LeaseNotRenewed():
+            return (
+                logging.ERROR,
+                f"{event.node} could not renew its lease for {event.seconds:.1f} s: it cancelled {event.cancelled} jobs "
+                "that hold permits or had not begun, and starts nothing until the store answers",
             )
         case ClockSkewed():
             apart = f"{abs(event.seconds):.1f} s {'ahead of' if event.seconds > 0 else 'behind'}"

@@ -67,6 +67,16 @@ class JobContext:
         return self._job.attempt
 
     @property
+    def fencing_token(self) -> int:
+        """A number that is higher for each later start: of this job, and of the jobs that hold one `Mutex` in turn.
+
+        Store it with what the job changes outside, and refuse a change that comes with a lower one: its sender lost its
+        lease and does not know yet. It is the limit time of the start (microseconds), as the store has it, so jobs that
+        start in one claim share it, and a PostgreSQL server whose clock is put back can lower it by up to a second.
+        """
+        return self._job.charged_at
+
+    @property
     def headers(self) -> Mapping[str, str]:
         return self._job.headers or {}
 
@@ -132,7 +142,7 @@ class JobContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the job should end: a user cancelled it, its time is up, or the node is shutting down.
+        """Whether the job should end: a user cancelled it, its time is up, or the node shuts down or lost its lease.
 
         For handlers in threads, which cannot be interrupted; an `async def` handler is cancelled by asyncio.
         """

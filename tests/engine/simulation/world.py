@@ -80,7 +80,6 @@ class World:
         self.free_retries = RateLimit("30/10s", name="free-retries", charge_retries=False)
         self.holders: dict[str, set[tuple[str, str]]] = {}
         self.crowds: list[str] = []
-        self.suspect: set[str] = set()
         self.handled: Counter[str] = Counter()
         self.finished: Counter[str] = Counter()
         self.running_now: Counter[tuple[str, str]] = Counter()
@@ -164,12 +163,11 @@ class World:
 
     @contextlib.contextmanager
     def one_of(self, count: int, node: str, what: str) -> Iterator[None]:
-        """At most so many do this at once, but for nodes that were taken for dead while they were frozen."""
+        """At most so many do this at once, also while a node cannot reach the store for longer than its lease."""
         holders = self.holders.setdefault(what, set())
-        others = {(name, job) for name, job in holders if name not in self.suspect}
-        if node not in self.suspect and len(others) >= count:
+        if len(holders) >= count:
             # Not raised here, where it would be the job's failure and no more.
-            self.crowds.append(f"{others} and {node} hold {what} at once")
+            self.crowds.append(f"{holders} and {node} hold {what} at once")
         me = (node, current_job().id)
         holders.add(me)
         try:
@@ -292,10 +290,13 @@ class World:
                 elif what > 0.9:
                     await self.cancel_some()
                 elif what < 0.83 and self.nodes:
+                    # Somebody holds a mutex for longer than a node may go without the store.
+                    with contextlib.suppress(StorageUnavailable):
+                        self.acknowledged.add((await self.tasks["alone"].enqueue("a", 60.0, False)).id)
+                    await asyncio.sleep(self.random.uniform(0, 10))
                     # Long enough for the others to take it for dead.
                     name = self.random.choice(list(self.nodes))
                     self.faults.freeze(name)
-                    self.suspect.add(name)
                     asyncio.get_running_loop().call_later(self.random.uniform(20, 60), self.faults.thaw, name)
             # From here on nothing goes wrong any more, and everything has to come to its end.
             self.faults.before = self.faults.after = self.faults.delay = 0

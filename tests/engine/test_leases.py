@@ -1,0 +1,305 @@
+"""A node that cannot renew its lease gives up what others may take over, before they can."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from headgate import Concurrency, Headgate, JobState, Mutex, RetryPolicy, current_job
+from headgate.clock import SECOND, SystemClock
+from headgate.errors import StorageUnavailable
+from headgate.jobs.event import Event, JobFailure, JobReturned, LeaseNotRenewed, NodeDisowned
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.protocol import Claim, Claimed
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.faulty_storage import Faults, FaultyStorage, History
+
+Span = tuple[float, float, str]
+"""When somebody was inside (seconds), until when, and on which node."""
+
+
+class Callee:
+    """What the handlers of all nodes call: it writes down who was inside, and when."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self.spans: list[Span] = []
+        self.inside: set[str] = set()
+
+    async def call(self, node: str, length: float) -> None:
+        entered = self._clock.monotonic()
+        self.inside.add(node)
+        try:
+            await asyncio.sleep(length)
+        finally:
+            self.inside.discard(node)
+            self.spans.append((entered / SECOND, self._clock.monotonic() / SECOND, node))
+
+
+def overlaps(spans: Sequence[Span]) -> list[tuple[Span, Span]]:
+    ordered = sorted(spans)
+    return [(one, two) for one, two in zip(ordered, ordered[1:], strict=False) if two[0] < one[1]]
+
+
+class Cluster:
+    """Two nodes on one store, each with a line of its own to it."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.store = MemoryStorage(clock)
+        self.faults = Faults()
+        self.callee = Callee(clock)
+        self.events: list[Event] = []
+        self.history = History()
+
+    def app(self, name: str, **limits: Any) -> Headgate:
+        line: Any = FaultyStorage(name, self.store, self.faults, Random(1), self.history)
+        app = Headgate(line, clock=self.clock, retry=RetryPolicy(retries=0))
+        callee = self.callee
+
+        @app.task(limits=[Mutex("door")])
+        async def enter(length: float) -> str:
+            await callee.call(name, length)
+            return name
+
+        @app.task
+        async def free(length: float) -> str:
+            await callee.call(name, length)
+            return name
+
+        @app.task(limits=[Mutex("kept", hold="until_final")], retry=RetryPolicy(retries=1, delay=1))
+        async def keeping(length: float) -> str:
+            if current_job().attempt == 1:
+                raise ValueError("so that the permit is kept, and not drawn on again")
+            await callee.call(name, length)
+            return name
+
+        app.subscribe(self.events.append, LeaseNotRenewed, NodeDisowned, JobReturned, JobFailure)
+        return app
+
+    def seen(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if type(event) is kind]
+
+
+@pytest.mark.parametrize("task", ["enter", "keeping"])
+@pytest.mark.parametrize("cut_for", [31, 45, 90])
+def test_a_node_that_cannot_reach_the_store_leaves_a_mutex_before_another_enters(task: str, cut_for: float) -> None:
+    """The fault: it went on inside of the mutex, and another node let the next one in beside it."""
+
+    async def main(clock: VirtualClock) -> None:
+        cluster = Cluster(clock)
+        one, two = cluster.app("one"), cluster.app("two")
+        async with one, two.open():
+            work = two._registry.find(task)
+            assert work is not None
+            first = await work.enqueue(100.0)
+            await asyncio.sleep(3.3)
+            assert cluster.callee.inside == {"one"}
+            async with two:
+                await asyncio.sleep(7)
+                cluster.faults.freeze("one")
+                await asyncio.sleep(cut_for)
+                assert "one" not in cluster.callee.inside
+                cluster.faults.thaw("one")
+                await first.result()
+                second = await work.enqueue(0.0)
+                await second.result()
+        assert not overlaps(cluster.callee.spans)
+        (lapsed,) = cluster.seen(LeaseNotRenewed)
+        assert lapsed.cancelled == 1
+        assert 24 <= lapsed.seconds < 30
+        assert not cluster.seen(JobFailure), "a lease that was lost is no failure of the attempt"
+        assert await cluster.store.check() == []
+
+    run_virtual(main)
+
+
+def test_what_a_lost_lease_has_cancelled_goes_back_unspent_if_nobody_took_it() -> None:
+    async def main(clock: VirtualClock) -> None:
+        cluster = Cluster(clock)
+        app = cluster.app("one")
+        async with app:
+            enter = app._registry.find("enter")
+            assert enter is not None
+            job = await enter.enqueue(40.0)
+            await asyncio.sleep(1)
+            cluster.faults.freeze("one")
+            await asyncio.sleep(60)
+            assert cluster.callee.inside == set()
+            cluster.faults.thaw("one")
+            assert await job.result() == "one"
+            record = await cluster.store.job(job.id)
+            assert record is not None
+            assert (record.attempt, record.lost) == (1, 0)
+        assert [event.reason for event in cluster.seen(JobReturned)] == ["interrupted"]
+        assert len(cluster.seen(LeaseNotRenewed)) == 1
+        assert not cluster.seen(NodeDisowned)
+
+    run_virtual(main)
+
+
+def test_jobs_without_permits_go_on_while_the_store_cannot_be_reached() -> None:
+    async def main(clock: VirtualClock) -> None:
+        cluster = Cluster(clock)
+        app = cluster.app("one")
+        async with app:
+            free = app._registry.find("free")
+            assert free is not None
+            job = await free.enqueue(100.0)
+            await asyncio.sleep(1)
+            cluster.faults.freeze("one")
+            await asyncio.sleep(60)
+            cluster.faults.thaw("one")
+            assert await job.result() == "one"
+        ((entered, left, _),) = cluster.callee.spans
+        assert left - entered == pytest.approx(100)
+
+    run_virtual(main)
+
+
+def test_a_node_whose_heartbeats_come_late_again_and_again_keeps_its_jobs() -> None:
+    """Each answer takes longer than a heartbeat, and none as long as a lease."""
+
+    async def main(clock: VirtualClock) -> None:
+        cluster = Cluster(clock)
+        app = cluster.app("one")
+        async with app:
+            enter = app._registry.find("enter")
+            assert enter is not None
+            job = await enter.enqueue(300.0)
+            await asyncio.sleep(1)
+            cluster.faults.delay = 5.0
+            assert await job.result() == "one"
+        assert not cluster.seen(LeaseNotRenewed)
+
+    run_virtual(main)
+
+
+class LateReplies(MemoryStorage):
+    """Makes a claim at once, and holds its reply back until it is told."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.release = asyncio.Event()
+        self.claimed = asyncio.Event()
+        self.is_first = True
+
+    async def claim(self, claim: Claim) -> Claimed:
+        claimed = await super().claim(claim)
+        if claimed.jobs and self.is_first:
+            self.is_first = False
+            self.claimed.set()
+            await self.release.wait()
+        return claimed
+
+    async def beat(self, node: str, **values: Any) -> Any:
+        if self.claimed.is_set() and not self.release.is_set():
+            raise StorageUnavailable("the network is cut")
+        return await super().beat(node, **values)
+
+
+@pytest.mark.parametrize("is_recovered", [True, False])
+def test_a_claim_that_is_heard_of_after_the_lease_starts_only_what_is_still_the_nodes_own(is_recovered: bool) -> None:
+    """The fault: the node started jobs that had been taken from it, and entered a mutex that another held."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = LateReplies(clock)
+        app = Headgate(store, clock=clock, retry=RetryPolicy(retries=0))
+        starts: list[tuple[str, int]] = []
+
+        @app.task(limits=[Concurrency(5)])
+        async def work(name: str) -> None:
+            starts.append((name, current_job().attempt))
+
+        @app.task
+        async def free(name: str) -> None:
+            starts.append((name, current_job().attempt))
+
+        async with app:
+            jobs = [await work.enqueue("gated"), await free.enqueue("free")]
+            await store.claimed.wait()
+            await asyncio.sleep(35)
+            assert not starts
+            if is_recovered:
+                (node,) = await store.nodes()
+                assert await store.recover(node.id, node.beat) is not None
+            store.release.set()
+            await asyncio.gather(*(job.result() for job in jobs))
+            await asyncio.sleep(60)
+            # An attempt that was lost with a node is spent.
+            assert sorted(starts) == [("free", 1 + is_recovered), ("gated", 1 + is_recovered)]
+        assert await store.check() == []
+
+    run_virtual(main)
+
+
+def test_a_node_whose_lease_has_run_out_claims_nothing_until_a_heartbeat_has_succeeded() -> None:
+    """Its heartbeats alone do not come through."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = LateReplies(clock)
+        app = Headgate(store, clock=clock)
+        starts: list[int] = []
+
+        @app.task
+        async def work() -> None:
+            starts.append(clock.monotonic() // SECOND)
+
+        async with app:
+            store.is_first = False
+            store.claimed.set()
+            await asyncio.sleep(40)
+            job = await work.enqueue()
+            await asyncio.sleep(20)
+            assert not starts
+            assert (await job.status()).state is JobState.WAITING
+            store.release.set()
+            await job.result()
+
+    run_virtual(main)
+
+
+@pytest.mark.timeout(30)
+async def test_a_thread_is_told_that_its_lease_is_lost_and_keeps_its_permit_until_it_ends() -> None:
+    """It cannot be stopped; what it writes outside is to be fenced there."""
+    # In real time: virtual time stands still while a thread works.
+    clock = SystemClock()
+    store = MemoryStorage(clock)
+    faults = Faults()
+    line: Any = FaultyStorage("one", store, faults, Random(1), History())
+    app = Headgate(line, clock=clock, heartbeat=0.1, lease=0.6, retry=RetryPolicy(retries=0))
+    told = asyncio.Event()
+    noticed, began = threading.Event(), threading.Event()
+    tokens: list[int] = []
+
+    def on_lost(_event: Any) -> None:
+        told.set()
+
+    app.subscribe(on_lost, LeaseNotRenewed)
+
+    @app.task(limits=[Mutex("door")])
+    def inside() -> None:
+        tokens.append(current_job().fencing_token)
+        began.set()
+        if len(tokens) > 1:
+            return
+        job = current_job()
+        while not job.cancelled:
+            threading.Event().wait(0.01)
+        noticed.set()
+
+    async with app, asyncio.timeout(20):
+        job = await inside.enqueue()
+        assert await asyncio.to_thread(began.wait, 10)
+        faults.freeze("one")
+        await told.wait()
+        assert await asyncio.to_thread(noticed.wait, 10)
+        faults.thaw("one")
+        await job.result()
+    assert len(tokens) == 2
+    assert tokens[0] < tokens[1], "who writes outside can tell the later holder from the earlier one"
