@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from random import Random
 
-from headgate import Headgate, RetryPolicy, StrictRate, current_job
+import pytest
+
+from headgate import (
+    DynamicWindow,
+    FixedWindow,
+    Headgate,
+    RateLimit,
+    RetryPolicy,
+    SlidingWindow,
+    StrictRate,
+    current_job,
+)
 from headgate.clock import SECOND
+from headgate.engine.punctuality import TOLERATED
 from headgate.errors import StorageUnavailable
-from headgate.limits.limit import AnyRule
+from headgate.limits.limit import AnyRule, Limit
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Amendment, Claim, Claimed
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -63,6 +76,67 @@ def test_starts_measured_in_the_handler_hold_a_strict_limit_however_slow_the_sto
         assert len(starts) == 200
         assert counted(starts, 10 * SECOND) == 5
         assert store.postponed > 0
+
+    run_virtual(main)
+
+
+RULES: list[Limit] = [
+    StrictRate("5/10s", margin=0),
+    RateLimit("5/10s"),
+    RateLimit("5/10s", burst=1),
+    FixedWindow("5/10s"),
+    SlidingWindow("5/10s", slices=10),
+    DynamicWindow(per=10, capacity=5, key="{tenant}"),
+]
+
+
+@pytest.mark.parametrize("limit", RULES, ids=lambda limit: limit.rule.describe())
+@pytest.mark.parametrize("longest", [2.0, 8.0])
+def test_starts_measured_in_the_handler_hold_a_limit_without_a_margin_however_late_its_claims_are_answered(
+    limit: Limit, longest: float
+) -> None:
+    """The fault: jobs charged at one instant started 8 s later, and the next ones as if they had started in time."""
+
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        store.longest = longest
+        # One node waits for its reply while the others claim.
+        apps = [Headgate(store, clock=clock) for _ in range(3)]
+        starts: list[int] = []
+        for app in apps:
+            app.limit("calls", limit)
+
+            @app.task(name="call", limits=["calls"])
+            async def call(tenant: str) -> None:
+                starts.append(clock.monotonic())
+
+        async with AsyncExitStack() as stack:
+            for app in apps:
+                await stack.enter_async_context(app)
+            await call.enqueue_many([("acme",)] * 200)
+            await asyncio.sleep(10_000)
+        assert len(starts) == 200
+        for window in (5 * SECOND, 10 * SECOND, 30 * SECOND):
+            assert counted(starts, window) <= limit.rule.bound(window + TOLERATED)
+        assert store.postponed > 0
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("limit", RULES, ids=lambda limit: limit.rule.describe())
+def test_starts_that_are_a_little_late_write_nothing_more(limit: Limit) -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = SlowStore(clock)
+        store.longest = 0.99 * TOLERATED / SECOND if not limit.rule.margin else 0.009
+        app = Headgate(store, clock=clock)
+
+        @app.task(limits=[limit])
+        async def call(tenant: str) -> None: ...
+
+        async with app:
+            await call.enqueue_many([("acme",)] * 20)
+            await asyncio.sleep(60)
+        assert store.postponed == 0
 
     run_virtual(main)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -43,7 +44,7 @@ class Callee:
 
 def overlaps(spans: Sequence[Span]) -> list[tuple[Span, Span]]:
     ordered = sorted(spans)
-    return [(one, two) for one, two in zip(ordered, ordered[1:], strict=False) if two[0] < one[1]]
+    return [(one, two) for one, two in pairwise(ordered) if two[0] < one[1]]
 
 
 class Cluster:

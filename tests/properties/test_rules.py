@@ -630,6 +630,39 @@ def test_postponing_moves_a_charge_and_never_adds_or_drops_one(cost: int, late: 
     assert gcra.amend(arrival, 1_000, 1, 1_000 + late, 1) == gcra.take(None, 1_000 + late)[1]
 
 
+@given(
+    count=st.integers(1, 7),
+    burst=st.integers(1, 5),
+    starts=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 2), st.integers(0, 400)), min_size=1, max_size=12),
+)
+def test_moved_starts_of_a_rate_owe_at_least_what_they_would_if_they_had_been_charged_when_they_happened(
+    count: int, burst: int, starts: list[tuple[int, int, int]]
+) -> None:
+    gcra = Gcra(count, 100, burst)
+    state: tuple[int, int] | None = None
+    now = 1_000
+    happened: list[tuple[int, int]] = []
+    for gap, cost, late in starts:
+        now += gap
+        if cost > burst or gcra.take(state, now, cost)[0] > now:
+            continue
+        state = gcra.amend(gcra.take(state, now, cost)[1], now, cost, now + late, cost)
+        happened.append((now + late, cost))
+    owed = 0
+    for at, cost in sorted(happened):
+        owed = max(owed, at * count) + cost * 100
+    assert state is None or state[0] >= owed
+
+
+def test_many_starts_of_a_fast_rate_that_are_late_together_do_not_close_it_for_long() -> None:
+    gcra = Gcra(100, 1_000_000, 100)
+    now = 10**15
+    state = gcra.take(None, now, 100)[1]
+    for _ in range(100):
+        state = gcra.amend(state, now, 1, now + 300_000, 1)
+    assert gcra.take(state, now)[0] <= now + 1_300_000
+
+
 @given(count=st.integers(1, 20), later=st.integers(0, 59_999_999))
 def test_a_state_of_another_kind_of_rule_counts_as_exhausted_for_one_period(count: int, later: int) -> None:
     """The fault: a deploy that changed the kind of a named limit could not read its buckets, and the worker ended."""

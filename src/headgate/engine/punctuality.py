@@ -1,8 +1,8 @@
 """Punctuality: what to do when a job starts later than it was charged.
 
-A strict limit counts a start at the instant of its charge, and its margin allows for the little that lies between that
-and the call. When a slow disk or a busy event loop makes it more, the next window has to be measured from the start
-itself.
+A limit counts a start at the instant of its charge, and its margin allows for the little that lies between that and
+the call. When a slow disk, a late reply or a busy event loop makes it more, the next start has to be measured from the
+start itself.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
+from headgate.clock import SECOND
 from headgate.jobs.job import ClaimedJob
 from headgate.limits.limit import AnyRule
+
+TOLERATED = SECOND // 4
+"""How late a start may be (µs) under a limit without a margin: more than starts are under any load that is normal, or
+each would need one more write."""
 
 
 class Start(Enum):
@@ -25,17 +30,21 @@ class Start(Enum):
 def judge_start(job: ClaimedJob, rules: Mapping[str, AnyRule], now: int) -> Start:
     """Whether `job` may start at limit time `now`, and whether its buckets have to be told.
 
-    Within half of each limit's margin: on time. Later: it starts, and its charge is moved to now, which reaches the
-    store long before the window ends. Later than half of a window, as after a freeze of the process, that is no longer
-    sure: it goes back unspent instead.
+    Within half of each limit's margin, or a quarter of a second where it has none: on time. Later: it starts, and its
+    charge is moved to now, which reaches the store long before the charge makes room for others. Later than half of the
+    time until then, as after a freeze of the process, that is no longer sure: it goes back unspent instead.
     """
     start = Start.ON_TIME
     for index, draw in enumerate(job.draws):
         rule = rules.get(draw.limit)
-        lateness = now - _charged_at(job, index)
-        if rule is None or not rule.margin or 2 * lateness <= rule.margin:
+        # Permits have no period: they are held, and it does not matter since when.
+        if rule is None or not rule.period:
             continue
-        if 2 * lateness > rule.period:
+        charged_at = _charged_at(job, index)
+        lateness = now - charged_at
+        if lateness <= (rule.margin // 2 if rule.margin else TOLERATED):
+            continue
+        if 2 * lateness > rule.counts_until(charged_at) - charged_at:
             return Start.TOO_LATE
         start = Start.LATE
     return start

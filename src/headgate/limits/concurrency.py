@@ -84,6 +84,9 @@ class Semaphore(msgspec.Struct, frozen=True, tag="concurrency", tag_field="kind"
                 f"a cost of {cost} can never be granted by a concurrency of {self.count}; raise it or lower the cost"
             )
 
+    def counts_until(self, charged_at: int) -> int:
+        return NEVER
+
     def amend(self, state: Permits, charged_at: int, cost: int, started_at: int, actual: int) -> Permits:
         # Permits are held, not spent: neither a late start nor a settled cost changes who holds them.
         return state

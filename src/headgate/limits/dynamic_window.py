@@ -105,6 +105,9 @@ class SharedCounter(msgspec.Struct, frozen=True, tag="dynamic", tag_field="kind"
                 "raise its count or lower the cost"
             )
 
+    def counts_until(self, charged_at: int) -> int:
+        return (charged_at // self.slice + self.slices) * self.slice
+
     def amend(self, state: Shares, charged_at: int, cost: int, started_at: int, actual: int, *, key: str) -> Shares:
         charged, started, newest = charged_at // self.slice, started_at // self.slice, state.slices[-1].number
         oldest = newest - self.slices + 1

@@ -53,6 +53,9 @@ class WindowCounter(msgspec.Struct, frozen=True, tag="fixed", tag_field="kind"):
                 "raise its count or lower the cost"
             )
 
+    def counts_until(self, charged_at: int) -> int:
+        return self._window(charged_at) + self.period
+
     def amend(self, state: Window, charged_at: int, cost: int, started_at: int, actual: int) -> Window:
         begin, used = state
         charged, started = self._window(charged_at), self._window(started_at)

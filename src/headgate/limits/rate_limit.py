@@ -20,6 +20,9 @@ START_EMPTY_KEPT = 7 * 86400 * SECOND
 Arrival = tuple[int, int]
 """The theoretical arrival time, in `1 / count` of a microsecond, and the instant of the last start (µs)."""
 
+FAST_COUNTED = 2 * SECOND
+"""How long (µs) a start of a rate above one a second counts, as far as it matters how late it may be."""
+
 FARTHEST = 1 << 61
 """The instant until which a bucket is closed at most: with what is charged then it still is a number for databases."""
 
@@ -59,14 +62,22 @@ class Gcra(msgspec.Struct, frozen=True, tag="rate", tag_field="kind"):
                 "raise its burst or lower the cost"
             )
 
+    def counts_until(self, charged_at: int) -> int:
+        # Room for one is made each `period / count`. Of fast rates a few may go too early instead, or on a slow store
+        # no start would ever be soon enough.
+        interval = self.period // self.count
+        return charged_at + (interval if interval >= SECOND else FAST_COUNTED)
+
     def amend(self, state: Arrival, charged_at: int, cost: int, started_at: int, actual: int) -> Arrival:
         arrival, last = state
         if actual < cost and charged_at != last:
             # Others have started since. Without this start the bucket might have been full meanwhile, and what then
             # overflowed is gone: the state does not tell, so nothing is given back.
             actual = cost
-        moved = (started_at - charged_at) * self.count + (actual - cost) * self.period
-        return min(arrival + moved, FARTHEST * self.count), max(last, started_at)
+        # A later start shifts what is owed by how late it is, and by no more than a start of its own at that instant.
+        anew = max(arrival, started_at * self.count) + cost * self.period
+        moved = min(arrival + (started_at - charged_at) * self.count, anew) + (actual - cost) * self.period
+        return min(moved, FARTHEST * self.count), max(last, started_at)
 
     def snapshot(self, state: Arrival | None, now: int) -> Snapshot:
         arrival = self._fresh(now, 1) if state is None else state[0]

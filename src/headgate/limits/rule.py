@@ -54,6 +54,13 @@ class Rule(Protocol[S]):
         """The length of its window, the margin included (µs)."""
         ...
 
+    def counts_until(self, charged_at: int) -> int:
+        """The instant from which a start that was charged at `charged_at` may make room for others.
+
+        If it happens later than its charge, the charge has to be moved well before this.
+        """
+        ...
+
     def amend(self, state: S, charged_at: int, cost: int, started_at: int, actual: int) -> S:
         """The state in which a start that was charged as `cost` at one instant counts as `actual` at another.
 

@@ -63,6 +63,9 @@ class SliceCounter(msgspec.Struct, frozen=True, tag="sliding", tag_field="kind")
                 "raise its count or lower the cost"
             )
 
+    def counts_until(self, charged_at: int) -> int:
+        return (charged_at // self.slice + self.slices) * self.slice
+
     def amend(self, state: Slices, charged_at: int, cost: int, started_at: int, actual: int) -> Slices:
         charged, started, newest = charged_at // self.slice, started_at // self.slice, state[1]
         held = dict(pairs(state))

@@ -54,6 +54,9 @@ class SlidingLog(msgspec.Struct, frozen=True, tag="strict", tag_field="kind"):
                 "raise its count or lower the cost"
             )
 
+    def counts_until(self, charged_at: int) -> int:
+        return charged_at + self.period
+
     def amend(self, state: Starts, charged_at: int, cost: int, started_at: int, actual: int) -> Starts:
         # More starts at one instant than any count allows close the window for no longer, and would all be remembered.
         cost, actual = min(cost, MAX_COUNT), min(actual, MAX_COUNT)

@@ -248,8 +248,8 @@ def _worded(event: Event) -> tuple[int, str] | None:
         case LeaseNotRenewed():
             return (
                 logging.ERROR,
-                f"{event.node} could not renew its lease for {event.seconds:.1f} s: it cancelled {event.cancelled} jobs "
-                "that hold permits or had not begun, and starts nothing until the store answers",
+                f"{event.node} could not renew its lease for {event.seconds:.1f} s: it cancelled {event.cancelled} "
+                "jobs that hold permits or had not begun, and starts nothing until the store answers",
             )
         case ClockSkewed():
             apart = f"{abs(event.seconds):.1f} s {'ahead of' if event.seconds > 0 else 'behind'}"

@@ -77,6 +77,9 @@ class Fetched(msgspec.Struct, frozen=True):
     def check_cost(self, cost: int) -> None:
         self.real.check_cost(cost)
 
+    def counts_until(self, charged_at: int) -> int:
+        return self.real.counts_until(charged_at)
+
     def amend(self, state: Balance, charged_at: int, cost: int, started_at: int, actual: int) -> Balance:
         # Charges are amended where they were made.
         return state

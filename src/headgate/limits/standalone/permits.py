@@ -30,6 +30,9 @@ class Permits(msgspec.Struct, frozen=True, tag="permits", tag_field="kind"):
                 f"a cost of {cost} can never be granted by a concurrency of {self.count}; raise it or lower the cost"
             )
 
+    def counts_until(self, charged_at: int) -> int:
+        return NEVER
+
     def amend(self, state: int, charged_at: int, cost: int, started_at: int, actual: int) -> int:
         return state + actual - cost
 

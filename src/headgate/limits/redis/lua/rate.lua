@@ -69,7 +69,13 @@ local function amend(state, charged_at, cost, started_at, actual)
     actual = cost
   end
   local last = math.max(state.last, started_at)
-  return later({us = state.us + started_at - charged_at, part = state.part, last = last}, actual - cost)
+  local moved = {us = state.us + started_at - charged_at, part = state.part}
+  local anew = later(state.us < started_at and {us = started_at, part = 0} or state, cost)
+  if anew.us < moved.us or anew.us == moved.us and anew.part < moved.part then
+    moved = anew
+  end
+  moved.last = last
+  return later(moved, actual - cost)
 end
 
 local function look(state, now)
