@@ -55,6 +55,8 @@ class SystemClock:
     def __init__(self) -> None:
         # CLOCK_BOOTTIME goes on while the machine sleeps, as a limit must; macOS's monotonic clock does the same.
         self._source = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+        # Read once: it never changes, and a process that ran out of files could not read it again.
+        self._boot_id = self._read_boot_id()
 
     def now(self) -> int:
         return time.time_ns() // 1000
@@ -63,6 +65,9 @@ class SystemClock:
         return time.clock_gettime_ns(self._source) // 1000
 
     def boot_id(self) -> str:
+        return self._boot_id
+
+    def _read_boot_id(self) -> str:
         path = Path("/proc/sys/kernel/random/boot_id")
         if path.exists():
             return path.read_text().strip()

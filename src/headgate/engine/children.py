@@ -40,13 +40,17 @@ class Child:
 
     def __init__(self, module: str) -> None:
         here, there = socket.socketpair()
-        with there:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", BOOT.format(there.fileno()), json.dumps(_search_path())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[there.fileno()],
-                process_group=0,
-            )
+        try:
+            with there:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", BOOT.format(there.fileno()), json.dumps(_search_path())],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[there.fileno()],
+                    process_group=0,
+                )
+        except BaseException:
+            here.close()
+            raise
         self._socket = here
         self._file = here.makefile("rwb")
         self._module = module

@@ -9,8 +9,16 @@ from pathlib import Path
 def process_started(pid: int) -> str:
     """When a process began, in the kernel's own ticks; empty if it has ended or it cannot be told."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return _started(pid)
     except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Empty if it has ended. Raises OSError if that cannot be told, as where no more files can be opened."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
         return ""
     # The name in parentheses may hold anything, so count fields from its end.
     state, *fields = stat.rpartition(")")[2].split()
@@ -27,8 +35,13 @@ def pid_space() -> str:
 
 def is_running(pid: int, started: str) -> bool:
     """Whether the process that had this id and start is still there."""
-    found = process_started(pid)
-    if started and found:
+    is_told = bool(started)
+    try:
+        found = _started(pid) if started else ""
+    except OSError:
+        # A process that cannot open files sees no others: it must not take all of them for ended.
+        found, is_told = "", False
+    if found:
         return found == started
     try:
         os.kill(pid, 0)
@@ -38,4 +51,4 @@ def is_running(pid: int, started: str) -> bool:
         # It is another user's, of whose processes /proc may show nothing (hidepid).
         return True
     # One of this user's, that has a start and shows none, has ended and was not waited for yet.
-    return not started
+    return not is_told

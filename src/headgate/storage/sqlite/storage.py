@@ -524,7 +524,7 @@ class SqliteStorage:
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise self._translated(error) from error
         # After the commit: what was written to a file that nobody can open again is not reported as stored.
         if self._neighbours is not None and self._neighbours.is_file_lost():
@@ -785,7 +785,7 @@ class SqliteStorage:
         assert reader is not None
         try:
             return await reader.run(query)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise self._translated(error) from error
 
     # ------------------------------------------------------------------------------------------- helpers
@@ -802,7 +802,10 @@ class SqliteStorage:
         if self._write_thread is None:
             raise StorageUnavailable(f"{self.path} is not open")
 
-    def _translated(self, error: sqlite3.Error) -> Exception:
+    def _translated(self, error: sqlite3.Error | OSError) -> Exception:
+        if isinstance(error, OSError):
+            # No files or no memory is left to this process, which passes.
+            return StorageUnavailable(f"{self.path} could not be used: {error}")
         translated = sqlite_file.translate(error, self.path)
         if isinstance(translated, StorageUnusable):
             self._break(translated)

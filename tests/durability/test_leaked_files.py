@@ -1,0 +1,148 @@
+"""A handler that leaks files until its process can open none: it fails its own jobs, and its worker goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from headgate import Headgate, JobFailed
+from headgate.storage.process import is_running, process_started
+from tests.durability.processes import Child, Children
+from tests.postgres_server import PostgresServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+
+APP = """
+    import os, resource
+    from headgate import Headgate, RetryPolicy
+    from headgate.jobs.event import NodeLost, NodeStarted
+    from tests.durability.worker import say
+
+    FILES = 128
+    app = Headgate({url!r}, heartbeat=0.25, lease=2)
+    leaked = []
+
+    @app.task(retry=RetryPolicy(retries=0))
+    async def leak() -> None:
+        while True:
+            leaked.append(os.open(os.devnull, os.O_RDONLY))
+
+    @app.task
+    async def free() -> None:
+        for file in leaked:
+            os.close(file)
+        leaked.clear()
+
+    @app.task
+    async def add(one: int, two: int) -> int:
+        return one + two
+
+    @app.task
+    def in_thread(one: int, two: int) -> int:
+        return one + two
+
+    @app.task(process=True, retry=RetryPolicy(retries=0))
+    def in_child(one: int, two: int) -> int:
+        return one + two
+
+    def on_start(event):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+        say("started")
+
+    def on_lost(event):
+        say("lost", event.node)
+
+    app.subscribe(on_start, NodeStarted)
+    app.subscribe(on_lost, NodeLost)
+"""
+
+
+async def start(children: Children, folder: Path) -> Child:
+    worker = await children.start("headgate_worker.py", folder=str(folder), target="leaking:app")
+    await worker.hear("started")
+    return worker
+
+
+async def check(url: str, children: Children, folder: Path) -> None:
+    (folder / "leaking.py").write_text(textwrap.dedent(APP.format(url=url)))
+    app = Headgate(url)
+    for name in ("leak", "free"):
+        app.task(name=name)(_no_arguments)
+    for name in ("add", "in_thread", "in_child"):
+        app.task(name=name)(_two_arguments)
+    tasks = {name: app._registry.find(name) for name in ("leak", "free", "add", "in_thread", "in_child")}
+    leak, free, add, in_thread, in_child = (tasks[name] for name in tasks)
+    assert leak
+    assert free
+    assert add
+    assert in_thread
+    assert in_child
+    async with app.open():
+        worker = await start(children, folder)
+        node = (await app.admin.nodes())[0].id
+        with pytest.raises(JobFailed, match="Too many open files"):
+            await (await leak.enqueue()).result(timeout=20)
+        # Somebody joins while it can open nothing: it must not be taken for dead.
+        neighbour = asyncio.ensure_future(_be_alive(url))
+        for turn in range(4):
+            assert await (await add.enqueue(turn, 1)).result(timeout=20) == turn + 1
+            assert await (await in_thread.enqueue(turn, 2)).result(timeout=20) == turn + 2
+            # Heartbeats and looks at the other nodes.
+            await asyncio.sleep(0.8)
+        with pytest.raises(JobFailed):
+            await (await in_child.enqueue(1, 2)).result(timeout=20)
+        await neighbour
+        await (await free.enqueue()).result(timeout=20)
+        assert await (await in_child.enqueue(1, 2)).result(timeout=20) == 3
+        assert [each.id for each in await app.admin.nodes()] == [node], "the same node all the time"
+        worker.signal(signal.SIGTERM)
+        assert await worker.end() == 0
+        assert not worker.has_said("lost")
+
+
+async def _be_alive(url: str) -> None:
+    """Another node, which serves another queue."""
+    app = Headgate(url, heartbeat=0.25, lease=2)
+    async with app:
+        await asyncio.sleep(3)
+
+
+def _no_arguments() -> None: ...
+
+
+def _two_arguments(one: int, two: int) -> int:
+    return 0
+
+
+async def test_a_worker_on_sqlite_outlives_a_handler_that_leaks_files(tmp_path: Path, children: Children) -> None:
+    """The fault: what never changes was read anew at every look at the nodes, and a look that failed ended the node."""
+    await check(f"sqlite:///{tmp_path}/jobs.db", children, tmp_path)
+
+
+async def test_a_worker_on_postgres_outlives_a_handler_that_leaks_files(
+    postgres: PostgresServer, children: Children, tmp_path: Path
+) -> None:
+    await check(postgres.url, children, tmp_path)
+
+
+def test_a_process_that_can_open_no_files_takes_no_other_for_ended() -> None:
+    started = process_started(os.getpid())
+    assert started
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+        assert is_running(os.getpid(), started)
+        assert is_running(os.getppid(), process_started(os.getppid()) or "1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not is_running(os.getpid(), "1")
