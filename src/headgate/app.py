@@ -661,6 +661,8 @@ class Headgate:
         """As `task.schedule(…).enqueue(…)`."""
         self._opening.require()
         await self._intake.put_schedule(task, options, spec, call)
+        if self._node is not None:
+            self._node.look_at_schedules()
         return Schedule(spec.name, self)
 
     # ------------------------------------------------------------------------------------------- following

@@ -156,6 +156,71 @@ def test_a_first_instant_that_has_passed_long_ago_was_missed(misfire: Any, occur
     run_virtual(main)
 
 
+@pytest.mark.parametrize("lives_for", [5, 20, 290])
+def test_a_service_that_restarts_often_runs_a_schedule_at_the_first_instant_it_was_stored_with(lives_for: int) -> None:
+    """The fault: a first instant that is computed at each start was put off at each, so that it never came."""
+
+    async def main(clock: VirtualClock) -> None:
+        store, journal = MemoryStorage(clock), Journal(clock)
+        while clock.monotonic() < 1000 * SECOND:
+            app = Headgate(store, clock=clock)
+            in_five_minutes = to_datetime(clock.now()) + timedelta(minutes=5)
+
+            @app.schedule(TEN_MINUTES, name="report", first=in_five_minutes)
+            async def report() -> None:
+                journal.note()
+
+            async with app:
+                await asyncio.sleep(lives_for)
+        # The first one, and then those of the trigger.
+        assert [start // 10 * 10 for start in journal.starts] == [300, 600]
+
+    run_virtual(main)
+
+
+def test_a_first_instant_holds_until_it_has_come_whatever_else_is_declared_anew() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, journal = Headgate("memory://", clock=clock), Journal(clock)
+
+        @app.task
+        async def pull(tenant: str) -> None:
+            journal.note()
+
+        async with app:
+            await pull.schedule("acme", Every(minutes=10), first=at(450)).enqueue("acme")
+            await pull.schedule("acme", Every(minutes=1), first=at(900), max_runs=1).enqueue("acme")
+            await asyncio.sleep(1000)
+        assert journal.starts == [450]
+
+    run_virtual(main)
+
+
+def test_a_schedule_that_is_to_run_now_does_so_at_once_where_it_is_stored() -> None:
+    """The fault: the node looked for changes of schedules at most once a second, also for those of its own process."""
+
+    async def main(clock: VirtualClock) -> None:
+        app, delays = Headgate("memory://", clock=clock), list[int]()
+        stored_at = 0
+
+        @app.task
+        async def pull() -> None:
+            delays.append(clock.monotonic() - stored_at)
+
+        async with app:
+            await asyncio.sleep(5)
+            for number in range(5):
+                # Something else has just changed in the store.
+                await pull.using(delay=3600).enqueue()
+                await asyncio.sleep(0.1)
+                stored_at = clock.monotonic()
+                await pull.schedule(f"s{number}", Every(hours=1), first="now").enqueue()
+                await asyncio.sleep(0.3)
+        assert len(delays) == 5
+        assert max(delays) < SECOND // 20
+
+    run_virtual(main)
+
+
 def test_a_schedule_keeps_its_count_and_its_rhythm_when_it_is_declared_again() -> None:
     async def main(clock: VirtualClock) -> None:
         store, journal = MemoryStorage(clock), Journal(clock)

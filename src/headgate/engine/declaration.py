@@ -62,14 +62,15 @@ async def declare(
                 is_declared=code is not None or (known is not None and known.is_declared),
             )  # fmt: skip
         else:
+            # Its first occurrence is what it was stored with: one that is computed anew at each start would never come.
+            rules = replace(rules, first_at=known.rules.first_at)
             trigger = counted_from(spec.trigger, known.course.started_at)
             course = go_on(known.course, rules, trigger, now)
             record = replace(known, name=spec.name, call=call, rules=rules, course=course)
             if code is not None:
                 formerly = known.formerly if known is not before else before.name
                 record = replace(record, is_declared=True, formerly=formerly if formerly in code.names else None)
-            # What its first occurrence was to be does not matter any more, unless it is still to come.
-            if replace(record, rules=replace(rules, first_at=known.rules.first_at)) == known:
+            if record == known:
                 record = known
         if before is not None and known is before:
             if await storage.take_over_schedule(record, was=before.name, replaces=before.revision):

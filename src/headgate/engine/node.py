@@ -752,6 +752,10 @@ class Node:
                     )
                 )
 
+    def look_at_schedules(self) -> None:
+        """Enqueue at once what is due of a schedule that this process has just stored."""
+        self._recurring.look()
+
     def cancel(self, job_id: str) -> None:
         """Cancel a job that runs here for its user; without effect if it does not."""
         attempt = self._running.get(job_id)

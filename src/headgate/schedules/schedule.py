@@ -68,13 +68,19 @@ def begin(rules: ScheduleRules, trigger: Trigger, now: int) -> Course:
 
 def go_on(course: Course, rules: ScheduleRules, trigger: Trigger, now: int) -> Course:
     """The course of a schedule that is declared again: its count and its rhythm stay, its next occurrence is that of
-    the trigger as it is now, also if the zone has changed its rules. What is due is due still.
+    the trigger as it is now, also if the zone has changed its rules. What is due is due still, and a first instant that
+    is to come stays.
 
     One that had come to its end goes on if its new rules let it.
     """
     if course.next_at is not None and course.next_at <= now:
         return course
-    if course.last_at is None and rules.first_at is not None and rules.first_at >= now:
+    if (
+        course.last_at is None
+        and rules.first_at is not None
+        and course.next_at in (None, rules.first_at)
+        and rules.first_at >= now
+    ):
         return replace(course, next_at=_before(rules.first_at, rules.until))
     if rules.max_runs is not None and course.runs >= rules.max_runs:
         return replace(course, next_at=None)
