@@ -30,12 +30,13 @@ from headgate import (
     Snooze,
     StrictRate,
     UnknownLimit,
+    chain,
     current_job,
     header,
 )
 from headgate.clock import SECOND
 from headgate.errors import HeadgateError
-from headgate.jobs.event import BacklogLeft, Event
+from headgate.jobs.event import BacklogLeft, Event, JobEnqueued, JobFailure, JobFinished
 from headgate.limits.limit import Limit
 from headgate.storage.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -317,6 +318,53 @@ def test_rates_and_permits_are_charged_together_or_not_at_all() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- terms
+
+
+def test_a_job_that_is_refused_when_it_is_enqueued_is_told_as_one_that_failed() -> None:
+    """The fault: it was stored as failed, and no subscriber heard of it."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        told: list[Event] = []
+        app.subscribe(told.append, JobEnqueued, JobFailure, JobFinished)
+        app.limit("api", StrictRate("1/m", key="{tenant}", max_wait=30, margin=0))
+
+        @app.task(limits=["api"])
+        async def call(tenant: str) -> None: ...
+
+        async with app.open():
+            await call.enqueue_many([("acme",)] * 2)
+            await asyncio.sleep(0.1)
+            (refused,) = [event for event in told if isinstance(event, JobFailure)]
+            assert (refused.task, refused.attempt, refused.state) == ("call", 0, JobState.FAILED)
+            assert refused.error is not None
+            assert refused.error.type == "headgate.errors.LimitRejected"
+            assert isinstance(told[-2], JobEnqueued), "first that it is there, then that it failed"
+            told.clear()
+            await chain(call.call("acme"), call.call("acme")).enqueue()
+            await asyncio.sleep(0.1)
+            assert [type(event) for event in told] == [JobEnqueued, JobEnqueued, JobFailure]
+
+    run_virtual(main)
+
+
+def test_the_last_event_of_a_retry_that_its_limit_rejects_counts_its_attempts() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=3, delay=1))
+        told: list[Event] = []
+        app.subscribe(told.append, JobFailure)
+
+        @app.task(limits=[StrictRate("2/m", on_limit="discard", margin=0)])
+        async def call() -> None:
+            raise ValueError("no")
+
+        async with app:
+            job = await call.enqueue()
+            await asyncio.sleep(30)
+            assert (await job.status()).state is JobState.FAILED
+        assert [event.attempt for event in told if isinstance(event, JobFailure)] == [2]
+
+    run_virtual(main)
 
 
 def test_a_job_that_is_not_to_wait_fails_at_once_and_says_for_which_limit() -> None:

@@ -554,6 +554,52 @@ def test_jobs_of_a_task_that_is_not_declared_here_wait_and_are_alarmed_once() ->
     run_virtual(main)
 
 
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("how", ["gather", "group", "unawaited"])
+def test_what_a_task_of_a_handler_raises_ends_its_job_at_most(raised: type[BaseException], how: str) -> None:
+    """The fault: asyncio passes SystemExit and KeyboardInterrupt on from any task, which ended the worker."""
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))
+        kept: list[asyncio.Task[None]] = []
+
+        async def deep() -> None:
+            await asyncio.sleep(0.1)
+            raise raised
+
+        @app.task
+        async def starts_others() -> None:
+            match how:
+                case "gather":
+                    await asyncio.gather(asyncio.sleep(5), deep())
+                case "group":
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(deep())
+                case _:
+                    kept.append(asyncio.create_task(deep()))
+                    await asyncio.sleep(1)
+
+        @app.task
+        async def fine() -> str:
+            async with asyncio.TaskGroup() as group:
+                doing = group.create_task(asyncio.sleep(0.1, "still here"))
+            return doing.result()
+
+        async with app:
+            job = await starts_others.enqueue()
+            if how == "unawaited":
+                await job.result()
+                assert kept[0].exception() is not None
+            else:
+                with pytest.raises(JobFailed) as failed:
+                    await job.result()
+                assert raised.__name__ in (failed.value.traceback or "")
+            assert await (await fine.enqueue()).result() == "still here"
+        assert asyncio.get_running_loop().get_task_factory() is None, "the loop is as it was"
+
+    run_virtual(main)
+
+
 def test_what_a_handler_raises_never_ends_the_node() -> None:
     async def main(clock: VirtualClock) -> None:
         app = Headgate("memory://", clock=clock, retry=RetryPolicy(retries=0))

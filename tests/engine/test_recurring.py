@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -174,6 +174,38 @@ def test_a_service_that_restarts_often_runs_a_schedule_at_the_first_instant_it_w
                 await asyncio.sleep(lives_for)
         # The first one, and then those of the trigger.
         assert [start // 10 * 10 for start in journal.starts] == [300, 600]
+
+    run_virtual(main)
+
+
+def test_a_schedule_at_the_end_of_time_is_listed_and_ends() -> None:
+    """The fault: what comes after the last datetime made every list of schedules fail."""
+
+    class Far:
+        def next_after(self, instant: int) -> int | None:
+            return 1 << 60
+
+        def latest_at_or_before(self, instant: int) -> int | None:
+            return None
+
+        def describe(self) -> str:
+            return "far"
+
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate("memory://", clock=clock)
+        last = datetime(9999, 12, 31, 12, tzinfo=UTC)
+
+        @app.schedule(Every(weeks=1), name="last", first=last)
+        async def report() -> None: ...
+
+        @app.schedule(Far(), name="far")
+        async def farther() -> None: ...
+
+        async with app:
+            await asyncio.sleep(1)
+            listed = {status.name: status.next_run for status in await app.admin.schedules.list()}
+            assert listed == {"last": last, "far": None}
+            assert await app.admin.schedules.next_runs("last", 5) == [last]
 
     run_virtual(main)
 

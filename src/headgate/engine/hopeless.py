@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from headgate.jobs.job import Draw, NewJob
+from headgate.jobs.job import Draw, JobState, NewJob
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import ask_of
 from headgate.storage.endings import rejection_error
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
-from headgate.storage.protocol import Standing, Storage
+from headgate.storage.protocol import Dropped, Standing, Storage
 
 
 async def reject_hopeless(storage: Storage, rules: Mapping[str, AnyRule], jobs: Sequence[NewJob]) -> list[NewJob]:
@@ -37,3 +37,16 @@ async def reject_hopeless(storage: Storage, rules: Mapping[str, AnyRule], jobs: 
             judged.append(job)
             lanes[lane] = replace(standing, place=(standing.place or 0) + 1, waiting=standing.waiting + 1)
     return judged
+
+
+def rejected(jobs: Sequence[NewJob]) -> list[Dropped]:
+    """Those of the jobs that are stored as final, as they are told of."""
+    return [
+        Dropped(job.id, job.task, job.queue, _rejected_as(job), job.rejection)
+        for job in jobs
+        if job.rejection is not None
+    ]
+
+
+def _rejected_as(job: NewJob) -> JobState:
+    return JobState.FAILED if job.terms is None else job.terms.rejected_as

@@ -127,7 +127,7 @@ def publish_dropped(bus: EventBus, teller: Teller, clock: Clock, dropped: Sequen
                 job_id=job.id,
                 task=job.task,
                 queue=job.queue,
-                attempt=0,
+                attempt=job.attempt,
                 state=job.state,
                 error=job.error,
             )

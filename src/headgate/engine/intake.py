@@ -15,7 +15,8 @@ from headgate.engine.backlog import Backlogs
 from headgate.engine.bus import EventBus, publish_use
 from headgate.engine.declaration import declare, warn_if_too_fast
 from headgate.engine.historian import Historian
-from headgate.engine.hopeless import reject_hopeless
+from headgate.engine.hopeless import reject_hopeless, rejected
+from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.parts import Part, queue_counts
 from headgate.engine.teller import Teller
 from headgate.errors import DeclarationError
@@ -76,9 +77,10 @@ class Intake:
         if is_patient:
             jobs = await reject_hopeless(self._storage, self._registry.rules, jobs)
         others = await self._add(jobs)
-        if is_patient and task.callbacks.exist:
-            self._teller.tell_unrun([job.id for job in jobs if job.rejection is not None])
         self._tell(jobs, others)
+        if is_patient:
+            # One that was folded into another is not stored.
+            self._tell_rejected([job for job in jobs if job.id not in others])
         return standing_ids(jobs, others)
 
     def check(self, task: Task[Any, Any], call: Call[Any]) -> None:
@@ -98,9 +100,8 @@ class Intake:
             jobs = await reject_hopeless(self._storage, self._registry.rules, jobs)
         now = self._storage.now()
         await self._add(jobs, [NewBatch(id, total, now) for id, total in batches])
-        rejected = [job for job in jobs if job.rejection is not None]
-        self._teller.tell_unrun([job.id for job in rejected if self._registry.tasks[job.task].callbacks.exist])
         self._tell(jobs, {})
+        self._tell_rejected(jobs)
 
     async def jobs_to_enlist(self, task: Task[Any, Any], parts: Sequence[Part]) -> list[NewJob]:
         """Jobs for a transaction of the caller's. Whether their limits reject them is judged when they are there."""
@@ -259,6 +260,9 @@ class Intake:
         if (task, limit) not in self._skipped:
             self._skipped.add((task, limit))
             self._bus.publish(LimitSkipped(at=self._clock.now(), task=task, limit=limit, reason=reason))
+
+    def _tell_rejected(self, jobs: Sequence[NewJob]) -> None:
+        publish_dropped(self._bus, self._teller, self._clock, rejected(jobs))
 
     def _tell(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> None:
         self._historian.note_enqueued(jobs, others)

@@ -24,6 +24,7 @@ from headgate.engine.drain import LOOK_EVERY, Drain
 from headgate.engine.elsewhere import Elsewhere
 from headgate.engine.executor import LINGERS_AFTER, Attempt, Cause, Workshop
 from headgate.engine.fetcher import Fetcher
+from headgate.engine.handler_tasks import guard_tasks, unguard_tasks
 from headgate.engine.historian import Historian
 from headgate.engine.housekeeper import Housekeeper, publish_dropped
 from headgate.engine.lease import LeaseWatch, OwnLease
@@ -208,6 +209,7 @@ class Node:
         """Work until stopped. A crash of any part ends the whole node loudly."""
         self._loop = asyncio.get_running_loop()
         unwatch = self._storage.watch(self._wake)
+        guard_tasks(self._loop)
         if self._settings.log_lines:
             self._capture.start()
         try:
@@ -246,6 +248,7 @@ class Node:
             raise
         finally:
             unwatch()
+            unguard_tasks(self._loop)
             self._capture.stop()
             for timer in (self._timer, self._lease_timer):
                 if timer is not None:

@@ -11,7 +11,7 @@ from headgate.clock import SECOND, Clock, Timer, sleep
 from headgate.engine.bus import EventBus
 from headgate.engine.declaration import trigger_of
 from headgate.engine.declarer import Declarer
-from headgate.engine.hopeless import reject_hopeless
+from headgate.engine.hopeless import reject_hopeless, rejected
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.occurrence import last_job_of, occurrence
 from headgate.engine.teller import Teller
@@ -23,9 +23,9 @@ from headgate.jobs.event import (
     StorageTroubled,
 )
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import JobState, NewJob
+from headgate.jobs.job import NewJob
 from headgate.schedules.schedule import LATE, Due, due
-from headgate.storage.protocol import Dropped, Storage
+from headgate.storage.protocol import Storage
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.tasks.registry import Registry
 
@@ -171,12 +171,7 @@ class Recurring:
         if self._bus.wants(JobEnqueued):
             for job in jobs:
                 self._bus.publish(JobEnqueued(at=at, job_id=job.id, task=job.task, queue=job.queue, run_at=job.run_at))
-        rejected = [
-            Dropped(job.id, job.task, job.queue, _rejected_as(job), job.rejection)
-            for job in jobs
-            if job.rejection is not None
-        ]
-        publish_dropped(self._bus, self._teller, self._clock, rejected)
+        publish_dropped(self._bus, self._teller, self._clock, rejected(jobs))
         if what.skipped is not None:
             self._bus.publish(
                 OccurrencesSkipped(
@@ -203,7 +198,3 @@ class Recurring:
 
     def _trouble(self, doing: str, error: HeadgateError) -> None:
         self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=str(error)))
-
-
-def _rejected_as(job: NewJob) -> JobState:
-    return JobState.FAILED if job.terms is None else job.terms.rejected_as

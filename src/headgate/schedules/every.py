@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ from headgate.errors import DeclarationError
 
 LEAST = 100_000
 """The shortest period, microseconds: what comes more often is the work of a loop."""
+
+_FIRST, _LAST = (from_datetime(datetime(*day, tzinfo=UTC)) for day in ((1, 1, 4), (9999, 12, 28)))
+"""The instants that a datetime can tell in every zone."""
 
 _UNITS = {"weeks": 7 * 86400, "days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
@@ -100,10 +103,13 @@ class Every(
         return self if self.start is not None else replace(self, start=to_datetime(instant))
 
     def next_after(self, instant: int) -> int | None:
-        return self._start + ((instant - self._start) // self.period + 1) * self.period
+        found = self._start + ((instant - self._start) // self.period + 1) * self.period
+        return found if found <= _LAST else None
 
     def latest_at_or_before(self, instant: int) -> int | None:
-        return instant - (instant - self._start) % self.period
+        instant = min(instant, _LAST)
+        found = instant - (instant - self._start) % self.period
+        return found if found >= _FIRST else None
 
     def describe(self) -> str:
         parts = [(unit, getattr(self, unit)) for unit in _UNITS if getattr(self, unit)]

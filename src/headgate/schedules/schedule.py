@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from headgate.clock import SECOND
+from headgate.clock import LAST, SECOND
 from headgate.schedules.trigger import Trigger
 
 LATE = 60 * SECOND
@@ -166,8 +166,13 @@ def _points(trigger: Trigger, first: int | None, horizon: int) -> tuple[list[int
 
 
 def _after(trigger: Trigger, instant: int) -> int | None:
-    """The trigger's next instant. Raises ValueError for one of a user's own that stands still: it would never end."""
+    """The trigger's next instant. Raises ValueError for one of a user's own that stands still: it would never end.
+
+    What no datetime can tell never comes.
+    """
     found = trigger.next_after(instant)
+    if found is not None and found > LAST:
+        return None
     if found is not None and found <= instant:
         raise ValueError(f"next_after({instant}) of {trigger.describe()!r} returned {found}, which is not later")
     return found

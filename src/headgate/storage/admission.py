@@ -107,6 +107,11 @@ class BucketView:
         home.state = state
         home.charged = True
 
+    @property
+    def stored(self) -> tuple[str | None, int]:
+        """The state as it is stored, and from when on it may be forgotten; a bucket may be as it never was drawn on."""
+        return (None, 0) if self.state is None else (self.rule.dump(self.state), self.rule.idle_at(self.state))
+
     def amend(self, charged_at: int, cost: int, started_at: int, actual: int) -> None:
         """Let a start count as what it was and when, as `Rule.amend` says."""
         home, rule = self.home, self.rule

@@ -335,7 +335,7 @@ class ClaimPlan:
         for visit in self.visits:
             for head, state, error in self._endings(visit):
                 rows.append((head.seq, state, error))
-                self._dropped.append(Dropped(head.id, head.task, head.queue, state, error))
+                self._dropped.append(Dropped(head.id, head.task, head.queue, state, error, head.attempt))
                 if head.held and head.terms is not None and head.draws is not None:
                     kept = head.terms.kept(head.held, state)
                     self.given.append(Given(head.seq, head.id, head.draws, head.terms, head.held & ~kept, kept))

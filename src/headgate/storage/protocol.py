@@ -91,13 +91,17 @@ class Deposit(msgspec.Struct, frozen=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, array_like=True):
-    """A waiting job that is final without having run: it expired, or its limits made it wait too long."""
+    """A waiting job that is final without having run again: it expired, or its limits made it wait too long.
+
+    `attempt` counts the tries that it had spent.
+    """
 
     id: str
     task: str
     queue: str
     state: JobState
     error: JobError
+    attempt: int = 0
 
 
 class Claimed(msgspec.Struct, frozen=True):

@@ -403,7 +403,7 @@ class BucketStoreConformance:
     async def test_a_penalty_ends_by_itself_and_the_budget_is_as_it_was(self, store: BucketStore) -> None:
         drawn = bucket(strict(3))
         await store.take(drawn)
-        await store.penalize(drawn, SECOND // 10)
+        await store.penalize(drawn, SECOND // 2)
         refused = await store.take(drawn)
         assert refused.granted == 0
         await self.elapse_to(store, refused)
@@ -424,6 +424,18 @@ class BucketStoreConformance:
         first = await store.take(drawn)
         await store.penalize(drawn, HOUR // 2)
         assert (await store.take(drawn)).opens_at == first.now + HOUR
+
+    @pytest.mark.parametrize("rule", [strict(1), rate(1), shared(1)])
+    async def test_the_first_reservation_of_a_penalised_bucket_can_be_cancelled(
+        self, store: BucketStore, rule: AnyRule
+    ) -> None:
+        """The fault: the bucket had no state before it, and what is none could not be stored beside the penalty."""
+        drawn = bucket(rule)
+        await store.penalize(drawn, HOUR)
+        slot = (await store.reserve(drawn, id="a")).opens_at
+        assert await store.cancel(drawn, id="a")
+        assert (await store.snapshot(drawn)).used == 0
+        assert about((await store.reserve(drawn, id="b")).opens_at, slot)
 
     async def test_what_is_booked_of_a_penalised_bucket_begins_when_it_opens(self, store: BucketStore) -> None:
         drawn = bucket(strict(1))

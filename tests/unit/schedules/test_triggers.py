@@ -295,7 +295,15 @@ def test_an_interval_that_cannot_be_is_refused_where_it_is_declared(arguments: d
 
 
 @pytest.mark.parametrize(
-    "trigger", [Cron("0 0 29 2 *"), Cron("* * * * * *"), Calendar(on=31), Cron("@yearly", tz=ROME)]
+    "trigger",
+    [
+        Cron("0 0 29 2 *"),
+        Cron("* * * * * *"),
+        Calendar(on=31),
+        Cron("@yearly", tz=ROME),
+        Every(weeks=1),
+        Every(days=36_500, start=datetime(9990, 1, 1, tzinfo=UTC)),
+    ],
 )
 def test_the_end_of_time_is_answered_and_not_searched_for(trigger: Trigger) -> None:
     assert trigger.next_after(from_datetime(datetime(9999, 12, 30, tzinfo=UTC))) is None

@@ -59,7 +59,7 @@ class Limiter:
         return await self._budget.acquire_async(key, cost, timeout)
 
     def release(self, key: str = "", cost: int = 1) -> None:
-        """Give back permits of a `Concurrency` that `acquire` took. Raises ValueError for more than are out."""
+        """Give back permits of a `Concurrency` that `acquire` took. Raises ValueError for less or more than are out."""
         self._budget.release(key, cost)
 
     async def reserve(self, key: str = "", cost: int = 1, id: str | None = None) -> Reservation:

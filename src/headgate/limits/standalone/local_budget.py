@@ -10,7 +10,7 @@ from headgate.clock import Duration
 from headgate.errors import GateClosed, HeadgateError
 from headgate.limits.bucket_store import Taken
 from headgate.limits.rule import NEVER, Snapshot
-from headgate.limits.standalone.bucket_table import BucketTable
+from headgate.limits.standalone.bucket_table import BucketTable, check_cost
 from headgate.limits.standalone.decision import Decision
 from headgate.limits.standalone.lines import ONLY_WHEN_CALLED
 from headgate.limits.standalone.permits import Permits
@@ -38,6 +38,7 @@ class LocalBudget:
     def release(self, key: str, cost: int) -> None:
         if not self.hands_out_permits:
             raise HeadgateError("a rate counts starts, so there is nothing to give back; use `hold()` and `settle()`")
+        check_cost(cost)
         self.table.give_back(key, cost)
 
     def reserve(self, key: str, cost: int, id: str) -> Taken:

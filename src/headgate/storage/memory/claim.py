@@ -389,7 +389,7 @@ class Claiming:
 
     def _end(self, job: Job[Lane], state: JobState, error: JobError) -> None:
         self._jobs.end_unrun(job, state, self._visit.wall, self._now, error)
-        self._dropped.append(Dropped(job.id, job.new.task, job.new.queue, state, error))
+        self._dropped.append(Dropped(job.id, job.new.task, job.new.queue, state, error, job.attempt))
 
     def _in_wall_time(self, instant: int | None) -> int | None:
         """An instant of limit time as wall time; None for never."""

@@ -573,7 +573,7 @@ class Jobs:
                     wall, job.expires_at, job.give_up_at, new.terms, None if behind is None else behind.draw
                 )
                 self.stop_waiting(job, state, wall, now, error)
-                dropped.append(Dropped(new.id, new.task, new.queue, state, error))
+                dropped.append(Dropped(new.id, new.task, new.queue, state, error, job.attempt))
         return dropped
 
     def prune(self, finished_before: int, now: int, count: int, states: frozenset[JobState]) -> list[str]:

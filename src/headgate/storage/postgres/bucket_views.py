@@ -60,13 +60,14 @@ class BucketViews:
                 rows = await session.fetch("rivals", limit=view.draw.limit, limit_now=self._limit_now)
                 view.rivals = {row[0] for row in rows}
 
-    def charges(self) -> tuple[list[bytes], list[str], list[int]]:
+    def charges(self) -> tuple[list[bytes], list[str | None], list[int]]:
         """The states that have changed, as columns: id, state, idle_at."""
         changed = [view for view in self._found.values() if view.charged]
+        stored = [view.stored for view in changed]
         return (
             [bucket_id(view.draw) for view in changed],
-            [view.rule.dump(view.state) for view in changed],
-            [view.rule.idle_at(view.state) for view in changed],
+            [state for state, _ in stored],
+            [idle_at for _, idle_at in stored],
         )
 
     async def charge(self, session: Session) -> None:

@@ -191,7 +191,7 @@ class Waiting:
         rows = [(job, unmoved[job.as_locked]) for job in late]
         ended = [Ended(job.id, job.state, row["is_followed"], row["batch"]) for job, row in rows]
         await following.tell_followers(self._session, ended, self._now, self._limit_now)
-        return [Dropped(job.id, job.task, job.queue, job.state, job.error) for job in late]
+        return [Dropped(job.id, job.task, job.queue, job.state, job.error, job.attempt) for job in late]
 
     async def regate(self, job: Regated) -> bool:
         """Move a job that still waits to the lane of what it asks for now."""
@@ -287,6 +287,7 @@ class _Late(NamedTuple):
     error: JobError
     lane_id: bytes
     is_waiting: bool
+    attempt: int
 
     @property
     def as_locked(self) -> tuple[str, bytes, int, bool]:
@@ -320,6 +321,7 @@ class _Late(NamedTuple):
             error,
             row["lane"],
             row["waiting"],
+            row["attempt"],
         )
 
 

@@ -52,11 +52,7 @@ class BucketViews:
 
     def charge(self) -> bool:
         """Write the states that have changed; whether there were any."""
-        rows = [
-            (view.draw.limit, view.draw.key, view.rule.dump(view.state), view.rule.idle_at(view.state))
-            for view in self._found.values()
-            if view.charged
-        ]
+        rows = [(view.draw.limit, view.draw.key, *view.stored) for view in self._found.values() if view.charged]
         if rows:
             execute(self._connection, "charge", buckets=as_json(rows))
         return bool(rows)

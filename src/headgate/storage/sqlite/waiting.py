@@ -66,6 +66,7 @@ class Expiring(msgspec.Struct, array_like=True):
     behind_key: str | None
     has_costs: int
     is_blocked: int
+    attempt: int
 
 
 _decode_found = RowDecoder(Found, "job", state=JobState.WAITING).decode_one
@@ -180,7 +181,7 @@ class Waiting:
             for lane, jobs in Counter(row.lane for row, _, _ in late if not row.is_blocked).items():
                 self._lanes.leave(lane, jobs, have_costs=lane in costly)
             self._following.tell([row.seq for row, _, _ in late])
-        return [Dropped(row.id, row.task, row.queue, state, error) for row, state, error in late]
+        return [Dropped(row.id, row.task, row.queue, state, error, row.attempt) for row, state, error in late]
 
     def _late(self, row: Expiring) -> tuple[Expiring, JobState, JobError]:
         behind = None if row.behind_limit is None else Draw(row.behind_limit, row.behind_key or "")

@@ -496,6 +496,17 @@ class EndingsConformance(Conformance):
         await hands.give_back(job)
         assert [expired.id for expired in await hands.storage.expire()] == [id]
 
+    @pytest.mark.parametrize("by", ["claim", "expire"])
+    async def test_a_job_that_ends_without_another_attempt_is_told_with_those_it_had(
+        self, hands: Hands, clock: ManualClock, by: str
+    ) -> None:
+        await hands.add(expires_in=5)
+        job = await hands.take_one()
+        await hands.storage.finish(hands.node, [Returned(job.id, job.fence, "failed", spent=True)])
+        clock.advance(5)
+        dropped = await hands.storage.expire() if by == "expire" else (await hands.claim()).dropped
+        assert [(each.id, each.attempt) for each in dropped] == [(job.id, 1)]
+
     async def test_a_final_job_does_not_expire(self, hands: Hands, clock: ManualClock) -> None:
         await hands.add(2, expires_in=5)
         done, cancelled = await hands.take()

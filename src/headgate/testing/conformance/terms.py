@@ -53,6 +53,14 @@ class TermsConformance(Conformance):
         assert (await hands.claim()).next_in is None
         assert await hands.counts() == QueueCounts("default", 0, 2, 0, 2, 0)
 
+    async def test_a_retry_that_is_rejected_is_told_with_the_attempts_it_had(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        (id,) = await hands.add(draws=API, patience=0)
+        job = await hands.take_one()
+        await hands.storage.finish(hands.node, [Returned(job.id, job.fence, "failed", spent=True)])
+        claimed = await hands.claim()
+        assert [(dropped.id, dropped.attempt) for dropped in claimed.dropped] == [(id, 1)]
+
     async def test_a_rejected_job_can_be_cancelled_instead_of_failed(self, hands: Hands) -> None:
         hands.rules = {"mutex": at_once()}
         ids = await hands.add(2, draws=[("mutex", "")], patience=0, cancels=True)

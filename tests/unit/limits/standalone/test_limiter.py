@@ -890,6 +890,17 @@ def test_more_permits_than_are_out_are_not_taken_back() -> None:
         limiter.sync.release("a")
 
 
+@pytest.mark.parametrize("cost", [-5, 0, True, 1.0, "1"])
+def test_what_is_no_number_of_permits_is_not_taken_back(cost: Any) -> None:
+    """The fault: giving back less than nothing took more permits out of the bucket."""
+    limiter = Limiter(Concurrency(2), clock=ManualClock())
+    limiter.sync.try_acquire("a")
+    for release in (limiter.release, limiter.sync.release):
+        with pytest.raises(ValueError, match="whole number of at least 1"):
+            release("a", cost)
+    assert [bool(limiter.sync.try_acquire("a")) for _ in range(2)] == [True, False]
+
+
 def test_starts_are_not_given_back_and_permits_not_settled_or_booked() -> None:
     rate, permits = (Limiter(limit, clock=ManualClock()) for limit in (RateLimit("1/m"), Concurrency(1)))
     with pytest.raises(HeadgateError, match="counts starts"):

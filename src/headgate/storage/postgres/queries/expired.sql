@@ -2,7 +2,8 @@
 -- a claim would have started from these lanes.
 SELECT
     job.id, job.task, job.queue, job.expires_at, job.give_up_at, job.terms, job.draws, job.held, job.passed,
-    bucket.limit_name, bucket.key, job.costs IS NOT NULL AS has_costs, job.lane, job.waiting
+    bucket.limit_name, bucket.key, job.costs IS NOT NULL AS has_costs, job.lane, job.waiting,
+    job.attempt
 FROM (
     (
         SELECT id FROM headgate.job

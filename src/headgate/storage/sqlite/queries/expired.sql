@@ -1,7 +1,7 @@
 -- Waiting and blocked jobs whose time to start has passed, with the bucket that their lane waits behind.
 SELECT json_group_array(
     json_array(seq, lane, job.id, task, job.queue, expires_at, give_up_at, json(terms), json(job.draws), held,
-        limit_name, key, job.costs IS NOT NULL, job.state = 'blocked'
+        limit_name, key, job.costs IS NOT NULL, job.state = 'blocked', job.attempt
     )
 )
 FROM (

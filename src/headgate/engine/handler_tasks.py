@@ -1,0 +1,78 @@
+"""Tasks that handlers start: what they raise ends their job at most, and never the program."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from headgate.engine.described import said
+from headgate.tasks.context import is_in_job
+
+T = TypeVar("T")
+
+_installed: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[int, Any]] = WeakKeyDictionary()
+# How many nodes run on a loop, and the task factory that it had before the first of them.
+
+
+def guard_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Let tasks that are created inside of a job raise RuntimeError in place of SystemExit and KeyboardInterrupt.
+
+    asyncio passes these two on from any task to whoever runs the loop. Each call needs one of `unguard_tasks`.
+    """
+    count, before = _installed.get(loop, (0, loop.get_task_factory()))
+    _installed[loop] = count + 1, before
+    if not count:
+        loop.set_task_factory(_factory)
+
+
+def unguard_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """After as many calls as of `guard_tasks`, the loop has the task factory that it had, unless it got a new one."""
+    count, before = _installed.pop(loop)
+    if count > 1:
+        _installed[loop] = count - 1, before
+    elif loop.get_task_factory() is _factory:
+        loop.set_task_factory(before)
+
+
+def _factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+    if is_in_job() and asyncio.iscoroutine(coroutine):
+        coroutine = _Guarded(coroutine)
+    before = _installed[loop][1]
+    return asyncio.Task(coroutine, loop=loop, **options) if before is None else before(loop, coroutine, **options)
+
+
+class _Guarded(Coroutine[Any, Any, T]):
+    """The same coroutine. An object rather than a coroutine around it: cancelled unstarted, that would lose it."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: Coroutine[Any, Any, T]) -> None:
+        self._inner = inner
+
+    def send(self, value: Any) -> Any:
+        try:
+            return self._inner.send(value)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise _as_ordinary(error) from error
+
+    def throw(self, *raised: Any) -> Any:
+        try:
+            return self._inner.throw(*raised)
+        except (SystemExit, KeyboardInterrupt) as error:
+            raise _as_ordinary(error) from error
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._inner.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        # Whoever prints or inspects the task sees the user's own coroutine.
+        return getattr(self._inner, name)
+
+
+def _as_ordinary(error: BaseException) -> RuntimeError:
+    return RuntimeError(f"a task of the handler raised {said(error)}")
