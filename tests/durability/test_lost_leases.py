@@ -1,0 +1,181 @@
+"""Real workers that are cut off or frozen for longer than their lease: a mutex is never held by two at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import Headgate, JobState
+from tests.durability.guarded_worker import guarded_app, most_inside, read_visits
+from tests.durability.processes import Child, Children
+from tests.durability.wire import Wire
+from tests.postgres_server import PostgresServer
+from tests.until import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+LEASE = 3.0
+
+
+async def start(children: Children, url: str, ledger: Path, **options: Any) -> Child:
+    worker = await children.start(
+        "guarded_worker.py", url=url, ledger=str(ledger), heartbeat=0.3, lease=LEASE, **options
+    )
+    await worker.hear("NodeStarted")
+    return worker
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, database: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{database}"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.url
+
+
+@contextlib.asynccontextmanager
+async def here_on(url: str, ledger: Path) -> AsyncIterator[Headgate]:
+    app = guarded_app(url, ledger)
+    async with app.open():
+        yield app
+
+
+@pytest.mark.parametrize("task", ["enter", "call"])
+async def test_a_worker_frozen_between_its_claim_and_the_start_starts_nothing_that_others_have_taken(
+    url: str, task: str, children: Children, tmp_path: Path
+) -> None:
+    """The fault: it entered the mutex when it went on, while the worker that had taken its job was inside."""
+    ledger = tmp_path / "visits"
+    async with here_on(url, ledger) as app:
+        work = app._registry.find(task)
+        assert work is not None
+        frozen = await start(children, url, ledger, freezes=True)
+        job = await work.enqueue(6.0)
+        await frozen.hear("frozen")
+        other = await start(children, url, ledger)
+        await other.hear("inside", timeout=30)
+        frozen.signal(signal.SIGCONT)
+        await frozen.hear("NodeDisowned")
+        await job.result(timeout=30)
+        visits = read_visits(ledger)
+        assert most_inside(visits) == 1
+        assert {visit.pid for visit in visits} == {other.pid}
+
+
+async def test_a_worker_that_is_frozen_inside_of_a_mutex_leaves_it_when_it_goes_on(
+    url: str, children: Children, tmp_path: Path
+) -> None:
+    """While it is frozen it cannot; whom it calls can tell its token from that of the later holder."""
+    ledger = tmp_path / "visits"
+    async with here_on(url, ledger) as app:
+        work = app._registry.find("enter")
+        assert work is not None
+        frozen = await start(children, url, ledger)
+        job = await work.enqueue(20.0)
+        await frozen.hear("inside")
+        # Not in the middle of a write, which would stop everybody on a file.
+        with _writing_nothing(url):
+            frozen.signal(signal.SIGSTOP)
+        other = await start(children, url, ledger)
+        await other.hear("inside", timeout=30)
+        frozen.signal(signal.SIGCONT)
+        (_, cancelled) = await frozen.hear("LeaseNotRenewed")
+        assert cancelled == 1
+        await frozen.hear("NodeDisowned")
+        (entered, second, left) = read_visits(ledger)[:3]
+        assert [entered.word, second.word, left.word] == ["enters", "enters", "leaves"]
+        assert left.pid == frozen.pid
+        assert entered.token < second.token
+        await app.job(job.id).cancel()
+
+
+@contextlib.contextmanager
+def _writing_nothing(url: str) -> Any:
+    if not url.startswith("sqlite"):
+        yield
+        return
+    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=10, isolation_level=None)) as file:
+        file.execute("BEGIN IMMEDIATE")
+        yield
+        file.execute("ROLLBACK")
+
+
+async def test_a_worker_cut_off_from_postgres_leaves_a_mutex_before_another_enters(
+    postgres: PostgresServer, children: Children, tmp_path: Path
+) -> None:
+    """The fault: it was inside for 8 to 10 s beside the worker that had taken its job."""
+    ledger = tmp_path / "visits"
+    async with Wire.to(postgres.port) as wire, here_on(postgres.url, ledger) as app:
+        work = app._registry.find("enter")
+        assert work is not None
+        cut = await start(children, postgres.url_at(wire.port), ledger)
+        first = await work.enqueue(12.0)
+        await cut.hear("inside")
+        other = await start(children, postgres.url, ledger)
+        second = await work.enqueue(0.1)
+        await asyncio.sleep(LEASE)
+        wire.hold()
+        (seconds, cancelled) = await cut.hear("LeaseNotRenewed")
+        assert (seconds < LEASE, cancelled) == (True, 1)
+        await other.hear("NodeLost")
+        await other.hear("inside")
+        wire.release()
+        await cut.hear("NodeDisowned")
+        await first.result(timeout=40)
+        await second.result(timeout=40)
+        assert most_inside(read_visits(ledger)) == 1
+        record = (await app.admin.job(first.id)).record
+        assert (record.state, record.attempt, record.lost) == (JobState.SUCCEEDED, 2, 1)
+
+
+async def test_a_worker_whose_disk_is_full_leaves_a_mutex_before_another_enters(
+    database: Path, children: Children, tmp_path: Path
+) -> None:
+    """Reads go on, and other processes may still have room."""
+    ledger = tmp_path / "visits"
+    url = f"sqlite:///{database}"
+    async with here_on(url, ledger) as app:
+        work = app._registry.find("enter")
+        assert work is not None
+        full = await start(children, url, ledger)
+        job = await work.enqueue(8.0)
+        await full.hear("inside")
+        other = await start(children, url, ledger)
+        # No file of this process grows beyond a page any more.
+        unlimited = resource.prlimit(full.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        await full.hear("LeaseNotRenewed")
+        await other.hear("inside")
+        resource.prlimit(full.pid, resource.RLIMIT_FSIZE, unlimited)
+        await full.hear("NodeDisowned")
+        await job.result(timeout=40)
+        assert most_inside(read_visits(ledger)) == 1
+
+
+async def test_a_worker_kept_from_writing_to_its_file_hands_back_what_holds_a_mutex(
+    database: Path, children: Children, tmp_path: Path
+) -> None:
+    """Nobody else can write either, so nobody has taken the job: its attempt is not spent."""
+    ledger = tmp_path / "visits"
+    url = f"sqlite:///{database}"
+    async with here_on(url, ledger) as app:
+        work = app._registry.find("enter")
+        assert work is not None
+        worker = await start(children, url, ledger)
+        job = await work.enqueue(8.0)
+        await worker.hear("inside")
+        with _writing_nothing(url):
+            await worker.hear("LeaseNotRenewed")
+            await until(lambda: [visit.word for visit in read_visits(ledger)] == ["enters", "leaves"], 5)
+        await job.result(timeout=40)
+        assert most_inside(read_visits(ledger)) == 1
+        assert not worker.has_said("NodeDisowned")
+        record = (await app.admin.job(job.id)).record
+        assert (record.state, record.attempt, record.lost) == (JobState.SUCCEEDED, 1, 0)
