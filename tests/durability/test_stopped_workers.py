@@ -248,10 +248,10 @@ async def test_a_handler_that_blocks_the_loop_beyond_the_lease_is_told_of_and_ne
     here = Here(database)
     async with here.app.open():
         count_endings(database)
-        blocked = await start_worker(children, database, heartbeat=0.2, lease=0.5)
+        blocked = await start_worker(children, database, heartbeat=0.2, lease=1)
         job = await here.block_the_loop.enqueue(2.5)
         await blocked.hear("running")
-        other = await start_worker(children, database, heartbeat=0.2, lease=0.5)
+        other = await start_worker(children, database, heartbeat=0.2, lease=1)
         await other.hear("running")
         await blocked.hear("LoopBlocked")
         await blocked.kill()
