@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headgate.errors import DeclarationError
+from headgate.errors import DeclarationError, LimitRejected
 from headgate.jobs.job import Draw
 from headgate.limits.bucket_store import Bucket, Taken, snapshot_of
 from headgate.limits.concurrency import Semaphore
@@ -41,7 +41,16 @@ class StoredBuckets:
         return await self._visit(bucket, lambda visit: _take(visit, cost, count), id)
 
     async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
-        return await self._visit(bucket, lambda visit: _reserve(visit, cost), id)
+        """As `BucketStore.reserve`. Raises LimitRejected while the limit is paused for the key: there is no slot."""
+        taken = await self._visit(bucket, lambda visit: _reserve(visit, cost), id)
+        if taken is None:
+            raise LimitRejected(
+                f"nothing was reserved: limit {bucket.limit!r} is paused for {bucket.key!r}; "
+                "resume it, or reserve again later",
+                limit=bucket.limit,
+                key=bucket.key,
+            )
+        return taken
 
     async def cancel(self, bucket: Bucket, *, id: str) -> bool:
         return await self._visit(bucket, _cancel, id)
@@ -116,12 +125,15 @@ def _take(visit: BucketVisit, cost: int, count: int) -> Taken:
     return taken
 
 
-def _reserve(visit: BucketVisit, cost: int) -> Taken:
+def _reserve(visit: BucketVisit, cost: int) -> Taken | None:
+    """Book a slot. None while the bucket is paused: a slot at no instant would close it for ever."""
     view, now = visit.view, visit.now
     known = _known(visit)
     if known is not None:
         slot = known.taken.opens_at
         return _taken(visit, int(slot <= now), slot)
+    if view.closed_until >= NEVER:
+        return None
     before = _state(view)
     slot, state = view.ask(max(now, view.closed_until), cost)
     view.keep(state)

@@ -15,6 +15,7 @@ from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobRecord,
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.limits.concurrency import Concurrency, HoldUntil, Semaphore, load_permits
+from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.stored_rule import dump_rule
@@ -41,6 +42,10 @@ def strict(count: int, per: float = 60) -> AnyRule:
 
 def rate(count: int, per: float = 60, burst: int | None = None) -> AnyRule:
     return RateLimit(count, per=per, burst=burst).rule
+
+
+def shared(capacity: int, min_count: int = 1) -> Any:
+    return DynamicWindow(per=60, capacity=capacity, min_count=min_count).rule
 
 
 def at_once(count: int = 1) -> Any:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from headgate.clock import SECOND
-from headgate.errors import LimitInUse
+from headgate.errors import LimitInUse, LimitRejected
 from headgate.jobs.job import Draw, JobState
-from headgate.limits.dynamic_window import DynamicWindow
+from headgate.limits.bucket_store import Bucket
+from headgate.limits.fixed_window import FixedWindow
+from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
+from headgate.limits.sliding_window import SlidingWindow
 from headgate.storage.live_rules import LimitSetting, Scope
 from headgate.storage.protocol import Amendment
-from headgate.testing.conformance.hands import MINUTE, Conformance, Hands, at_once, rate, strict
+from headgate.storage.stored_buckets import StoredBuckets
+from headgate.testing.conformance.hands import MINUTE, Conformance, Hands, at_once, rate, shared, strict
 from headgate.testing.manual_clock import ManualClock
 
 API = [("api", "acme")]
@@ -22,8 +24,12 @@ ACME = Draw("api", "acme")
 SCOPES: list[tuple[Scope, str]] = [("all", ""), ("key", "acme"), ("pattern", "ac*"), ("tier", "gold")]
 
 
-def shared(capacity: int, min_count: int = 1) -> Any:
-    return DynamicWindow(per=60, capacity=capacity, min_count=min_count).rule
+def fixed(count: int) -> AnyRule:
+    return FixedWindow(count, per=60).rule
+
+
+def sliding(count: int) -> AnyRule:
+    return SlidingWindow(count, per=60).rule
 
 
 class LiveLimitsConformance(Conformance):
@@ -251,6 +257,35 @@ class LiveLimitsConformance(Conformance):
         assert await hands.take() == []
         await hands.unset(setting)
         assert await hands.take_ids() == [id]
+
+    @pytest.mark.parametrize("rule", [strict(2), rate(2), fixed(2), sliding(2), shared(2)])
+    async def test_a_reservation_on_a_paused_limit_is_refused_and_books_nothing(
+        self, hands: Hands, clock: ManualClock, rule: AnyRule
+    ) -> None:
+        buckets, bucket = StoredBuckets(hands.storage), Bucket("api", "acme", rule)
+        setting = await hands.pause("api")
+        for _ in range(2):
+            with pytest.raises(LimitRejected, match=r"'api' is paused for 'acme'; resume it") as raised:
+                await buckets.reserve(bucket, id="order-17")
+            assert (raised.value.limit, raised.value.key, raised.value.opens_at) == ("api", "acme", None)
+        await hands.unset(setting)
+        booked = await buckets.reserve(bucket, id="order-17")
+        assert (booked.granted, booked.opens_at) == (1, booked.now)
+        assert (await buckets.snapshot(bucket)).used == 1
+        clock.advance(120)
+        assert (await buckets.take(bucket, count=5)).granted == 2
+
+    async def test_a_slot_that_was_booked_before_a_pause_is_told_again_and_can_be_given_back(
+        self, hands: Hands
+    ) -> None:
+        buckets, bucket = StoredBuckets(hands.storage), Bucket("api", "acme", strict(1))
+        await buckets.take(bucket)
+        booked = await buckets.reserve(bucket, id="order-17")
+        setting = await hands.pause("api")
+        assert (await buckets.reserve(bucket, id="order-17")).opens_at == booked.opens_at
+        assert await buckets.cancel(bucket, id="order-17")
+        await hands.unset(setting)
+        assert (await buckets.reserve(bucket, id="order-18")).opens_at == booked.opens_at
 
     # -------------------------------------------------------------------------------------- penalising
 
