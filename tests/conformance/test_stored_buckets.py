@@ -30,8 +30,13 @@ class TestStoredBuckets(BucketStoreConformance):
         if request.param == "sqlite":
             storage = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
         await storage.open()
+        self.storage = storage
         yield StoredBuckets(storage)
         await storage.close()
 
     async def elapse(self, store: BucketStore, seconds: float) -> None:
         self.time.advance(seconds)
+
+    async def forget_idle(self, store: BucketStore) -> None:
+        while await self.storage.evict():
+            pass

@@ -116,7 +116,10 @@ class BucketView:
         """Let a start count as what it was and when, as `Rule.amend` says."""
         home, rule = self.home, self.rule
         if home.state is None:
-            return
+            if not actual or isinstance(rule, Semaphore | Fetched):
+                return
+            # The bucket was idle and forgotten. Nothing else counted in it, so the start stands alone.
+            home.state, cost = self.ask(charged_at)[1], 1
         if isinstance(rule, SharedCounter):
             home.state = rule.amend(home.state, charged_at, cost, started_at, actual, key=self.draw.key)
         else:

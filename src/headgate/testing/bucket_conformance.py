@@ -90,6 +90,9 @@ class BucketStoreConformance:
         """Let `seconds` of limit time pass."""
         await sleep(SystemClock(), seconds)
 
+    async def forget_idle(self, store: BucketStore) -> None:
+        """Let the store forget the buckets that are as good as new, if it has to be told to."""
+
     async def elapse_to(self, store: BucketStore, taken: Taken) -> None:
         """Let limit time pass until the answer's `opens_at`."""
         await self.elapse(store, (taken.opens_at - taken.now) / SECOND)
@@ -362,6 +365,23 @@ class BucketStoreConformance:
         taken = await store.take(drawn)
         await store.amend(drawn, taken.now, 1, taken.now, 0)
         assert (await store.take(drawn, 3)).granted == 1
+
+    async def test_a_cost_that_is_settled_after_the_bucket_was_forgotten_is_charged(self, store: BucketStore) -> None:
+        drawn = bucket(rate(3600, burst=3600))
+        first = await store.take(drawn)
+        await self.elapse(store, 1.1)
+        await self.forget_idle(store)
+        await store.amend(drawn, first.now, 1, first.now, 3600)
+        left = await store.take(drawn)
+        assert left.available <= (left.now - first.now) // SECOND
+
+    async def test_a_start_that_never_happened_is_not_charged_to_a_forgotten_bucket(self, store: BucketStore) -> None:
+        drawn = bucket(rate(3600, burst=3600))
+        first = await store.take(drawn)
+        await self.elapse(store, 1.1)
+        await self.forget_idle(store)
+        await store.amend(drawn, first.now, 1, first.now, 0)
+        assert (await store.take(drawn, 3600)).granted == 1
 
     async def test_a_late_start_moves_its_charge(self, store: BucketStore) -> None:
         drawn = bucket(strict(1))

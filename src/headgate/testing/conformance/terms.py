@@ -11,9 +11,12 @@ import pytest
 from headgate.clock import SECOND
 from headgate.jobs.job import Draw, JobError, JobState
 from headgate.jobs.lifecycle import Charge, Finished, Returned
+from headgate.limits.bucket_store import Bucket
+from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.endings import EXPIRED_ERROR
 from headgate.storage.protocol import Amendment, QueueCounts, RecordedStart
+from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.conformance.hands import (
     BOOM,
     MINUTE,
@@ -23,6 +26,7 @@ from headgate.testing.conformance.hands import (
     most_in_a_window,
     rate,
     recover,
+    shared,
     strict,
 )
 from headgate.testing.manual_clock import ManualClock
@@ -404,6 +408,40 @@ class TermsConformance(Conformance):
         await hands.storage.amend([], hands.rules)
         await hands.add(2, draws=[("api", "nobody")])
         assert len(await hands.take()) == 1
+
+    @pytest.mark.parametrize("rule", [rate(100), rate(100, burst=200), strict(100), shared(100)])
+    async def test_a_cost_is_settled_the_same_whether_the_idle_bucket_was_forgotten_or_not(
+        self, hands: Hands, clock: ManualClock, rule: AnyRule
+    ) -> None:
+        hands.rules = {"kept": rule, "forgotten": rule}
+        await hands.add(1, draws=[("kept", "acme"), ("forgotten", "acme")])
+        at = (await hands.take_one()).charged_at
+        clock.advance(61)
+        await hands.storage.amend([Amendment(Draw("kept", "acme"), at, 1, at, 190)], hands.rules)
+        while await hands.storage.evict():
+            pass
+        await hands.storage.amend([Amendment(Draw("forgotten", "acme"), at, 1, at, 190)], hands.rules)
+        buckets = StoredBuckets(hands.storage)
+        kept = await buckets.snapshot(Bucket("kept", "acme", rule))
+        assert await buckets.snapshot(Bucket("forgotten", "acme", rule)) == kept
+        assert kept.used == (89 if rule.kind == "rate" else 0)
+
+    async def test_a_settled_cost_of_a_forgotten_bucket_holds_its_line_back(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        hands.rules = {"api": rate(60, burst=60)}
+        await hands.add(1, draws=API)
+        job = await hands.take_one()
+        clock.advance(2)
+        while await hands.storage.evict():
+            pass
+        await hands.storage.amend([Amendment(ACME, job.charged_at, 1, job.charged_at, 120)], hands.rules)
+        (id,) = await hands.add(1, draws=API)
+        assert await hands.take() == []
+        clock.advance(58)
+        assert await hands.take() == []
+        clock.advance(1)
+        assert await hands.take_ids() == [id]
 
     async def test_refunding_a_start_gives_no_permit_back(self, hands: Hands) -> None:
         hands.rules = {"mutex": at_once()}
