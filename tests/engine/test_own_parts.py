@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-from headgate import Headgate, StrictRate
+import pytest
+
+from headgate import Headgate, Limiter, RateLimited, StrictRate, current_job
 from headgate.clock import SECOND
+from headgate.errors import StorageUnavailable
+from headgate.jobs.event import Event, LimitStoreAdvised, LimitStoreTroubled, NodeCrashed, StorageTroubled
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.storage.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
+from tests.engine.bad_stores import BAD_ANSWERS, MISDEEDS, BadBuckets, hanging, raising, returning
 
 
 class OwnStorage:
@@ -81,5 +88,183 @@ def test_limits_are_kept_in_a_store_of_ones_own() -> None:
             await asyncio.sleep(150)
         assert starts == [0, 0, 60, 60, 120]
         assert set(buckets.asked) == {"acme"}
+
+    run_virtual(main)
+
+
+def work_beside(clock: VirtualClock, bad: Any, *, policy: Any = "run") -> tuple[Headgate, Counter[str], list[Event]]:
+    """An app with a limit in a bad store, one in a good store, and one with the jobs."""
+    app = Headgate("memory://", clock=clock)
+    started: Counter[str] = Counter()
+    events: list[Event] = []
+    app.subscribe(events.append)
+    good: Any = OwnBuckets(clock)
+
+    @app.task(name="bad", limits=[StrictRate("1000/m", key="{key}", name="bad", store=bad, on_store_error=policy)])
+    async def on_bad_store(key: str) -> None:
+        started["bad"] += 1
+
+    @app.task(name="good", limits=[StrictRate("1000/m", name="good", store=good)])
+    async def on_good_store() -> None:
+        started["good"] += 1
+
+    @app.task(name="local", limits=[StrictRate("1000/m", name="local")])
+    async def on_local_limit() -> None:
+        started["local"] += 1
+
+    return app, started, events
+
+
+@pytest.mark.parametrize("verb", ["open", "take"])
+@pytest.mark.parametrize("instead", MISDEEDS.values(), ids=MISDEEDS.keys())
+def test_a_bucket_store_that_breaks_its_protocol_stops_no_node_and_holds_nothing_else_up(
+    verb: str, instead: Callable[[], Any]
+) -> None:
+    async def main(clock: VirtualClock) -> None:
+        bad: Any = BadBuckets(clock, verb, instead)
+        app, started, events = work_beside(clock, bad)
+        async with app:
+            await app.tasks["bad"].enqueue_many([("acme",), ("globex",)])
+            await asyncio.sleep(0.5)
+            for _ in range(5):
+                await app.tasks["good"].enqueue()
+                await app.tasks["local"].enqueue()
+            await asyncio.sleep(1)
+            assert (started["good"], started["local"]) == (5, 5)
+            await asyncio.sleep(15)
+            # The limit says that its jobs run while its store cannot be asked.
+            assert started["bad"] == 2
+            bad.is_bad = False
+            await asyncio.sleep(60)
+            await (await app.tasks["bad"].enqueue("acme")).result(timeout=30)
+        told = [event for event in events if isinstance(event, LimitStoreTroubled)]
+        assert {event.limit for event in told} == {"bad"}
+        assert all("BadBuckets" in event.error and verb in event.error for event in told[:1]), told
+        assert not [event for event in events if isinstance(event, NodeCrashed)]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("answer", BAD_ANSWERS.values(), ids=BAD_ANSWERS.keys())
+def test_a_bucket_store_whose_answer_is_none_counts_as_one_that_cannot_be_asked(answer: Any) -> None:
+    async def main(clock: VirtualClock) -> None:
+        bad: Any = BadBuckets(clock, "take", returning(answer))
+        app, started, events = work_beside(clock, bad, policy="wait")
+        async with app:
+            await app.tasks["bad"].enqueue_many([("acme",)] * 2)
+            await app.tasks["good"].enqueue()
+            await asyncio.sleep(60)
+            assert started == {"good": 1}
+            # The breaker lets it be asked less and less often.
+            assert 2 <= bad.asked <= 20
+            bad.is_bad = False
+            await asyncio.sleep(60)
+            assert started == {"good": 1, "bad": 2}
+        told = [event for event in events if isinstance(event, LimitStoreTroubled)]
+        assert "BadBuckets.take answered" in told[0].error
+
+    run_virtual(main)
+
+
+def test_a_bucket_store_that_refuses_and_says_it_is_open_is_asked_once_a_second() -> None:
+    async def main(clock: VirtualClock) -> None:
+        now = clock.now()
+        for opens_at in (now, now - 5 * SECOND, 0):
+            refusal = Taken(granted=0, opens_at=opens_at, now=now, available=0, full_at=opens_at)
+            bad: Any = BadBuckets(clock, "take", returning(refusal))
+            app, started, events = work_beside(clock, bad)
+            async with app:
+                await app.tasks["bad"].enqueue_many([("acme",)] * 3)
+                await asyncio.sleep(60)
+                # It answers: that no start is granted is its word.
+                assert started == {}
+                assert 50 <= bad.asked <= 62
+                advised = [event for event in events if isinstance(event, LimitStoreAdvised)]
+                assert [event.limit for event in advised] == ["bad"]
+                assert "refuses" in advised[0].advice
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("instead", MISDEEDS.values(), ids=MISDEEDS.keys())
+def test_what_is_told_to_a_bucket_store_that_breaks_its_protocol_stops_no_node(instead: Callable[[], Any]) -> None:
+    async def main(clock: VirtualClock) -> None:
+        for verb in ("amend", "penalize", "snapshot"):
+            bad: Any = BadBuckets(clock, verb, instead)
+            app, started, events = work_beside(clock, bad)
+            refused: list[str] = []
+
+            @app.task(name="settles", limits=[StrictRate("1000/m", name="tokens", cost=2, store=bad)])
+            async def settles() -> None:
+                current_job().settle("tokens", 1)
+
+            @app.task(name="refused", limits=[StrictRate("1000/m", name="partner", store=bad)])
+            async def is_refused(refused: list[str] = refused) -> None:
+                refused.append("called")
+                if len(refused) == 1:
+                    raise RateLimited(retry_after=1)
+
+            async with app:
+                await (await settles.enqueue()).result(timeout=30)
+                await app.tasks["refused"].enqueue()
+                await asyncio.sleep(30)
+                await app.tasks["good"].enqueue()
+                await (await app.tasks["bad"].enqueue("acme")).result(timeout=30)
+                await (await settles.enqueue()).result(timeout=30)
+                assert started == {"good": 1, "bad": 1}
+                assert len(refused) == 2
+                assert {bucket.limit for bucket in await app.admin.limits.list()} >= {"tokens", "good"}
+            troubled = [event.doing for event in events if isinstance(event, StorageTroubled)]
+            assert bool(troubled) == (verb in ("amend", "penalize"))
+            assert not [event for event in events if isinstance(event, NodeCrashed)]
+
+    run_virtual(main)
+
+
+def test_a_bucket_store_whose_advice_cannot_be_read_gives_none() -> None:
+    async def main(clock: VirtualClock) -> None:
+        for instead in (lambda: 1 / 0, lambda: 5):
+            bad: Any = BadBuckets(clock, "advice", instead)
+            app, started, events = work_beside(clock, bad)
+            async with app:
+                await (await app.tasks["bad"].enqueue("acme")).result(timeout=5)
+            assert started == {"bad": 1}
+            assert not [event for event in events if isinstance(event, LimitStoreAdvised | LimitStoreTroubled)]
+
+    run_virtual(main)
+
+
+def test_operators_get_a_clear_error_of_a_bucket_store_that_breaks_its_protocol() -> None:
+    async def main(clock: VirtualClock) -> None:
+        for instead in (raising(ValueError("boom")), hanging):
+            bad: Any = BadBuckets(clock, "reset", instead)
+            app, _, _ = work_beside(clock, bad)
+            async with app:
+                with pytest.raises(StorageUnavailable, match=r"BadBuckets\.reset"):
+                    await app.admin.limits.reset("bad", "acme")
+
+    run_virtual(main)
+
+
+def test_plain_code_that_waits_for_a_bad_bucket_store_gets_its_error_and_never_spins() -> None:
+    async def main(clock: VirtualClock) -> None:
+        limit = StrictRate("1/m", name="api")
+        refusal = Taken(granted=0, opens_at=0, now=0, available=0, full_at=0)
+        bad: Any = BadBuckets(clock, "take", returning(refusal))
+        limiter = Limiter(limit, store=bad, clock=clock)
+        waiting = asyncio.ensure_future(limiter.acquire("acme"))
+        await asyncio.sleep(30)
+        assert 20 <= bad.asked <= 31
+        bad.is_bad = False
+        assert await waiting
+        for error in (asyncio.CancelledError(), ValueError("boom"), SystemExit(3)):
+            bad = BadBuckets(clock, "take", raising(error))
+            limiter = Limiter(limit, store=bad, clock=clock)
+            waiters = [asyncio.ensure_future(limiter.acquire("acme")) for _ in range(2)]
+            done, _ = await asyncio.wait(waiters, timeout=5)
+            assert len(done) == 2
+            for waiter in waiters:
+                with pytest.raises(ValueError if isinstance(error, ValueError) else StorageUnavailable):
+                    waiter.result()
 
     run_virtual(main)

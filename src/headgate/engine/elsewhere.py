@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 from headgate.clock import Clock
+from headgate.engine.guarded_store import GuardedStore
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit
@@ -17,7 +18,7 @@ class Elsewhere(NamedTuple):
     """A limit that is kept in another store."""
 
     limit: Limit
-    store: BucketStore
+    store: GuardedStore
 
 
 class LimitsElsewhere:
@@ -29,6 +30,8 @@ class LimitsElsewhere:
         self._clock = clock
         self._url = url
         self._stores: dict[str, BucketStore] = {}
+        # By identity: a store of a user's own may have no hash. Each is kept with its guard, and so is its identity.
+        self._guarded: dict[int, tuple[BucketStore, GuardedStore]] = {}
 
     def store_of(self, limit: Limit) -> BucketStore | None:
         """Where the limit is kept; None: with the jobs. Raises DeclarationError for a URL that cannot be read."""
@@ -48,7 +51,14 @@ class LimitsElsewhere:
     def limits(self) -> dict[str, Elsewhere]:
         """Those of the limits that are kept elsewhere."""
         stores = {name: self.store_of(limit) for name, limit in self._limits.items()}
-        return {name: Elsewhere(self._limits[name], store) for name, store in stores.items() if store is not None}
+        return {
+            name: Elsewhere(self._limits[name], self._guard(store))
+            for name, store in stores.items()
+            if store is not None
+        }
+
+    def _guard(self, store: BucketStore) -> GuardedStore:
+        return self._guarded.setdefault(id(store), (store, GuardedStore(store, self._clock)))[1]
 
     async def close(self) -> None:
         """Close the stores that were opened for URLs."""

@@ -1,242 +1,64 @@
-"""The fetcher: gets starts for limits that are kept elsewhere, and gives back what nobody took."""
+"""The fetcher: gets starts for limits that are kept elsewhere, from each store by itself."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
-from msgspec.structs import replace
-
-from headgate.clock import SECOND, Clock, sleep, wait_for_event
-from headgate.engine.breaker import Breaker
+from headgate.clock import Clock
 from headgate.engine.bus import EventBus
 from headgate.engine.elsewhere import Elsewhere
-from headgate.errors import CostExceedsLimit, HeadgateError, StorageUnavailable
-from headgate.jobs.event import LimitStoreAdvised, LimitStoreAnswers, LimitStoreTroubled, StorageTroubled
+from headgate.engine.guarded_store import GuardedStore
+from headgate.engine.store_fetcher import StoreFetcher
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw
-from headgate.limits.bucket_store import Bucket, BucketStore
-from headgate.limits.limit import AnyRule
-from headgate.storage.admission import BucketVisit
-from headgate.storage.fetched import ASK_AGAIN, Balance, Fetched
-from headgate.storage.protocol import Amendment, Deposit, Starved, Storage
-
-LEFT_FOR = 0.1
-"""Seconds that fetched starts lie for jobs before they are given back: a claim follows at once, if there is room."""
+from headgate.limits.limit import Limit
+from headgate.storage.protocol import Amendment, Starved, Storage
 
 
 class Fetcher:
-    """Asks other stores for as many starts as can be used now, and lays them down where claims find them."""
+    """Passes on what concerns a limit to the fetcher of its store. A store that is slow holds no other one up."""
 
     def __init__(
         self, storage: Storage, limits: Mapping[str, Elsewhere], *, clock: Clock, bus: EventBus, ids: IdSource
     ) -> None:
-        self._storage = storage
-        self._limits = limits
-        self._clock = clock
-        self._bus = bus
-        self._ids = ids
-        self._starved: dict[Draw, tuple[Starved, int]] = {}
-        self._breakers: dict[BucketStore, Breaker] = {each.store: Breaker() for each in limits.values()}
-        self._advised: set[BucketStore] = set()
-        self._taken: Counter[Draw] = Counter()
-        self._amendments: list[Amendment] = []
-        self._penalties: dict[Draw, int] = {}
-        self._has_news = asyncio.Event()
-        self._is_empty = asyncio.Event()
+        of_store: dict[GuardedStore, dict[str, Limit]] = {}
+        for name, elsewhere in limits.items():
+            of_store.setdefault(elsewhere.store, {})[name] = elsewhere.limit
+        self._fetchers = [
+            StoreFetcher(storage, store, kept, clock=clock, bus=bus, ids=ids) for store, kept in of_store.items()
+        ]
+        self._by_limit = {
+            name: fetcher for fetcher, kept in zip(self._fetchers, of_store.values(), strict=True) for name in kept
+        }
 
     def want(self, starved: Sequence[Starved], room: int) -> None:
         """Claims met these buckets empty; `room` jobs could start now."""
         for each in starved:
-            if each.draw.limit in self._limits:
-                self._starved[each.draw] = (each, max(1, min(each.waiting, room)))
-                self._has_news.set()
+            if (fetcher := self._by_limit.get(each.draw.limit)) is not None:
+                fetcher.want(each, room)
 
     def note_taken(self, jobs: Sequence[ClaimedJob]) -> None:
         """These jobs were claimed here: what they took need not be withdrawn."""
         for job in jobs:
             if job.elsewhere is not None:
                 for index, draw in enumerate(job.draws):
-                    if job.elsewhere[index] is not None:
-                        self._taken[draw] += 1 if job.costs is None else job.costs[index]
+                    if job.elsewhere[index] is not None and (fetcher := self._by_limit.get(draw.limit)) is not None:
+                        fetcher.note_taken(draw, 1 if job.costs is None else job.costs[index])
 
     def amend(self, amendment: Amendment) -> None:
         """A start was not what it was charged as."""
-        self._amendments.append(amendment)
-        self._has_news.set()
+        self._by_limit[amendment.draw.limit].amend(amendment)
 
     def penalize(self, draw: Draw, closed_for: int) -> None:
         """Whoever draws on the bucket, in whatever program, is to hold back for so long (µs)."""
-        until = self._clock.monotonic() + closed_for
-        self._penalties[draw] = max(until, self._penalties.get(draw, 0))
-        self._has_news.set()
+        self._by_limit[draw.limit].penalize(draw, closed_for)
 
     async def flush(self, seconds: float) -> None:
         """Wait until all amendments are made, at most so long; nothing more is fetched for those who asked before."""
-        self._starved.clear()
-        self._is_empty.clear()
-        self._has_news.set()
-        await wait_for_event(self._clock, self._is_empty, seconds)
+        await asyncio.gather(*(fetcher.flush(seconds) for fetcher in self._fetchers))
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as withdrawals:
-            while True:
-                await self._has_news.wait()
-                self._has_news.clear()
-                starved, self._starved = self._starved, {}
-                penalties, self._penalties = self._penalties, {}
-                amendments, self._amendments = self._amendments, []
-                for draw, until in penalties.items():
-                    # Before the refund of who was refused, which would let another one go.
-                    await self._penalize(draw, until)
-                for amendment in amendments:
-                    # One after another: a start may be moved first and settled then.
-                    await self._amend(amendment)
-                if starved:
-                    for draw in starved:
-                        del self._taken[draw]
-                    deposits = await asyncio.gather(*(self._fetch(each, room) for each, room in starved.values()))
-                    if await self._lay_down(deposits):
-                        charged = [deposit for deposit in deposits if deposit.balance.charged_at]
-                        withdrawals.create_task(self._withdraw_later(charged, [starved[d.draw][0] for d in charged]))
-                if not self._has_news.is_set():
-                    self._is_empty.set()
-
-    # ---------------------------------------------------------------------------------------------- fetching
-
-    async def _fetch(self, starved: Starved, room: int) -> Deposit:
-        draw, rule = starved.draw, starved.rule.real
-        elsewhere = self._limits[draw.limit]
-        breaker = self._breakers[elsewhere.store]
-        now = self._storage.limit_now()
-        try:
-            if breaker.is_open(self._clock.monotonic()):
-                raise StorageUnavailable("it did not answer a moment ago")
-            await elsewhere.store.open()
-            self._pass_on_advice(elsewhere, draw.limit)
-            bucket = _bucket(draw, rule)
-            taken = await elsewhere.store.take(bucket, starved.cost, count=room, id=self._ids.next(self._clock.now()))
-        except CostExceedsLimit:
-            # The claim fails the job, by the same rule.
-            return Deposit(draw, Balance(0, now, 0, now + ASK_AGAIN, rule.describe()))
-        except HeadgateError as error:
-            return Deposit(draw, self._without(elsewhere, starved, room, now, error))
-        if breaker.has_failed:
-            self._bus.publish(LimitStoreAnswers(at=self._clock.now(), limit=draw.limit))
-        breaker.succeed()
-        left = taken.granted * starved.cost
-        # From before it was asked: a little early costs another question, a little late would cost budget.
-        opens_at = now + taken.opens_at - taken.now
-        return Deposit(draw, Balance(left, now, taken.now if left else 0, opens_at, rule.describe(), starved.cost))
-
-    def _pass_on_advice(self, elsewhere: Elsewhere, limit: str) -> None:
-        advice = getattr(elsewhere.store, "advice", None)
-        if advice is not None and elsewhere.store not in self._advised:
-            self._advised.add(elsewhere.store)
-            self._bus.publish(LimitStoreAdvised(at=self._clock.now(), limit=limit, advice=advice))
-
-    def _without(self, elsewhere: Elsewhere, starved: Starved, room: int, now: int, error: HeadgateError) -> Balance:
-        """What the limit says is to be done while its store cannot be asked."""
-        breaker = self._breakers[elsewhere.store]
-        monotonic = self._clock.monotonic()
-        policy = elsewhere.limit.on_store_error
-        asked_for = starved.rule.real.describe()
-        if not breaker.is_open(monotonic):
-            self._bus.publish(
-                LimitStoreTroubled(
-                    at=self._clock.now(), limit=starved.draw.limit, error=str(error), jobs_run=policy == "run"
-                )
-            )
-            breaker.fail(monotonic)
-        if policy == "run":
-            return Balance(room * starved.cost, now, 0, now, asked_for)
-        return Balance(0, now, 0, now + ASK_AGAIN, asked_for)
-
-    async def _lay_down(self, deposits: Sequence[Deposit]) -> bool:
-        try:
-            await self._storage.deposit(deposits)
-        except StorageUnavailable as error:
-            # It may have been stored or not. What was charged stays charged: too little is granted, never too much.
-            self._bus.publish(StorageTroubled(at=self._clock.now(), doing="laying down starts", error=str(error)))
-            await sleep(self._clock, ASK_AGAIN / SECOND)
-            return False
-        return True
-
-    # ----------------------------------------------------------------------------------------- giving back
-
-    async def _withdraw_later(self, deposits: Sequence[Deposit], starved: Sequence[Starved]) -> None:
-        await sleep(self._clock, LEFT_FOR)
-        unused = [
-            (deposit, each)
-            for deposit, each in zip(deposits, starved, strict=True)
-            if self._taken[deposit.draw] < deposit.balance.left
-        ]
-        if not unused:
-            return
-        try:
-            left = await self._storage.withdraw([deposit for deposit, _ in unused])
-        except StorageUnavailable as error:
-            self._bus.publish(StorageTroubled(at=self._clock.now(), doing="taking back starts", error=str(error)))
-            return
-        for (deposit, each), cost in zip(unused, left, strict=True):
-            if cost:
-                at = deposit.balance.charged_at
-                await self._amend(Amendment(deposit.draw, at, cost, at, 0), each.rule.real)
-
-    async def _amend(self, amendment: Amendment, rule: AnyRule | None = None) -> None:
-        elsewhere = self._limits[amendment.draw.limit]
-        bucket = _bucket(amendment.draw, rule or elsewhere.limit.rule)
-
-        async def amend() -> None:
-            await elsewhere.store.amend(
-                bucket, amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual
-            )
-
-        # What could not be given back is lost budget; what could not be moved is told to the operator.
-        is_told = await self._tell(elsewhere.store, amend, "amending a start elsewhere")
-        if is_told and amendment.actual < amendment.cost:
-            await self._ask_sooner(amendment.draw)
-
-    async def _penalize(self, draw: Draw, until: int) -> None:
-        elsewhere = self._limits[draw.limit]
-        closed_for = until - self._clock.monotonic()
-        if closed_for > 0:
-            bucket = _bucket(draw, elsewhere.limit.rule)
-            penalize = partial(elsewhere.store.penalize, bucket, closed_for)
-            await self._tell(elsewhere.store, penalize, "closing a bucket elsewhere")
-
-    async def _tell(self, store: BucketStore, tell: Callable[[], Awaitable[None]], doing: str) -> bool:
-        """Let another store know something; whether that worked."""
-        breaker = self._breakers[store]
-        try:
-            # Each would wait for its own timeout, and the jobs of all other keys with it.
-            if breaker.is_open(self._clock.monotonic()):
-                raise StorageUnavailable("it did not answer a moment ago")
-            await store.open()
-            await tell()
-        except HeadgateError as error:
-            if isinstance(error, StorageUnavailable) and not breaker.is_open(self._clock.monotonic()):
-                breaker.fail(self._clock.monotonic())
-            self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=str(error)))
-            return False
-        return True
-
-    async def _ask_sooner(self, draw: Draw) -> None:
-        """Something was given back, so what the other store said before holds no more."""
-
-        def look(visit: BucketVisit) -> None:
-            balance = visit.view.state
-            if balance is not None and balance.opens_at > visit.now:
-                visit.view.keep(replace(balance, opens_at=visit.now))
-                visit.reopens = True
-
-        try:
-            await self._storage.visit(draw, {draw.limit: Fetched(self._limits[draw.limit].limit.rule)}, look)
-        except StorageUnavailable as error:
-            self._bus.publish(StorageTroubled(at=self._clock.now(), doing="telling of a refund", error=str(error)))
-
-
-def _bucket(draw: Draw, rule: AnyRule) -> Bucket:
-    return Bucket(draw.limit, draw.key, rule)
+        async with asyncio.TaskGroup() as fetchers:
+            for fetcher in self._fetchers:
+                fetchers.create_task(fetcher.run(), name="headgate-fetcher")

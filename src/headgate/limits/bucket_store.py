@@ -42,6 +42,8 @@ class Taken(msgspec.Struct, frozen=True, gc=False):
 class BucketStore(Protocol):
     """Buckets by limit and key. Raises StorageUnavailable when the answer is not known.
 
+    To an app, whatever else a store raises, an answer that is no `Taken`, and no answer within 10 s mean the same: the
+    limit's `on_store_error` decides about its jobs, and the store is asked again less and less often.
     `headgate.testing.bucket_conformance` holds the tests that a store has to pass.
     """
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from itertools import islice
 
 from headgate.clock import SECOND, Clock, wait_for_event
+from headgate.errors import StorageUnavailable
 from headgate.limits.bucket_store import Taken
 
 MOST_AT_ONCE = 1000
@@ -15,6 +16,9 @@ MOST_AT_ONCE = 1000
 
 ASK_AGAIN = 10 * SECOND
 """The longest (µs) that a line sleeps: somebody elsewhere may have given something back."""
+
+CONTRADICTED = SECOND
+"""How long (µs) a line rests when nothing was granted and the bucket is said to be open."""
 
 NOT_ANSWERED = Taken(granted=0, opens_at=1, now=0, available=0, full_at=1)
 
@@ -85,9 +89,17 @@ class SharedLine:
                 if taken.granted < count:
                     # From when it was asked: the next question is to arrive as the bucket opens. If it comes too
                     # early, the answer says by how much.
-                    await self._sleep(taken, first.cost, asked_at + taken.opens_at - taken.now)
+                    opens_in = taken.opens_at - taken.now
+                    if not taken.granted and opens_in <= 0:
+                        opens_in = CONTRADICTED
+                    await self._sleep(taken, first.cost, asked_at + opens_in)
         except Exception as error:
             self.fail(error)
+        except BaseException as error:
+            # The store cancelled itself, or the event loop ends: whoever waits is to hear of it.
+            self.fail(StorageUnavailable(f"the question was ended by {type(error).__name__}"))
+            if not isinstance(error, SystemExit | KeyboardInterrupt):
+                raise
         finally:
             self._ended()
 

@@ -1,0 +1,139 @@
+"""A bucket store of whatever origin, called so that nothing it does can stop a node or hold one up for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from headgate.clock import SECOND, Clock
+from headgate.engine.described import said
+from headgate.errors import HeadgateError, StorageUnavailable
+from headgate.limits.bucket_store import Bucket, BucketStore, Taken
+from headgate.limits.rule import NEVER, Snapshot
+
+T = TypeVar("T")
+
+ANSWERS_WITHIN = 10
+"""Seconds that a store has for an answer; then the call is cancelled, and counts as one that was not answered."""
+
+
+class GuardedStore:
+    """A BucketStore that calls another one, which it opens first.
+
+    Whatever that one raises, unless it is a HeadgateError, becomes StorageUnavailable, and so does an answer that is
+    none, and no answer within 10 s. A call that does not end when it is cancelled is left behind.
+    """
+
+    def __init__(self, store: BucketStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._calls: set[asyncio.Future[Any]] = set()
+
+    @property
+    def advice(self) -> str | None:
+        """What the store says about its own settings, if it says anything."""
+        try:
+            advice = getattr(self._store, "advice", None)
+        except Exception:
+            return None
+        return advice if isinstance(advice, str) else None
+
+    async def open(self) -> None:
+        await self._call("open", _nothing)
+
+    async def close(self) -> None:
+        """Whoever made the store closes it."""
+
+    async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
+        taken = await self._call("take", lambda: self._store.take(bucket, cost, count=count, id=id))
+        return self._checked("take", taken, count)
+
+    async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
+        return self._checked(
+            "reserve", await self._call("reserve", lambda: self._store.reserve(bucket, cost, id=id)), 1
+        )
+
+    async def cancel(self, bucket: Bucket, *, id: str) -> bool:
+        return bool(await self._call("cancel", lambda: self._store.cancel(bucket, id=id)))
+
+    async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
+        await self._call("amend", lambda: self._store.amend(bucket, charged_at, cost, started_at, actual))
+
+    async def penalize(self, bucket: Bucket, closed_for: int) -> None:
+        await self._call("penalize", lambda: self._store.penalize(bucket, closed_for))
+
+    async def snapshot(self, bucket: Bucket) -> Snapshot:
+        snapshot = await self._call("snapshot", lambda: self._store.snapshot(bucket))
+        if isinstance(snapshot, Snapshot):
+            return snapshot
+        raise StorageUnavailable(f"{self._named('snapshot')} answered {_shown(snapshot)}, which is no Snapshot")
+
+    async def reset(self, bucket: Bucket) -> None:
+        await self._call("reset", lambda: self._store.reset(bucket))
+
+    # --------------------------------------------------------------------------------------------------- within
+
+    async def _call(self, verb: str, call: Callable[[], Awaitable[T]]) -> T:
+        # In a task of its own: only so can it be told who was cancelled, and be left behind.
+        calling = asyncio.create_task(self._open_and(verb, call))
+        self._calls.add(calling)
+        calling.add_done_callback(self._calls.discard)
+        is_over = asyncio.Event()
+        calling.add_done_callback(lambda _: is_over.set())
+        timer = self._clock.call_at(self._clock.monotonic() + ANSWERS_WITHIN * SECOND, is_over.set)
+        try:
+            await is_over.wait()
+            if not calling.done():
+                raise StorageUnavailable(f"{calling.get_name()} did not answer within {ANSWERS_WITHIN} s")
+            if calling.cancelled():
+                raise StorageUnavailable(f"{calling.get_name()} cancelled itself")
+            return calling.result()
+        finally:
+            timer.cancel()
+            if not calling.done():
+                calling.add_done_callback(_read_error)
+                calling.cancel()
+
+    async def _open_and(self, verb: str, call: Callable[[], Awaitable[T]]) -> T:
+        calling = asyncio.current_task()
+        assert calling is not None
+        try:
+            calling.set_name(self._named("open"))
+            await self._store.open()
+            calling.set_name(self._named(verb))
+            return await call()
+        except (HeadgateError, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            # Also what would end the program out of a task of its own.
+            raise StorageUnavailable(f"{calling.get_name()} raised {said(error)}") from error
+
+    def _checked(self, verb: str, taken: object, count: int) -> Taken:
+        if isinstance(taken, Taken):
+            fields = (taken.granted, taken.opens_at, taken.now, taken.available, taken.full_at)
+            if all(type(field) is int and 0 <= field <= NEVER for field in fields) and taken.granted <= count:
+                return taken
+        raise StorageUnavailable(
+            f"{self._named(verb)} answered {_shown(taken)}, which is no Taken of at most {count} starts"
+        )
+
+    def _named(self, verb: str) -> str:
+        return f"{type(self._store).__name__}.{verb}"
+
+
+async def _nothing() -> None:
+    """Opening was all."""
+
+
+def _shown(answer: object) -> str:
+    try:
+        return repr(answer)[:200]
+    except Exception:
+        return f"a {type(answer).__name__}"
+
+
+def _read_error(calling: asyncio.Future[Any]) -> None:
+    """Nobody waits for it any more; an error that nobody reads would be logged as forgotten."""
+    if not calling.cancelled():
+        calling.exception()

@@ -1,0 +1,244 @@
+"""The fetcher of one store: gets starts for the limits that are kept there, and gives back what nobody took."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from headgate.clock import FARTHEST, SECOND, Clock, sleep, wait_for_event
+from headgate.engine.breaker import Breaker
+from headgate.engine.bus import EventBus
+from headgate.engine.guarded_store import GuardedStore
+from headgate.errors import CostExceedsLimit, HeadgateError, StorageUnavailable
+from headgate.jobs.event import LimitStoreAdvised, LimitStoreAnswers, LimitStoreTroubled, StorageTroubled
+from headgate.jobs.identity import IdSource
+from headgate.jobs.job import Draw
+from headgate.limits.bucket_store import Bucket
+from headgate.limits.limit import AnyRule, Limit
+from headgate.storage.admission import BucketVisit
+from headgate.storage.fetched import ASK_AGAIN, Balance, Fetched
+from headgate.storage.protocol import Amendment, Deposit, Starved, Storage
+
+LEFT_FOR = 0.1
+"""Seconds that fetched starts lie for jobs before they are given back: a claim follows at once, if there is room."""
+
+
+class StoreFetcher:
+    """Asks a store for as many starts as can be used now, and lays them down where claims find them."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        store: GuardedStore,
+        limits: Mapping[str, Limit],
+        *,
+        clock: Clock,
+        bus: EventBus,
+        ids: IdSource,
+    ) -> None:
+        self._storage = storage
+        self._store = store
+        self._limits = limits
+        self._clock = clock
+        self._bus = bus
+        self._ids = ids
+        self._starved: dict[Draw, tuple[Starved, int]] = {}
+        self._breaker = Breaker()
+        self._advised: set[str] = set()
+        self._taken: Counter[Draw] = Counter()
+        self._amendments: list[Amendment] = []
+        self._penalties: dict[Draw, int] = {}
+        self._has_news = asyncio.Event()
+        self._is_empty = asyncio.Event()
+
+    def want(self, starved: Starved, room: int) -> None:
+        """A claim met this bucket empty; `room` jobs could start now."""
+        self._starved[starved.draw] = (starved, max(1, min(starved.waiting, room)))
+        self._has_news.set()
+
+    def note_taken(self, draw: Draw, cost: int) -> None:
+        """A job that was claimed here took so much: it need not be withdrawn."""
+        self._taken[draw] += cost
+
+    def amend(self, amendment: Amendment) -> None:
+        """A start was not what it was charged as."""
+        self._amendments.append(amendment)
+        self._has_news.set()
+
+    def penalize(self, draw: Draw, closed_for: int) -> None:
+        """Whoever draws on the bucket, in whatever program, is to hold back for so long (µs)."""
+        until = self._clock.monotonic() + closed_for
+        self._penalties[draw] = max(until, self._penalties.get(draw, 0))
+        self._has_news.set()
+
+    async def flush(self, seconds: float) -> None:
+        """Wait until all amendments are made, at most so long; nothing more is fetched for those who asked before."""
+        self._starved.clear()
+        self._is_empty.clear()
+        self._has_news.set()
+        await wait_for_event(self._clock, self._is_empty, seconds)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as withdrawals:
+            while True:
+                await self._has_news.wait()
+                self._has_news.clear()
+                starved, self._starved = self._starved, {}
+                penalties, self._penalties = self._penalties, {}
+                amendments, self._amendments = self._amendments, []
+                for draw, until in penalties.items():
+                    # Before the refund of who was refused, which would let another one go.
+                    await self._penalize(draw, until)
+                for amendment in amendments:
+                    # One after another: a start may be moved first and settled then.
+                    await self._amend(amendment)
+                if starved:
+                    for draw in starved:
+                        del self._taken[draw]
+                    deposits = await asyncio.gather(*(self._fetch(each, room) for each, room in starved.values()))
+                    if await self._lay_down(deposits):
+                        charged = [deposit for deposit in deposits if deposit.balance.charged_at]
+                        withdrawals.create_task(self._withdraw_later(charged, [starved[d.draw][0] for d in charged]))
+                if not self._has_news.is_set():
+                    self._is_empty.set()
+
+    # ---------------------------------------------------------------------------------------------- fetching
+
+    async def _fetch(self, starved: Starved, room: int) -> Deposit:
+        draw, rule, limit = starved.draw, starved.rule.real, starved.draw.limit
+        breaker = self._breaker
+        now = self._storage.limit_now()
+        try:
+            if breaker.is_open(self._clock.monotonic()):
+                raise StorageUnavailable("it did not answer a moment ago")
+            id = self._ids.next(self._clock.now())
+            taken = await self._store.take(_bucket(draw, rule), starved.cost, count=room, id=id)
+        except CostExceedsLimit:
+            # The claim fails the job, by the same rule.
+            return Deposit(draw, Balance(0, now, 0, now + ASK_AGAIN, rule.describe()))
+        except HeadgateError as error:
+            return Deposit(draw, self._without(starved, room, now, error))
+        if self._store.advice is not None:
+            self._advise(limit, self._store.advice)
+        if breaker.has_failed:
+            self._bus.publish(LimitStoreAnswers(at=self._clock.now(), limit=limit))
+        breaker.succeed()
+        left = taken.granted * starved.cost
+        # From before it was asked: a little early costs another question, a little late would cost budget.
+        opens_in = min(taken.opens_at - taken.now, FARTHEST)
+        if not taken.granted and opens_in <= 0:
+            opens_in = ASK_AGAIN
+            self._advise(limit, "it refuses a start and says that the bucket is open; it is asked again after 1 s")
+        return Deposit(
+            draw, Balance(left, now, taken.now if left else 0, now + opens_in, rule.describe(), starved.cost)
+        )
+
+    def _advise(self, limit: str, advice: str) -> None:
+        """Say this of the store, once."""
+        if advice not in self._advised:
+            self._advised.add(advice)
+            self._bus.publish(LimitStoreAdvised(at=self._clock.now(), limit=limit, advice=advice))
+
+    def _without(self, starved: Starved, room: int, now: int, error: HeadgateError) -> Balance:
+        """What the limit says is to be done while its store cannot be asked."""
+        monotonic = self._clock.monotonic()
+        policy = self._limits[starved.draw.limit].on_store_error
+        asked_for = starved.rule.real.describe()
+        if not self._breaker.is_open(monotonic):
+            self._bus.publish(
+                LimitStoreTroubled(
+                    at=self._clock.now(), limit=starved.draw.limit, error=str(error), jobs_run=policy == "run"
+                )
+            )
+            self._breaker.fail(monotonic)
+        if policy == "run":
+            return Balance(room * starved.cost, now, 0, now, asked_for)
+        return Balance(0, now, 0, now + ASK_AGAIN, asked_for)
+
+    async def _lay_down(self, deposits: Sequence[Deposit]) -> bool:
+        try:
+            await self._storage.deposit(deposits)
+        except StorageUnavailable as error:
+            # It may have been stored or not. What was charged stays charged: too little is granted, never too much.
+            self._bus.publish(StorageTroubled(at=self._clock.now(), doing="laying down starts", error=str(error)))
+            await sleep(self._clock, ASK_AGAIN / SECOND)
+            return False
+        return True
+
+    # ----------------------------------------------------------------------------------------- giving back
+
+    async def _withdraw_later(self, deposits: Sequence[Deposit], starved: Sequence[Starved]) -> None:
+        await sleep(self._clock, LEFT_FOR)
+        unused = [
+            (deposit, each)
+            for deposit, each in zip(deposits, starved, strict=True)
+            if self._taken[deposit.draw] < deposit.balance.left
+        ]
+        if not unused:
+            return
+        try:
+            left = await self._storage.withdraw([deposit for deposit, _ in unused])
+        except StorageUnavailable as error:
+            self._bus.publish(StorageTroubled(at=self._clock.now(), doing="taking back starts", error=str(error)))
+            return
+        for (deposit, each), cost in zip(unused, left, strict=True):
+            if cost:
+                at = deposit.balance.charged_at
+                await self._amend(Amendment(deposit.draw, at, cost, at, 0), each.rule.real)
+
+    async def _amend(self, amendment: Amendment, rule: AnyRule | None = None) -> None:
+        draw = amendment.draw
+        amend = self._store.amend(
+            _bucket(draw, rule or self._limits[draw.limit].rule),
+            amendment.charged_at,
+            amendment.cost,
+            amendment.started_at,
+            amendment.actual,
+        )
+        # What could not be given back is lost budget; what could not be moved is told to the operator.
+        is_told = await self._tell(amend, "amending a start elsewhere")
+        if is_told and amendment.actual < amendment.cost:
+            await self._ask_sooner(draw)
+
+    async def _penalize(self, draw: Draw, until: int) -> None:
+        closed_for = until - self._clock.monotonic()
+        if closed_for > 0:
+            penalize = self._store.penalize(_bucket(draw, self._limits[draw.limit].rule), closed_for)
+            await self._tell(penalize, "closing a bucket elsewhere")
+
+    async def _tell(self, tell: Coroutine[None, None, None], doing: str) -> bool:
+        """Let the store know something; whether that worked."""
+        breaker = self._breaker
+        try:
+            # Each would wait for its own timeout, and the jobs of all other keys with it.
+            if breaker.is_open(self._clock.monotonic()):
+                tell.close()
+                raise StorageUnavailable("it did not answer a moment ago")
+            await tell
+        except HeadgateError as error:
+            if isinstance(error, StorageUnavailable) and not breaker.is_open(self._clock.monotonic()):
+                breaker.fail(self._clock.monotonic())
+            self._bus.publish(StorageTroubled(at=self._clock.now(), doing=doing, error=str(error)))
+            return False
+        return True
+
+    async def _ask_sooner(self, draw: Draw) -> None:
+        """Something was given back, so what the other store said before holds no more."""
+
+        def look(visit: BucketVisit) -> None:
+            balance = visit.view.state
+            if balance is not None and balance.opens_at > visit.now:
+                visit.view.keep(replace(balance, opens_at=visit.now))
+                visit.reopens = True
+
+        try:
+            await self._storage.visit(draw, {draw.limit: Fetched(self._limits[draw.limit].rule)}, look)
+        except StorageUnavailable as error:
+            self._bus.publish(StorageTroubled(at=self._clock.now(), doing="telling of a refund", error=str(error)))
+
+
+def _bucket(draw: Draw, rule: AnyRule) -> Bucket:
+    return Bucket(draw.limit, draw.key, rule)
