@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from headgate import Headgate, Limiter, RateLimited, StrictRate, current_job
+from headgate import Every, Headgate, JobFailed, Limiter, RateLimited, RetryPolicy, StrictRate, current_job
 from headgate.clock import SECOND
 from headgate.errors import StorageUnavailable
-from headgate.jobs.event import Event, LimitStoreAdvised, LimitStoreTroubled, NodeCrashed, StorageTroubled
+from headgate.jobs.event import (
+    BackoffFailed,
+    Event,
+    LimitStoreAdvised,
+    LimitStoreTroubled,
+    NodeCrashed,
+    ScheduleTroubled,
+    StorageTroubled,
+)
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.storage.memory import MemoryStorage
@@ -266,5 +274,175 @@ def test_plain_code_that_waits_for_a_bad_bucket_store_gets_its_error_and_never_s
             for waiter in waiters:
                 with pytest.raises(ValueError if isinstance(error, ValueError) else StorageUnavailable):
                     waiter.result()
+
+    run_virtual(main)
+
+
+class OwnTrigger:
+    """Comes every minute, and after `fails_from` answers with something else."""
+
+    def __init__(self, clock: VirtualClock, verb: str, instead: Callable[[int], Any], fails_in: float = 150) -> None:
+        self._clock = clock
+        self._verb = verb
+        self._instead = instead
+        self._fails_from = clock.now() + fails_in * SECOND
+
+    def next_after(self, instant: int) -> Any:
+        return self._answer("next_after", instant, instant - instant % (60 * SECOND) + 60 * SECOND)
+
+    def latest_at_or_before(self, instant: int) -> Any:
+        return self._answer("latest_at_or_before", instant, instant - instant % (60 * SECOND))
+
+    def describe(self) -> str:
+        return "minutes"
+
+    def _answer(self, verb: str, instant: int, answer: int) -> Any:
+        return self._instead(instant) if verb == self._verb and self._clock.now() >= self._fails_from else answer
+
+
+def throwing(error: BaseException) -> Callable[[Any], Any]:
+    def call(_: Any) -> Any:
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize("verb", ["next_after", "latest_at_or_before"])
+@pytest.mark.parametrize(
+    "instead",
+    [
+        throwing(ValueError("boom")),
+        throwing(SystemExit(3)),
+        throwing(asyncio.CancelledError()),
+        throwing(GeneratorExit()),
+        lambda instant: float(instant) + 1.5e6,
+        lambda instant: str(instant),
+        lambda instant: 10**40,
+        lambda instant: instant + (1 << 62),
+        lambda instant: True,
+    ],
+)
+def test_a_trigger_of_ones_own_that_answers_with_nonsense_stops_its_own_schedule_alone(
+    verb: str, instead: Callable[[int], Any]
+) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, runs = Headgate("memory://", clock=clock), Counter[str]()
+        events: list[Event] = []
+        app.subscribe(events.append, ScheduleTroubled, NodeCrashed)
+
+        @app.schedule(OwnTrigger(clock, verb, instead))
+        @app.task(name="own")
+        async def own() -> None:
+            runs["own"] += 1
+
+        @app.schedule(Every(minutes=1))
+        @app.task(name="other")
+        async def other() -> None:
+            runs["other"] += 1
+
+        async with app:
+            await asyncio.sleep(130)
+            assert runs["own"] == 2
+        # What was missed is made up for by the last one.
+        await asyncio.sleep(300)
+        async with app:
+            await asyncio.sleep(310)
+        assert runs["own"] <= 3
+        assert runs["other"] >= 7
+        assert [type(event) for event in events] == [ScheduleTroubled]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3), asyncio.CancelledError()])
+def test_a_trigger_of_ones_own_that_fails_from_the_start_stops_its_own_schedule_alone(error: BaseException) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, runs = Headgate("memory://", clock=clock), Counter[str]()
+        events: list[Event] = []
+        app.subscribe(events.append, ScheduleTroubled, NodeCrashed)
+
+        @app.schedule(OwnTrigger(clock, "next_after", throwing(error), fails_in=0))
+        @app.task(name="own")
+        async def own() -> None: ...
+
+        @app.schedule(Every(minutes=1))
+        @app.task(name="other")
+        async def other() -> None:
+            runs["other"] += 1
+
+        async with app:
+            await asyncio.sleep(130)
+        assert runs == {"other": 2}
+        assert [type(event) for event in events] == [ScheduleTroubled]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    "backoff",
+    [
+        throwing(ValueError("boom")),
+        throwing(SystemExit(3)),
+        throwing(asyncio.CancelledError()),
+        throwing(GeneratorExit()),
+        lambda _: "soon",
+        lambda _: float("nan"),
+        lambda _: float("inf"),
+        lambda _: object(),
+    ],
+)
+def test_a_backoff_of_ones_own_that_answers_with_nonsense_loses_no_job_and_stops_no_node(backoff: Any) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, tries = Headgate("memory://", clock=clock), list[str]()
+        failed: list[Event] = []
+        app.subscribe(failed.append, BackoffFailed)
+
+        @app.task(retry=RetryPolicy(retries=2, backoff=backoff))
+        async def work() -> None:
+            tries.append("tried")
+            raise ValueError("no")
+
+        @app.task
+        async def other() -> None: ...
+
+        async with app:
+            job = await work.enqueue()
+            await asyncio.sleep(1)
+            await (await other.enqueue()).result(timeout=5)
+            with pytest.raises(JobFailed):
+                await job.result(timeout=3600)
+        assert len(tries) == 3
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3), asyncio.CancelledError(), GeneratorExit()])
+def test_a_key_of_ones_own_that_fails_later_stops_no_schedule_of_another_task(error: BaseException) -> None:
+    async def main(clock: VirtualClock) -> None:
+        app, runs = Headgate("memory://", clock=clock), Counter[str]()
+        crashed: list[Event] = []
+        app.subscribe(crashed.append, NodeCrashed)
+        begins_at = clock.now()
+
+        def cost(tenant: str) -> int:
+            if clock.now() > begins_at + 90 * SECOND:
+                raise error
+            return 1
+
+        @app.task(name="own", limits=[StrictRate("1000/m", key="{tenant}", cost=cost)])
+        async def own(tenant: str) -> None:
+            runs["own"] += 1
+
+        @app.schedule(Every(minutes=1))
+        @app.task(name="other")
+        async def other() -> None:
+            runs["other"] += 1
+
+        async with app:
+            await own.schedule("acme-own", Every(minutes=1)).enqueue("acme")
+            await own.using(delay=3000).enqueue("acme")
+            await asyncio.sleep(310)
+        assert runs == {"own": 1, "other": 5}
+        assert crashed == []
 
     run_virtual(main)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from headgate.clock import SECOND, Clock
 from headgate.engine.bus import EventBus
 from headgate.engine.declaration import Code, declare, signature, warn_if_too_fast
+from headgate.engine.described import OWN_ERRORS
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import ScheduleRenamed, ScheduleSuperseded, ScheduleTroubled
 from headgate.storage.protocol import Storage
@@ -53,7 +56,7 @@ class Declarer:
                 await self._declare(declared)
         self._noted_at = self._clock.monotonic()
 
-    def give_up(self, name: str, error: Exception) -> None:
+    def give_up(self, name: str, error: BaseException) -> None:
         """Tell once of a schedule that cannot be run here, and leave it to others."""
         if name not in self.broken:
             self.broken.add(name)
@@ -64,7 +67,7 @@ class Declarer:
     def _signature(self, declared: DeclaredSchedule) -> str:
         try:
             return signature(declared.spec, declared.call)
-        except Exception as error:  # with whatever a trigger of the user's own raises: the others are to run
+        except OWN_ERRORS as error:  # with whatever a trigger of the user's own raises: the others are to run
             self.give_up(declared.spec.name, error)
             return ""
 
@@ -85,7 +88,14 @@ class Declarer:
                 warn_if_too_fast(record, spec.trigger, self._registry, self._bus, self._clock)
         except StorageUnavailable:
             raise
-        except Exception as error:  # with whatever a trigger of the user's own raises: the others are to run
+        except asyncio.CancelledError as error:
+            this = asyncio.current_task()
+            if this is None or this.cancelling():
+                raise
+            # Nobody cancels this task: it is the trigger's own.
+            self.give_up(spec.name, error)
+            return
+        except (Exception, SystemExit) as error:  # with whatever a trigger of the user's own raises: the others run
             self.give_up(spec.name, error)
             return
         if is_second:

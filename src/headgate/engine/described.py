@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 
 from headgate.jobs.job import JobError, truncated_error
+
+OWN_ERRORS = (Exception, SystemExit, asyncio.CancelledError, GeneratorExit)
+"""What a plain function of a user's own (a trigger, a backoff, a key) may raise. Out of it the last three would end the
+node or the program; nothing is awaited in it, so that none of them can mean the caller."""
 
 
 def said(error: BaseException) -> str:

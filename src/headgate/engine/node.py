@@ -19,7 +19,7 @@ from headgate.clock import SECOND, Clock, Timer, sleep, sleep_until, wait_for_ev
 from headgate.engine.bus import EventBus, publish_use
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.children import Children
-from headgate.engine.described import described
+from headgate.engine.described import OWN_ERRORS, described
 from headgate.engine.drain import LOOK_EVERY, Drain
 from headgate.engine.elsewhere import Elsewhere
 from headgate.engine.executor import LINGERS_AFTER, Attempt, Cause, Workshop
@@ -554,7 +554,7 @@ class Node:
     def _decide(self, job: ClaimedJob, outcome: Outcome, retry: RetryPolicy) -> Ending:
         try:
             return decide(job, outcome, retry, self._storage.now(), self._random)
-        except Exception as error:
+        except OWN_ERRORS as error:
             # A user's own backoff failed. The job must not be lost for it, so it is retried as by default.
             self._bus.publish(BackoffFailed(at=self._clock.now(), task=job.task, error=repr(error)))
             plain = RetryPolicy(retries=retry.retries)

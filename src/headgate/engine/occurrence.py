@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headgate.engine.described import OWN_ERRORS
 from headgate.jobs.job import NewJob, Origin, truncated_error
 from headgate.jobs.terms import GateTerms
 from headgate.storage.protocol import Storage
@@ -26,7 +27,7 @@ def occurrence(
     if gate.limits:
         try:
             draws, costs, terms = gate.ask(task.payload.arguments(call.payload), call.headers or {}, _not_told)
-        except Exception as error:  # and whatever the task's own key or cost raises
+        except OWN_ERRORS as error:  # and whatever the task's own key or cost raises
             rejection = truncated_error(error)
     skipping = (terms or GateTerms()).skipping()
     return NewJob(

@@ -11,6 +11,7 @@ from headgate.clock import SECOND, Clock, Timer, sleep
 from headgate.engine.bus import EventBus
 from headgate.engine.declaration import trigger_of
 from headgate.engine.declarer import Declarer
+from headgate.engine.described import OWN_ERRORS
 from headgate.engine.hopeless import reject_hopeless, rejected
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.occurrence import last_job_of, occurrence
@@ -149,7 +150,7 @@ class Recurring:
                 return due(record.rules, trigger, record.course, now)
             # Nodes that declare it in their code know its trigger, and this one does not.
             self._foreign.add(record.name)
-        except Exception as error:  # with whatever a trigger of the user's own raises, or what a newer version stored
+        except OWN_ERRORS as error:  # with whatever a trigger of the user's own raises, or what a newer version stored
             self._declarer.give_up(record.name, error)
         return None
 

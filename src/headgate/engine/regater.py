@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from headgate.clock import SECOND, Clock, sleep
 from headgate.engine.bus import EventBus
+from headgate.engine.described import OWN_ERRORS
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import BacklogLeft, BacklogMoved, StorageTroubled
 from headgate.jobs.gating import GatedJob, Regated
@@ -77,7 +78,7 @@ class Regater:
                 arguments = task.payload.arguments(job.payload)
                 asked = self._registry.gate(task, job.queue).ask(arguments, job.headers or {}, _not_told)
                 draws, costs, terms = as_in_batch(asked, job.draws, job.terms)
-            except Exception as error:  # with whatever the task's own `cost` or `owner` raises for an old payload
+            except OWN_ERRORS as error:  # with whatever the task's own `cost` or `owner` raises for an old payload
                 self._tell_once(job, error)
                 continue
             if job.terms is not None and job.terms.skips:
@@ -85,7 +86,7 @@ class Regater:
             if (draws, costs, terms) != (job.draws, job.costs, job.terms):
                 yield Regated(job.id, job.draws, draws, costs, terms)
 
-    def _tell_once(self, job: GatedJob, error: Exception) -> None:
+    def _tell_once(self, job: GatedJob, error: BaseException) -> None:
         if job.task not in self._told:
             self._told.add(job.task)
             self._bus.publish(

@@ -13,6 +13,9 @@ from headgate.schedules.trigger import Trigger
 LATE = 60 * SECOND
 """An occurrence that nobody has looked at for so long was missed (microseconds)."""
 
+FARTHEST_INSTANT = 1 << 62
+"""Beyond it an instant no longer fits a database."""
+
 AT_ONCE = 1000
 """How many occurrences of one schedule are enqueued in one commit."""
 
@@ -120,7 +123,7 @@ def due(rules: ScheduleRules, trigger: Trigger, course: Course, now: int) -> Due
         skipped = "misfire"
     else:
         # The first one need not be of the trigger, and may be all that there was.
-        latest = max(first, trigger.latest_at_or_before(horizon) or first)
+        latest = max(first, _latest(trigger, horizon) or first)
         points, next_at = [latest], _after(trigger, max(latest, horizon))
         skipped = None if latest == first else "misfire"
     last_at = points[-1] if points else horizon
@@ -171,10 +174,23 @@ def _after(trigger: Trigger, instant: int) -> int | None:
     What no datetime can tell never comes.
     """
     found = trigger.next_after(instant)
-    if found is not None and found > LAST:
+    if type(found) is int and instant < found and found > LAST:
         return None
-    if found is not None and found <= instant:
-        raise ValueError(f"next_after({instant}) of {trigger.describe()!r} returned {found}, which is not later")
+    if found is not None and not (type(found) is int and instant < found):
+        raise ValueError(
+            f"next_after({instant}) of {trigger.describe()!r} returned {found!r}, which is not later, or no instant"
+        )
+    return found
+
+
+def _latest(trigger: Trigger, instant: int) -> int | None:
+    """The trigger's last instant until then. Raises ValueError for what a user's own returns that is none."""
+    found = trigger.latest_at_or_before(instant)
+    if found is not None and not (type(found) is int and -FARTHEST_INSTANT < found <= instant):
+        name = trigger.describe()
+        raise ValueError(
+            f"latest_at_or_before({instant}) of {name!r} returned {found!r}, which is no instant until then"
+        )
     return found
 
 
