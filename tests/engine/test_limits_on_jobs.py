@@ -693,11 +693,11 @@ def test_the_most_specific_setting_wins_and_a_tier_moves_all_its_keys() -> None:
 
         async with app:
             limits = app.admin.limits
-            await limits.set("api", FixedWindow("2/h"), key="stripe:*")
-            await limits.set("api", FixedWindow("3/h"), key="stripe:eu:*")
+            await limits.set("api", FixedWindow("2/h"), pattern="stripe:*")
+            await limits.set("api", FixedWindow("3/h"), pattern="stripe:eu:*")
             await limits.set("api", FixedWindow("4/h"), tier="gold")
             await limits.assign("api", "stripe:eu:gold", "gold")
-            await limits.assign("api", "vip:*", "gold")
+            await limits.assign("api", pattern="vip:*", tier="gold")
             await limits.set("api", FixedWindow("5/h"), key="vip:exact")
             tenants = ("plain", "stripe:us", "stripe:eu:1", "stripe:eu:gold", "vip:1", "vip:exact")
             await call.enqueue_many([(tenant,) for tenant in tenants for _ in range(9)])
@@ -706,7 +706,7 @@ def test_the_most_specific_setting_wins_and_a_tier_moves_all_its_keys() -> None:
             await limits.set("api", FixedWindow("6/h"), tier="gold")
             await asyncio.sleep(1)
             assert (started["stripe:eu:gold"], started["vip:1"], started["vip:exact"]) == (6, 6, 5)
-            await limits.assign("api", "vip:*", None)
+            await limits.assign("api", pattern="vip:*")
             await asyncio.sleep(3600)
             assert (started["vip:1"], started["vip:exact"]) == (7, 9)
 

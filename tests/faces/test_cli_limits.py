@@ -70,8 +70,37 @@ def test_a_key_that_was_never_used_is_told_and_an_unknown_limit_refused(target: 
 def test_a_list_has_a_gauge_for_each_key_and_finds_keys_by_how_they_begin(target: str) -> None:
     listed = call("list", target).output
     assert "█████" in listed or "#####" in listed
-    found = json.loads(call("list", target, "--key", "ac*", "--json").stdout)
+    found = json.loads(call("list", target, "--prefix", "ac", "--json").stdout)
     assert [each["key"] for each in found] == ["acme"]
+    assert json.loads(call("list", target, "--key", "ac*", "--json").stdout) == []
+
+
+def test_a_key_is_a_pattern_only_where_it_is_said_to_be(target: str) -> None:
+    limit = "sync:strict"
+
+    def settings() -> list[tuple[str, str]]:
+        return [(each["scope"], each["target"]) for each in json.loads(call("settings", target, "--json").stdout)]
+
+    paused = call("pause", target, limit, "--key", "ac*").output
+    assert "paused for key 'ac*' alone (a pattern of keys is named with --pattern)" in paused
+    assert settings() == [("key", "ac*")]
+    assert "goes on for key 'ac*'" in call("resume", target, limit, "--key", "ac*").output
+    assert "paused for pattern 'ac*'" in call("pause", target, limit, "--pattern", "ac*").output
+    assert settings() == [("pattern", "ac*")]
+    assert "was not paused for key 'ac*'" in call("resume", target, limit, "--key", "ac*").output
+    assert "goes on for pattern 'ac*'" in call("resume", target, limit, "--pattern", "ac*").output
+    assert "now 9/m" in call("set", target, limit, "9/m", "--pattern", "ac*").output
+    assert "as declared for pattern 'ac*'" in call("unset", target, limit, "--pattern", "ac*").output
+    both = call("pause", target, limit, "--key", "a", "--pattern", "a*")
+    assert both.exit_code != 0
+    assert "name one of key=, pattern= and tier=" in both.output
+    assert "key 'a*' alone" in call("assign", target, limit, "a*", "gold").output
+    assert settings() == [("member", "a[*]")]
+    assert "pattern 'a*' is in tier gold" in call("assign", target, limit, "a*", "gold", "--pattern").output
+    assert settings() == [("member", "a*"), ("member", "a[*]")]
+    for more in ([], ["--pattern"]):
+        call("assign", target, limit, "a*", "-", *more)
+    assert settings() == []
 
 
 def test_a_chart_of_use_ends_now_and_says_what_is_allowed() -> None:

@@ -17,6 +17,7 @@ from headgate.jobs.history import ALL, KEPT_FOR, LIMIT_STEPS, JobsStep, step_at
 from headgate.jobs.job import Draw
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.dynamic_window import SharedCounter
+from headgate.limits.key import bucket_key
 from headgate.limits.limit import AnyRule
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.protocol import Storage
@@ -120,6 +121,7 @@ class HistoryAdmin:
         asked = parse_duration(span, "span", "history")
         step = next((each for each in LIMIT_STEPS if asked <= KEPT_FOR[each] * SECOND), LIMIT_STEPS[-1])
         since = self._since(step, span)
+        key = None if key is None else bucket_key(key)
         rows = await self._storage.limit_history(step, name, key, since)
         points = [LimitPoint(to_datetime(row.at), max(0, row.used)) for row in rows]
         return LimitHistory(name, key, step, points, await self._bound(name, key))

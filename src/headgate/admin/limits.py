@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from msgspec.structs import replace
+
 from headgate.admin.audit import Audited, LimitAudit, StartAudit
 from headgate.admin.holders import PermitHolder, holders_of
 from headgate.admin.spelled import RateKind, spelled_limit
@@ -17,11 +19,12 @@ from headgate.jobs.job import Draw
 from headgate.limits.bucket_store import Bucket, BucketStore
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.dynamic_window import SharedCounter
+from headgate.limits.key import bucket_key
 from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.stored_rule import dump_rule
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
-from headgate.storage.live_rules import LimitSetting, LiveRules, Scope, is_pattern
+from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules, is_pattern, pattern_of
 from headgate.storage.protocol import BucketPlace, BucketRecord, RecordedStart, Storage
 from headgate.storage.stored_rows import load_state
 
@@ -90,12 +93,13 @@ class LimitsAdmin:
         after: BucketPlace | None = None,
         count: int = 100,
     ) -> Sequence[BucketStatus]:
-        """Limits by key, those with most waiting jobs first; `prefix` is how keys begin.
+        """Limits by key, those with most waiting jobs first; `key` is one key, `prefix` is how keys begin.
 
         `after` is the `place` of the last one of the page before.
         """
         live = LiveRules(await self._storage.settings())
         found: list[BucketStatus] = []
+        key = None if key is None else bucket_key(key)
         for record in await self._storage.buckets(limit, key, count, prefix=prefix, after=after):
             holders = () if key is None else await holders_of(self._storage, record)
             found.append(await self._status(record, live, holders))
@@ -107,7 +111,7 @@ class LimitsAdmin:
             return found[0]
         self.declared(limit)
         live = LiveRules(await self._storage.settings())
-        return await self._status(BucketRecord(Draw(limit, key), None, waiting=0, opens_at=None), live, ())
+        return await self._status(BucketRecord(Draw(limit, bucket_key(key)), None, waiting=0, opens_at=None), live, ())
 
     async def throttled(self, count: int = 10) -> Sequence[BucketStatus]:
         """Those that jobs wait for, most waiting first."""
@@ -143,6 +147,7 @@ class LimitsAdmin:
                 f"limit {limit!r} counts what runs at once, not starts; "
                 f"`headgate limits list --limit {limit} --key KEY` shows who holds it"
             )
+        key = None if key is None else bucket_key(key)
         live = LiveRules(await self._storage.settings())
         audit = StartAudit(limit, lambda of_key: live.rule(Draw(limit, of_key), rule))
         first = 0 if since is None else self._in_limit_time(parse_instant(since, "since", "limits"))
@@ -165,11 +170,14 @@ class LimitsAdmin:
 
     # ---------------------------------------------------------------------------------------------- steering
 
-    async def set(self, limit: str, new: Limit, *, key: str | None = None, tier: str | None = None) -> None:
+    async def set(
+        self, limit: str, new: Limit, *, key: str | None = None, pattern: str | None = None, tier: str | None = None
+    ) -> None:
         """Let another rule hold until `unset`: for one key, a pattern of keys (`"stripe:*"`), a tier, or all keys.
 
         The most specific setting wins: key, tier, longest pattern, all. Everything that waits follows at once. What a
-        key has used stays used. Raises UnknownLimit, DeclarationError.
+        key has used stays used. A `key` stands for itself, whatever signs are in it. Raises UnknownLimit, and
+        DeclarationError for a rule that does not fit the limit or that the store of the limit cannot hold.
         """
         declared = self.declared(limit)
         for kind in (Semaphore, SharedCounter):
@@ -178,12 +186,11 @@ class LimitsAdmin:
                     f"limit {limit!r} is declared as {declared.describe()}, and cannot become {new.rule.describe()} "
                     "while it is in use; change it in the code"
                 )
-        scope, target = _scope(key, tier)
-        if isinstance(declared, SharedCounter) and scope != "all":
+        about = _about(limit, key, pattern, tier)
+        if isinstance(declared, SharedCounter) and about.scope != "all":
             raise DeclarationError(f"limit {limit!r} shares one ceiling among its keys; set it for all of them")
-        setting = await self._setting(limit, scope, target)
         rule = dump_rule(new.rule)
-        await self._store(setting, f"set to {new.rule.describe()}", rule=rule, is_paused=setting.is_paused)
+        await self._edit(about, f"set to {new.rule.describe()}", lambda setting: replace(setting, rule=rule))
 
     async def set_rule(
         self,
@@ -194,6 +201,7 @@ class LimitsAdmin:
         burst: int | None = None,
         slices: int | None = None,
         key: str | None = None,
+        pattern: str | None = None,
         tier: str | None = None,
     ) -> None:
         """As `set`, with the rule as people spell it: "15/m", or a number for what runs at once.
@@ -201,45 +209,51 @@ class LimitsAdmin:
         It is of the declared kind, unless another one is named; `burst` is of a rate, `slices` of a sliding window.
         """
         new = spelled_limit(self.declared(limit), rule, kind=kind, burst=burst, slices=slices)
-        await self.set(limit, new, key=key, tier=tier)
+        await self.set(limit, new, key=key, pattern=pattern, tier=tier)
 
-    async def unset(self, limit: str, *, key: str | None = None, tier: str | None = None) -> bool:
-        """Return to what the code declares; whether anything was set."""
-        setting = await self._setting(limit, *_scope(key, tier))
-        if setting.rule is None:
-            return False
-        await self._store(setting, "unset", rule=None, is_paused=setting.is_paused)
-        return True
+    async def unset(
+        self, limit: str, *, key: str | None = None, pattern: str | None = None, tier: str | None = None
+    ) -> bool:
+        """Return to what the code declares; whether anything was set. A pause stays."""
+        about = _about(limit, key, pattern, tier)
+        return await self._edit(about, "unset", lambda setting: replace(setting, rule=None))
 
-    async def assign(self, limit: str, key: str, tier: str | None) -> None:
+    async def assign(
+        self, limit: str, key: str | None = None, tier: str | None = None, *, pattern: str | None = None
+    ) -> None:
         """Put a key, or all that match a pattern, into a tier, whose rule is set with `tier=`; None takes them out."""
         self.declared(limit)
-        setting = LimitSetting(limit, "member", key, tier=tier)
-        detail = f"{_told(setting)}: {'out of its tier' if tier is None else f'into tier {tier!r}'}"
-        await self._storage.change(setting, remove=tier is None, deed=self._deed("assign", limit, detail))
+        if (key is None) == (pattern is None):
+            raise DeclarationError("name either the key= or the pattern= of keys that the tier is for")
+        # Stored as the pattern that it is: of one key, or of several.
+        target = _pattern(pattern) if key is None else pattern_of(bucket_key(key))
+        about = LimitSetting(limit, "member", target)
+        who = f"pattern {pattern!r}" if key is None else f"key {key!r}"
+        detail = f"{who}: {'out of its tier' if tier is None else f'into tier {tier!r}'}"
+        deed = self._deed("assign", limit, detail)
+        await self._storage.edit_setting(about, lambda setting: replace(setting, tier=tier), deed=deed)
 
-    async def pause(self, limit: str, *, key: str | None = None, tier: str | None = None) -> None:
+    async def pause(
+        self, limit: str, *, key: str | None = None, pattern: str | None = None, tier: str | None = None
+    ) -> None:
         """Let nothing start on it until `resume`; what runs goes on, and what waits loses nothing."""
         self.declared(limit)
-        setting = await self._setting(limit, *_scope(key, tier))
-        if setting.is_paused:
-            return
-        await self._store(setting, "pause", rule=setting.rule, is_paused=True)
+        about = _about(limit, key, pattern, tier)
+        await self._edit(about, "pause", lambda setting: replace(setting, is_paused=True))
 
-    async def resume(self, limit: str, *, key: str | None = None, tier: str | None = None) -> bool:
-        """End a pause; whether there was one."""
-        setting = await self._setting(limit, *_scope(key, tier))
-        if not setting.is_paused:
-            return False
-        await self._store(setting, "resume", rule=setting.rule, is_paused=False)
-        return True
+    async def resume(
+        self, limit: str, *, key: str | None = None, pattern: str | None = None, tier: str | None = None
+    ) -> bool:
+        """End a pause; whether there was one. What was set stays set."""
+        about = _about(limit, key, pattern, tier)
+        return await self._edit(about, "resume", lambda setting: replace(setting, is_paused=False))
 
     async def reset(self, limit: str, key: str = "") -> int:
         """Forget what a key has used. Permits that running jobs hold stay held, and their number is returned.
 
         Of a dynamic window, which shares one ceiling, all keys are reset.
         """
-        rule = self.declared(limit)
+        rule, key = self.declared(limit), bucket_key(key)
         if limit in self._elsewhere:
             await self._elsewhere[limit].open()
             await self._elsewhere[limit].reset(Bucket(limit, key, rule))
@@ -255,7 +269,7 @@ class LimitsAdmin:
 
         Of a limit that is kept in another store, programs that share it hold back, too.
         """
-        rule = self.declared(limit)
+        rule, key = self.declared(limit), bucket_key(key)
         closed_for = parse_until(until, "until", "penalize", self._storage.now())
         wall = self._storage.now() + closed_for
         if limit in self._elsewhere:
@@ -285,16 +299,9 @@ class LimitsAdmin:
             )
         return rule
 
-    async def _setting(self, limit: str, scope: Scope, target: str) -> LimitSetting:
-        for setting in await self._storage.settings():
-            if (setting.limit, setting.scope, setting.target) == (limit, scope, target):
-                return setting
-        return LimitSetting(limit, scope, target)
-
-    async def _store(self, setting: LimitSetting, action: str, *, rule: str | None, is_paused: bool) -> None:
-        changed = LimitSetting(setting.limit, setting.scope, setting.target, rule, is_paused)
-        deed = self._deed(action, setting.limit, _told(setting))
-        await self._storage.change(changed, remove=rule is None and not is_paused, deed=deed)
+    async def _edit(self, about: LimitSetting, action: str, edit: EditSetting) -> bool:
+        deed = self._deed(action, about.limit, _told(about))
+        return await self._storage.edit_setting(about, edit, deed=deed)
 
     def _deed(self, action: str, limit: str, detail: str | None = None) -> Deed:
         return Deed(self.actor, action, "limit", limit, detail)
@@ -346,14 +353,21 @@ class LimitsAdmin:
         )
 
 
-def _scope(key: str | None, tier: str | None) -> tuple[Scope, str]:
-    if key is not None and tier is not None:
-        raise DeclarationError("name a key or a tier, not both")
+def _about(limit: str, key: str | None, pattern: str | None, tier: str | None) -> LimitSetting:
+    """The setting for these keys, with nothing set."""
+    if sum(each is not None for each in (key, pattern, tier)) > 1:
+        raise DeclarationError("name one of key=, pattern= and tier=, or none of them for all keys")
     if tier is not None:
-        return "tier", tier
-    if key is None:
-        return "all", ""
-    return ("pattern" if is_pattern(key) else "key"), key
+        return LimitSetting(limit, "tier", tier)
+    if pattern is not None:
+        return LimitSetting(limit, "pattern", _pattern(pattern))
+    return LimitSetting(limit, "all") if key is None else LimitSetting(limit, "key", bucket_key(key))
+
+
+def _pattern(pattern: str | None) -> str:
+    if pattern is None or not is_pattern(pattern):
+        raise DeclarationError(f"pattern={pattern!r} has no *, ? or [ in it; name a single key as key={pattern!r}")
+    return pattern
 
 
 def _told(setting: LimitSetting) -> str:

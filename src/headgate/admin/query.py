@@ -9,6 +9,7 @@ from typing import TypedDict, get_args
 from headgate.clock import from_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.state import JobState
+from headgate.limits.key import bucket_key
 from headgate.storage.protocol import JobFilter, JobView
 
 LARGEST_PAGE = 500
@@ -59,7 +60,7 @@ class JobQuery:
             queue=self.queue,
             task=self.task,
             limit=self.limit,
-            key=self.key,
+            key=None if self.key is None else bucket_key(self.key),
             unique_key=self.unique_key,
             schedule=self.schedule,
             batch=self.batch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from functools import partial
 from math import ceil
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -19,7 +20,7 @@ from headgate.cli.query import seconds
 from headgate.cli.question import confirm, require_answer
 from headgate.cli.rules import KINDS, limit_like
 from headgate.escaping import printable
-from headgate.storage.live_rules import LimitSetting
+from headgate.storage.live_rules import LimitSetting, is_pattern
 
 CHART = 60
 """Bars of the chart of use, at most."""
@@ -33,15 +34,16 @@ def limits() -> None:
 @limits.command(name="list")
 @takes_app
 @click.option("--limit", metavar="NAME", help="Only this limit.")
-@click.option("--key", help="Only this key, or with a * at its end all that begin so.")
+@click.option("--key", metavar="KEY", help="Only this key.")
+@click.option("--prefix", metavar="TEXT", help="Only keys that begin so.")
 @click.option("--count", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
 @json_option
-def list_(target: str, limit: str | None, key: str | None, count: int, as_json: bool) -> None:
+def list_(target: str, limit: str | None, key: str | None, prefix: str | None, count: int, as_json: bool) -> None:
     """List limits by key: waiting jobs, starts that count now, starts left, and when the next one may go.
 
     Those with most waiting jobs come first. `used` and `available` are empty for a limit that the app does not declare.
     """
-    found, now = ask_with_time(target, partial(_list, limit=limit, key=key, count=count))
+    found, now = ask_with_time(target, partial(_list, limit=limit, key=key, prefix=prefix, count=count))
     if as_json:
         print_json(found)
         return
@@ -107,7 +109,8 @@ def show(target: str, words: tuple[str], key: str, span: float, as_json: bool) -
 @click.option("--kind", type=click.Choice(KINDS), help="Another kind of rule.")
 @click.option("--burst", type=int, help="Of a rate: how much unused budget a key can save up.")
 @click.option("--slices", type=int, help="Of a sliding window: into how many slices it is cut.")
-@click.option("--key", metavar="KEY", help="For this key only, or a pattern of keys: 'stripe:*'.")
+@click.option("--key", metavar="KEY", help="For this key only.")
+@click.option("--pattern", metavar="PATTERN", help="For the keys that match: 'stripe:*'.")
 @click.option("--tier", metavar="NAME", help="For the keys of this tier only.")
 @json_option
 def set_(
@@ -117,6 +120,7 @@ def set_(
     burst: int | None,
     slices: int | None,
     key: str | None,
+    pattern: str | None,
     tier: str | None,
     as_json: bool,
 ) -> None:
@@ -125,48 +129,56 @@ def set_(
     It holds at once, for everything that waits. The most specific setting wins: key, tier, longest pattern, all.
     """
     limit, rule = words
-    new = ask(target, partial(_set, limit=limit, rule=rule, kind=kind, burst=burst, slices=slices, key=key, tier=tier))
-    say_done(f"{limit} is now {new} for {_whom(key, tier)}", as_json=as_json, limit=limit, rule=new, key=key, tier=tier)
+    whom = _Whom(key, pattern, tier)
+    new = ask(target, partial(_set, limit=limit, rule=rule, kind=kind, burst=burst, slices=slices, whom=whom))
+    say_done(f"{limit} is now {new} for {whom}", as_json=as_json, limit=limit, rule=new, **whom.facts)
 
 
 @limits.command()
 @takes_app_and("LIMIT")
-@click.option("--key", metavar="KEY", help="What was set for this key or pattern.")
+@click.option("--key", metavar="KEY", help="What was set for this key.")
+@click.option("--pattern", metavar="PATTERN", help="What was set for this pattern.")
 @click.option("--tier", metavar="NAME", help="What was set for this tier.")
 @json_option
-def unset(target: str, words: tuple[str], key: str | None, tier: str | None, as_json: bool) -> None:
+def unset(
+    target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
+) -> None:
     """Return to the rule that the code declares."""
-    (limit,) = words
-    was_set = ask(target, lambda admin: admin.limits.unset(limit, key=key, tier=tier))
-    facts = {"limit": limit, "key": key, "tier": tier}
-    done, not_done = f"{limit} is as declared for {_whom(key, tier)}", f"nothing was set for {limit}"
-    say_change(was_set, done, not_done, as_json=as_json, **facts)
+    (limit,), whom = words, _Whom(key, pattern, tier)
+    was_set = ask(target, lambda admin: admin.limits.unset(limit, key=key, pattern=pattern, tier=tier))
+    done, not_done = f"{limit} is as declared for {whom}", f"nothing was set for {limit} and {whom}"
+    say_change(was_set, done, not_done, as_json=as_json, limit=limit, **whom.facts)
 
 
 @limits.command()
 @takes_app_and("LIMIT")
-@click.option("--key", metavar="KEY", help="Only this key, or a pattern of keys.")
+@click.option("--key", metavar="KEY", help="Only this key.")
+@click.option("--pattern", metavar="PATTERN", help="Only the keys that match: 'stripe:*'.")
 @click.option("--tier", metavar="NAME", help="Only the keys of this tier.")
 @json_option
-def pause(target: str, words: tuple[str], key: str | None, tier: str | None, as_json: bool) -> None:
+def pause(
+    target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
+) -> None:
     """Let nothing start on a limit; what runs goes on, what waits loses nothing."""
-    (limit,) = words
-    ask(target, lambda admin: admin.limits.pause(limit, key=key, tier=tier))
-    say_done(f"{limit} is paused for {_whom(key, tier)}", as_json=as_json, limit=limit, key=key, tier=tier)
+    (limit,), whom = words, _Whom(key, pattern, tier)
+    ask(target, lambda admin: admin.limits.pause(limit, key=key, pattern=pattern, tier=tier))
+    say_done(f"{limit} is paused for {whom}", as_json=as_json, limit=limit, **whom.facts)
 
 
 @limits.command()
 @takes_app_and("LIMIT")
-@click.option("--key", metavar="KEY", help="Only this key, or a pattern of keys.")
+@click.option("--key", metavar="KEY", help="Only this key.")
+@click.option("--pattern", metavar="PATTERN", help="Only the keys that match: 'stripe:*'.")
 @click.option("--tier", metavar="NAME", help="Only the keys of this tier.")
 @json_option
-def resume(target: str, words: tuple[str], key: str | None, tier: str | None, as_json: bool) -> None:
+def resume(
+    target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
+) -> None:
     """End a pause."""
-    (limit,) = words
-    was_paused = ask(target, lambda admin: admin.limits.resume(limit, key=key, tier=tier))
-    facts = {"limit": limit, "key": key, "tier": tier}
-    done, not_done = f"{limit} goes on for {_whom(key, tier)}", f"{limit} was not paused"
-    say_change(was_paused, done, not_done, as_json=as_json, **facts)
+    (limit,), whom = words, _Whom(key, pattern, tier)
+    was_paused = ask(target, lambda admin: admin.limits.resume(limit, key=key, pattern=pattern, tier=tier))
+    done, not_done = f"{limit} goes on for {whom}", f"{limit} was not paused for {whom}"
+    say_change(was_paused, done, not_done, as_json=as_json, limit=limit, **whom.facts)
 
 
 @limits.command()
@@ -197,14 +209,17 @@ def penalize(target: str, words: tuple[str, str], key: str, as_json: bool) -> No
 
 @limits.command()
 @takes_app_and("LIMIT", "KEY", "TIER")
+@click.option("--pattern", "is_pattern", is_flag=True, help="KEY is a pattern: all keys that match, as 'stripe:*'.")
 @json_option
-def assign(target: str, words: tuple[str, str, str], as_json: bool) -> None:
-    """Put a KEY, or a pattern of keys, into a TIER; "-" takes it out."""
-    limit, key, tier = words
+def assign(target: str, words: tuple[str, str, str], is_pattern: bool, as_json: bool) -> None:
+    """Put a KEY, or the keys that match a pattern, into a TIER; "-" takes it out."""
+    limit, name, tier = words
     new = None if tier == "-" else tier
-    ask(target, lambda admin: admin.limits.assign(limit, key, new))
-    told = f"{key!r} is in no tier of {limit}" if new is None else f"{key!r} is in tier {new} of {limit}"
-    say_done(told, as_json=as_json, limit=limit, key=key, tier=new)
+    key, pattern = (None, name) if is_pattern else (name, None)
+    ask(target, lambda admin: admin.limits.assign(limit, key, new, pattern=pattern))
+    whom = _Whom(key, pattern, None)
+    told = f"{whom} is in no tier of {limit}" if new is None else f"{whom} is in tier {new} of {limit}"
+    say_done(told, as_json=as_json, limit=limit, key=key, pattern=pattern, tier=new)
 
 
 @limits.command()
@@ -266,10 +281,10 @@ def audit(target: str, words: tuple[str], key: str | None, as_json: bool) -> Non
 # ------------------------------------------------------------------------------------------------- asking
 
 
-async def _list(admin: Admin, *, limit: str | None, key: str | None, count: int) -> list[BucketStatus]:
-    if key is not None and key.endswith("*"):
-        return list(await admin.limits.list(limit, prefix=key[:-1], count=count))
-    return list(await admin.limits.list(limit, key=key, count=count))
+async def _list(
+    admin: Admin, *, limit: str | None, key: str | None, prefix: str | None, count: int
+) -> list[BucketStatus]:
+    return list(await admin.limits.list(limit, key=key, prefix=prefix, count=count))
 
 
 async def _show(admin: Admin, *, limit: str, key: str, span: float) -> tuple[BucketStatus | None, LimitHistory]:
@@ -286,11 +301,10 @@ async def _set(
     kind: str | None,
     burst: int | None,
     slices: int | None,
-    key: str | None,
-    tier: str | None,
+    whom: _Whom,
 ) -> str:
     new = limit_like(admin.limits.declared(limit), rule, kind, burst, slices)
-    await admin.limits.set(limit, new, key=key, tier=tier)
+    await admin.limits.set(limit, new, key=whom.key, pattern=whom.pattern, tier=whom.tier)
     return str(new.rule.describe())
 
 
@@ -315,10 +329,26 @@ def _gauge(bucket: BucketStatus) -> str | None:
     return bar(bucket.used / total if total else 0.0, 10)
 
 
-def _whom(key: str | None, tier: str | None) -> str:
-    if tier is not None:
-        return f"tier {tier}"
-    return "all keys" if key is None else f"key {key!r}"
+class _Whom(NamedTuple):
+    """Whom a setting is for: a key, the keys that match a pattern, those of a tier, or all."""
+
+    key: str | None
+    pattern: str | None
+    tier: str | None
+
+    def __str__(self) -> str:
+        if self.tier is not None:
+            return f"tier {self.tier}"
+        if self.pattern is not None:
+            return f"pattern {self.pattern!r}"
+        if self.key is None:
+            return "all keys"
+        is_like_a_pattern = is_pattern(self.key)
+        return f"key {self.key!r}" + (" alone (a pattern of keys is named with --pattern)" if is_like_a_pattern else "")
+
+    @property
+    def facts(self) -> dict[str, str | None]:
+        return self._asdict()
 
 
 def _note(bucket: BucketStatus, now: datetime) -> str | None:

@@ -10,7 +10,7 @@ import msgspec
 from headgate.admin import JobsPoint, LimitHistory
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, Query, reads
-from headgate.http.page import Name
+from headgate.http.page import Key, Name
 
 Span = Annotated[float, msgspec.Meta(ge=10, le=60 * 86400, description="How far back, in seconds.")]
 
@@ -26,7 +26,7 @@ class HistoryQuery(Query, frozen=True, kw_only=True):
 
 
 class LimitHistoryQuery(Query, frozen=True, kw_only=True):
-    key: Annotated[Name | None, msgspec.Meta(description="One key; without it, all together.")] = None
+    key: Annotated[Key | None, msgspec.Meta(description="One key; without it, all together.")] = None
     span: Span = 3600
 
 

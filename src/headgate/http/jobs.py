@@ -13,7 +13,7 @@ from headgate.admin import BulkResult, Explanation, JobDetails, JobQuery, Listed
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Body, Done, Endpoint, Query, acts, reads
-from headgate.http.page import Count, Cursor, Name, Number, Page
+from headgate.http.page import Count, Cursor, Key, Name, Number, Page
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
 from headgate.http.refusal import Refusal
 from headgate.jobs.job import JobError, JobOptions, JobRecord
@@ -38,7 +38,7 @@ class JobWords(Query, frozen=True, kw_only=True):
     queue: Name | None = None
     task: Name | None = None
     limit: Annotated[Name | None, msgspec.Meta(description="A limit that it draws on.")] = None
-    key: Annotated[Name | None, msgspec.Meta(description="The key for which it draws on a limit.")] = None
+    key: Annotated[Key | None, msgspec.Meta(description="The key for which it draws on a limit.")] = None
     unique_key: Name | None = None
     schedule: Name | None = None
     batch: Name | None = None

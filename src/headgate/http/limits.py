@@ -11,7 +11,7 @@ import msgspec
 from headgate.admin import BucketStatus, DeclaredLimit
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Body, Done, Endpoint, Query, acts, reads, removes
-from headgate.http.page import MOST, Count, Cursor, Name, Page, from_cursor, to_cursor
+from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, to_cursor
 from headgate.http.refusal import Refusal
 from headgate.storage.live_rules import Scope
 from headgate.storage.protocol import BucketPlace
@@ -25,7 +25,8 @@ LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 
 class LimitsQuery(Query, frozen=True, kw_only=True):
     limit: Name | None = None
-    key: Annotated[Name | None, msgspec.Meta(description="A key, or with a `*` at its end how keys begin.")] = None
+    key: Key | None = None
+    prefix: Annotated[Name | None, msgspec.Meta(description="How keys begin.")] = None
     before: Cursor | None = None
     count: Count = 50
 
@@ -35,20 +36,21 @@ class LimitQuery(Query, frozen=True, kw_only=True):
 
 
 class KeyQuery(Query, frozen=True, kw_only=True):
-    key: Annotated[Name, msgspec.Meta(description="Empty for a limit without keys.")] = ""
+    key: Annotated[Key, msgspec.Meta(description="Empty for a limit without keys.")] = ""
 
 
 class AuditQuery(Query, frozen=True, kw_only=True):
-    key: Name | None = None
+    key: Key | None = None
     span: Annotated[
         float, msgspec.Meta(ge=1, le=7 * 86400, description="Which starts are looked at: those of so many seconds.")
     ] = 3600
 
 
 class Whom(Body, frozen=True, kw_only=True):
-    """A key, a pattern of keys (`stripe:*`), or a tier; without either, all keys."""
+    """A key, a pattern of keys (`stripe:*`), or a tier; without any, all keys. A key is never taken for a pattern."""
 
-    key: Name | None = None
+    key: Key | None = None
+    pattern: Name | None = None
     tier: Name | None = None
 
 
@@ -64,21 +66,22 @@ class SetRequest(Whom, frozen=True, kw_only=True):
 class KeyRequest(Body, frozen=True, kw_only=True):
     """A key; empty for a limit without keys."""
 
-    key: Name = ""
+    key: Key = ""
 
 
 class PenalizeRequest(Body, frozen=True, kw_only=True):
     """A key, and for how many `seconds`, or `until` when, nothing starts on it."""
 
-    key: Name = ""
+    key: Key = ""
     seconds: Annotated[float, msgspec.Meta(gt=0, le=366 * 86400)] | None = None
     until: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
 class AssignRequest(Body, frozen=True, kw_only=True):
-    """A key, or a pattern of keys, and its tier; null takes it out."""
+    """A key, or a pattern of keys (`stripe:*`), and its tier; null takes it out."""
 
-    key: Name
+    key: Key | None = None
+    pattern: Name | None = None
     tier: Name | None
 
 
@@ -127,11 +130,10 @@ class AuditedPage(msgspec.Struct, frozen=True):
 
 async def limits(caller: Caller, query: LimitsQuery) -> Page[BucketStatus]:
     """Limits by key, those with most waiting jobs first."""
-    is_prefix = query.key is not None and query.key.endswith("*")
     found = await caller.admin.limits.list(
         query.limit,
-        key=None if is_prefix else query.key,
-        prefix=query.key.removesuffix("*") if is_prefix and query.key is not None else None,
+        key=query.key,
+        prefix=query.prefix,
         after=None if query.before is None else from_cursor(query.before, BucketPlace),
         count=query.count,
     )
@@ -172,26 +174,33 @@ async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> AuditedP
 
 async def pause_limit(caller: Caller, limit: str, body: Whom) -> Done:
     """Let nothing start on a limit until it is resumed; what runs goes on, what waits loses nothing."""
-    await caller.admin.limits.pause(limit, key=body.key, tier=body.tier)
+    await caller.admin.limits.pause(limit, key=body.key, pattern=body.pattern, tier=body.tier)
     return Done()
 
 
 async def resume_limit(caller: Caller, limit: str, body: Whom) -> Done:
     """End a pause."""
-    return Done(await caller.admin.limits.resume(limit, key=body.key, tier=body.tier))
+    return Done(await caller.admin.limits.resume(limit, key=body.key, pattern=body.pattern, tier=body.tier))
 
 
 async def set_limit(caller: Caller, limit: str, body: SetRequest) -> Done:
     """Let another rule hold until it is unset; the most specific setting wins: key, tier, longest pattern, all."""
     await caller.admin.limits.set_rule(
-        limit, body.rule, kind=body.kind, burst=body.burst, slices=body.slices, key=body.key, tier=body.tier
+        limit,
+        body.rule,
+        kind=body.kind,
+        burst=body.burst,
+        slices=body.slices,
+        key=body.key,
+        pattern=body.pattern,
+        tier=body.tier,
     )
     return Done()
 
 
 async def unset_limit(caller: Caller, limit: str, body: Whom) -> Done:
     """Return to the rule that the code declares."""
-    return Done(await caller.admin.limits.unset(limit, key=body.key, tier=body.tier))
+    return Done(await caller.admin.limits.unset(limit, key=body.key, pattern=body.pattern, tier=body.tier))
 
 
 async def reset_limit(caller: Caller, limit: str, body: KeyRequest) -> Reset:
@@ -212,7 +221,7 @@ async def penalize_limit(caller: Caller, limit: str, body: PenalizeRequest) -> D
 
 async def assign_limit(caller: Caller, limit: str, body: AssignRequest) -> Done:
     """Put a key, or all that match a pattern, into a tier, or out of it."""
-    await caller.admin.limits.assign(limit, body.key, body.tier)
+    await caller.admin.limits.assign(limit, body.key, body.tier, pattern=body.pattern)
     return Done()
 
 

@@ -20,6 +20,7 @@ MOST = 500
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST, description="How many at most.")]
 Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 Name = Annotated[str, msgspec.Meta(max_length=300)]
+Key = Annotated[str, msgspec.Meta(max_length=4000)]
 Cursor = Annotated[str, msgspec.Meta(min_length=1, max_length=2000, description="The `next` of the page before it.")]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.errors import DeclarationError
 from headgate.jobs.job import Draw
@@ -24,8 +26,9 @@ class LimitSetting(msgspec.Struct, frozen=True, array_like=True):
     """One thing that was set at run time about a limit, and is stored until it is unset.
 
     `scope` says for which keys: `all` of them, one `key`, those that match a `pattern` (`stripe:*`), or those of a
-    `tier`. `member` puts the keys that match `target` into the tier that it names. `rule` is a stored rule that takes
-    the place of the declared one; nothing starts while it `is_paused`.
+    `tier`. `member` puts the keys that match the pattern `target` into the tier that it names; `pattern_of` makes one
+    of a single key. `rule` is a stored rule that takes the place of the declared one; nothing starts while it
+    `is_paused`.
     """
 
     limit: str
@@ -34,6 +37,24 @@ class LimitSetting(msgspec.Struct, frozen=True, array_like=True):
     rule: str | None = None
     is_paused: bool = False
     tier: str | None = None
+
+    @property
+    def sets_nothing(self) -> bool:
+        """Whether everything is as declared, so that it need not be kept."""
+        return self.rule is None and not self.is_paused and self.tier is None
+
+
+EditSetting = Callable[[LimitSetting], LimitSetting]
+"""What becomes of a setting, given what is set."""
+
+
+def edited(settings: Iterable[LimitSetting], about: LimitSetting, edit: EditSetting) -> LimitSetting | None:
+    """What is to be kept in place of the setting for the keys of `about`; None if it is what is set already."""
+    place = (about.limit, about.scope, about.target)
+    nothing = replace(about, rule=None, is_paused=False, tier=None)
+    known = next((each for each in settings if (each.limit, each.scope, each.target) == place), nothing)
+    becomes = edit(known)
+    return None if becomes == known else becomes
 
 
 class LiveRules:
@@ -85,10 +106,12 @@ class _Limit:
                 self._tiers[setting.target] = made
             case "pattern":
                 self._patterns = _longest_first({**self._patterns, setting.target: made})
-            case "member" if setting.tier is not None and is_pattern(setting.target):
-                self._tier_of_pattern = _longest_first({**self._tier_of_pattern, setting.target: setting.tier})
             case "member" if setting.tier is not None:
-                self._tier_of_key[setting.target] = setting.tier
+                key = key_of_pattern(setting.target)
+                if key is None:
+                    self._tier_of_pattern = _longest_first({**self._tier_of_pattern, setting.target: setting.tier})
+                else:
+                    self._tier_of_key[key] = setting.tier
 
     def rule(self, key: str) -> AnyRule | None:
         return next((setting.rule for setting in self._about(key) if setting.rule is not None), None)
@@ -127,8 +150,23 @@ class _Setting:
 
 
 def is_pattern(target: str) -> bool:
-    """Whether it stands for several keys: it has a `*`, `?` or `[`."""
+    """Whether it would stand for several keys as a pattern: it has a `*`, `?` or `[`."""
     return any(sign in target for sign in "*?[")
+
+
+def pattern_of(key: str) -> str:
+    """The pattern that matches this key and no other: `order[[]5]` for `order[5]`."""
+    return _SIGN.sub("[\\1]", key)
+
+
+def key_of_pattern(pattern: str) -> str | None:
+    """The key that `pattern_of` made it of; None for a pattern of several keys."""
+    key = _SINGLE.sub("\\1", pattern)
+    return key if pattern_of(key) == pattern else None
+
+
+_SIGN = re.compile(r"([*?[])")
+_SINGLE = re.compile(r"\[([*?[])\]")
 
 
 def _longest_first(patterns: Mapping[str, V]) -> dict[str, V]:

@@ -32,7 +32,7 @@ from headgate.limits.rule import NEVER
 from headgate.storage.facts import StoreFacts
 from headgate.storage.fetched import Balance
 from headgate.storage.following import FOLLOWERS_AT_ONCE
-from headgate.storage.live_rules import LimitSetting
+from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 
 R = TypeVar("R")
@@ -600,6 +600,14 @@ class Storage(Protocol):
 
     async def change(self, setting: LimitSetting, *, remove: bool = False, deed: Deed | None = None) -> None:
         """Store a setting, or remove it; the jobs that wait for its limit are looked at again under what holds now."""
+        ...
+
+    async def edit_setting(self, about: LimitSetting, edit: EditSetting, *, deed: Deed | None = None) -> bool:
+        """Let `edit` say what is set for the limit, scope and target of `about`; whether that is a change.
+
+        It is given what is set, and no other change comes in between. What sets nothing any more is removed. The deed
+        is recorded with a change.
+        """
         ...
 
     async def penalize(self, draw: Draw, until: int, *, deed: Deed | None = None) -> None:

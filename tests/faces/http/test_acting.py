@@ -81,7 +81,7 @@ async def test_limits_are_steered(app: Headgate) -> None:
         path = f"/limits/{API}"
         assert await act(client, f"{path}/set", {"rule": "7/m", "key": HOSTILE}) == {"changed": True}
         (setting,) = await app.admin.limits.settings(LIMIT)
-        assert (setting.scope, setting.target) == ("pattern", HOSTILE)
+        assert (setting.scope, setting.target) == ("key", HOSTILE)
         assert await act(client, f"{path}/set", {"rule": "9/h", "tier": "gold", "kind": "rate", "burst": 3})
         assert await act(client, f"{path}/assign", {"key": "acme", "tier": "gold"}) == {"changed": True}
         await act(client, f"{path}/penalize", {"key": "acme", "seconds": 60})
@@ -96,8 +96,31 @@ async def test_limits_are_steered(app: Headgate) -> None:
         assert await act(client, f"{path}/unset", {"tier": "gold"}) == {"changed": True}
         assert await act(client, f"{path}/assign", {"key": "acme", "tier": None}) == {"changed": True}
         assert await act(client, "/limits/permits/set", {"rule": "5"}) == {"changed": True}
-        for body in ({"rule": "much"}, {"rule": "0/m"}, {"rule": "1/m", "key": "a", "tier": "b"}):
+        twice = {"rule": "1/m", "key": "a", "tier": "b"}, {"rule": "1/m", "key": "a", "pattern": "a*"}
+        for body in ({"rule": "much"}, {"rule": "0/m"}, {"rule": "1/m", "pattern": "plain"}, *twice):
             assert await act(client, f"{path}/set", body, expected=422) == "declaration_error"
+
+
+async def test_a_key_is_a_pattern_only_where_it_is_said_to_be(app: Headgate) -> None:
+    async with app.open(), browser(app) as client:
+        path = f"/limits/{API}"
+        longest = "k" * 3000
+        for key in ("order[5]", "a*", longest):
+            await act(client, f"{path}/pause", {"key": key})
+            await act(client, f"{path}/assign", {"key": key, "tier": "gold"})
+            await act(client, f"{path}/set", {"tier": "gold", "rule": "9/h"})
+            bucket = (await client.get(f"/api{path}/bucket", params={"key": key})).json()
+            assert (bucket["is_paused"], bucket["is_set"]) == (True, True)
+            assert await act(client, f"{path}/resume", {"key": key}) == {"changed": True}
+            await act(client, f"{path}/assign", {"key": key, "tier": None})
+        assert [setting.scope for setting in await app.admin.limits.settings(LIMIT)] == ["tier"]
+        for key in ("order5", "ab"):
+            assert not (await app.admin.limits.bucket(LIMIT, key)).is_paused
+        await act(client, f"{path}/pause", {"pattern": "a*"})
+        await act(client, f"{path}/assign", {"pattern": "o?", "tier": "gold"})
+        assert (await app.admin.limits.bucket(LIMIT, "ab")).is_paused
+        assert (await app.admin.limits.bucket(LIMIT, "ox")).is_set
+        assert await act(client, f"{path}/resume", {"pattern": "a*"}) == {"changed": True}
         assert await act(client, "/limits/permits/set", {"rule": "5/m"}, expected=422) == "declaration_error"
         assert await act(client, "/limits/nothing/pause", expected=404) == "unknown_limit"
         removed = await client.delete(f"/api{path}")

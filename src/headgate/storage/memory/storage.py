@@ -30,7 +30,7 @@ from headgate.storage.endings import poison_error
 from headgate.storage.facts import MemoryFacts
 from headgate.storage.fetched import Balance
 from headgate.storage.following import FOLLOWERS_AT_ONCE
-from headgate.storage.live_rules import LimitSetting
+from headgate.storage.live_rules import EditSetting, LimitSetting, edited
 from headgate.storage.memory.claim import Claiming
 from headgate.storage.memory.contradictions import contradictions
 from headgate.storage.memory.gates import Gates
@@ -436,6 +436,12 @@ class MemoryStorage:
         self._lanes.settings.change(setting, remove=remove)
         self._lanes.reopen_limit(setting.limit, setting.target if setting.scope == "key" else None, self.limit_now())
         self._wake()
+
+    async def edit_setting(self, about: LimitSetting, edit: EditSetting, *, deed: Deed | None = None) -> bool:
+        becomes = edited(self._lanes.settings.all(), about, edit)
+        if becomes is not None:
+            await self.change(becomes, remove=becomes.sets_nothing, deed=deed)
+        return becomes is not None
 
     async def penalize(self, draw: Draw, until: int, *, deed: Deed | None = None) -> None:
         self._trail.note(deed, self._clock.now())

@@ -14,12 +14,12 @@ from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
 from headgate.storage.endings import limit_in_use
 from headgate.storage.fetched import dump_balance, load_balance
-from headgate.storage.live_rules import LimitSetting
+from headgate.storage.live_rules import EditSetting, LimitSetting, edited
 from headgate.storage.postgres.bucket_views import BucketViews, lock_buckets, lock_existing
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.rows import bucket_id, limit_needle
 from headgate.storage.postgres.server_time import StoreTime
-from headgate.storage.postgres.settings import CachedRules
+from headgate.storage.postgres.settings import CachedRules, read_settings
 from headgate.storage.postgres.waiting import Waiting
 from headgate.storage.protocol import Amendment, Deposit
 
@@ -126,6 +126,15 @@ class Buckets:
             )
         await self._session.execute("next_revision")
         await self._reopen_for(setting)
+
+    async def edit_setting(self, about: LimitSetting, edit: EditSetting) -> LimitSetting | None:
+        """Change a setting by what is set; what it has become, or None if that is no change."""
+        # Where nothing is set there is no row to lock, and two first changes would not see each other.
+        await self._session.fetch("lock_settings")
+        becomes = edited(await read_settings(self._session), about, edit)
+        if becomes is not None:
+            await self.change(becomes, remove=becomes.sets_nothing)
+        return becomes
 
     async def reopen(self, setting: LimitSetting) -> None:
         """Let the next claims look at who waits for a limit, under what is set about it by now."""

@@ -31,7 +31,7 @@ from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import PostgresFacts, TableFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.key_locks import KeyLocks
-from headgate.storage.live_rules import LimitSetting, LiveRules
+from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules
 from headgate.storage.migrations import Migration
 from headgate.storage.permits import Holder, PermitBucket
 from headgate.storage.postgres import endings, history, records, schedules, trail
@@ -421,6 +421,20 @@ class PostgresStorage:
         await self._transact(change)
         await self._transact(lambda session: self._buckets(session).reopen(setting))
         self._changed()
+
+    async def edit_setting(self, about: LimitSetting, edit: EditSetting, *, deed: Deed | None = None) -> bool:
+        async def change(session: Session) -> LimitSetting | None:
+            becomes = await self._buckets(session).edit_setting(about, edit)
+            if becomes is not None:
+                await trail.note(session, deed, self.now())
+            return becomes
+
+        becomes: LimitSetting | None = await self._transact(change)
+        if becomes is None:
+            return False
+        await self._transact(lambda session: self._buckets(session).reopen(becomes))
+        self._changed()
+        return True
 
     async def penalize(self, draw: Draw, until: int, *, deed: Deed | None = None) -> None:
         async def close(session: Session) -> None:

@@ -16,11 +16,11 @@ from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
 from headgate.storage.endings import limit_in_use
 from headgate.storage.fetched import dump_balance, load_balance
-from headgate.storage.live_rules import LimitSetting
+from headgate.storage.live_rules import EditSetting, LimitSetting, edited
 from headgate.storage.protocol import Amendment, Deposit
 from headgate.storage.sqlite.bucket_views import BucketViews
 from headgate.storage.sqlite.rows import decode_buckets
-from headgate.storage.sqlite.settings import CachedRules
+from headgate.storage.sqlite.settings import CachedRules, decode_settings
 from headgate.storage.sqlite.statements import as_json, execute, fetch
 from headgate.storage.sqlite.trail import keep_deed
 from headgate.storage.sqlite.waiting import Waiting
@@ -116,6 +116,13 @@ class Buckets:
         execute(self._connection, "next_revision")
         keep_deed(self._connection, deed, self._now)
         self._reopen(setting.limit, setting.target if setting.scope == "key" else None)
+
+    def edit_setting(self, about: LimitSetting, edit: EditSetting, deed: Deed | None) -> bool:
+        """Change a setting by what is set; whether that is a change."""
+        becomes = edited(decode_settings(fetch(self._connection, "settings")), about, edit)
+        if becomes is not None:
+            self.change(becomes, deed, remove=becomes.sets_nothing)
+        return becomes is not None
 
     def penalize(self, draw: Draw, until: int, deed: Deed | None) -> None:
         """Nothing starts on the bucket before that limit time."""

@@ -34,7 +34,7 @@ from headgate.storage.batcher import Batcher
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import SAFE_FOR_SEVERAL, SqliteFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
-from headgate.storage.live_rules import LimitSetting
+from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
 from headgate.storage.outlast import outlast
 from headgate.storage.protocol import (
@@ -380,6 +380,11 @@ class SqliteStorage:
     async def change(self, setting: LimitSetting, *, remove: bool = False, deed: Deed | None = None) -> None:
         await self._write(
             _Write(lambda transaction: transaction.buckets.change(setting, deed, remove=remove), wakes=True)
+        )
+
+    async def edit_setting(self, about: LimitSetting, edit: EditSetting, *, deed: Deed | None = None) -> bool:
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: transaction.buckets.edit_setting(about, edit, deed), wakes=True)
         )
 
     async def penalize(self, draw: Draw, until: int, *, deed: Deed | None = None) -> None:

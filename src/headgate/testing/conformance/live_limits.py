@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
+import pytest
+from msgspec.structs import replace
+
+from headgate.admin.limits import LimitsAdmin
 from headgate.clock import SECOND
-from headgate.errors import LimitInUse, LimitRejected
+from headgate.errors import DeclarationError, LimitInUse, LimitRejected
+from headgate.jobs.audit import AuditFilter
 from headgate.jobs.job import Draw, JobState
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.fixed_window import FixedWindow
+from headgate.limits.key import bucket_key
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
 from headgate.storage.protocol import Amendment
 from headgate.storage.stored_buckets import StoredBuckets
@@ -20,6 +27,11 @@ from headgate.testing.manual_clock import ManualClock
 
 API = [("api", "acme")]
 ACME = Draw("api", "acme")
+
+LOOKALIKES = ["order5", "order", "ab", "a", "aXb", "abc", "long", "null"]
+
+HOSTILE_KEYS = ["order[5]", "a*", "a?b", "*", "[!a]", "x" * 300, "y" * 5000, "null\x00", "sha256:abc", "[*]", "€" * 257]
+"""Keys that read as patterns, or that are kept as their SHA-256."""
 
 SCOPES: list[tuple[Scope, str]] = [("all", ""), ("key", "acme"), ("pattern", "ac*"), ("tier", "gold")]
 
@@ -166,6 +178,117 @@ class LiveLimitsConformance(Conformance):
         assert await hands.take() == []
         clock.advance(10)
         assert len(await hands.take()) >= 1
+
+    async def test_a_pause_and_a_set_of_the_same_moment_both_hold(self, hands: Hands) -> None:
+        admin = LimitsAdmin(hands.storage, {"api": strict(5)}, {}, "somebody")
+        for round in range(20):
+            limits: list[dict[str, str]] = [{}, {"key": f"k{round}"}, {"pattern": f"p{round}*"}, {"tier": f"t{round}"}]
+            for whom in limits:
+                await asyncio.gather(admin.pause("api", **whom), admin.set("api", StrictRate("7/m"), **whom))
+            assert {(each.is_paused, each.rule is None) for each in await admin.settings()} == {(True, False)}
+            for whom in limits:
+                assert all(await asyncio.gather(admin.resume("api", **whom), admin.unset("api", **whom)))
+            assert list(await admin.settings()) == []
+
+    async def test_of_several_who_do_the_same_at_once_one_has_done_it(self, hands: Hands) -> None:
+        admin = LimitsAdmin(hands.storage, {"api": strict(5)}, {}, "somebody")
+        for _ in range(5):
+            await asyncio.gather(*(admin.pause("api", key="acme") for _ in range(4)))
+            assert sorted(await asyncio.gather(*(admin.resume("api", key="acme") for _ in range(4)))) == [
+                False, False, False, True,
+            ]  # fmt: skip
+        actions = [entry.action for entry in await hands.storage.audit_log(AuditFilter(count=100))]
+        assert sorted(actions) == ["pause"] * 5 + ["resume"] * 5
+
+    async def test_an_edit_is_given_what_is_set_and_says_whether_it_changed_anything(self, hands: Hands) -> None:
+        about = LimitSetting("api", "key", "acme")
+        seen: list[LimitSetting] = []
+
+        def pause(setting: LimitSetting) -> LimitSetting:
+            seen.append(setting)
+            return replace(setting, is_paused=True)
+
+        assert await hands.storage.edit_setting(about, pause)
+        assert not await hands.storage.edit_setting(about, pause)
+        assert seen == [about, replace(about, is_paused=True)]
+        assert list(await hands.storage.settings()) == [replace(about, is_paused=True)]
+        assert not await hands.storage.edit_setting(LimitSetting("api", "key", "other"), lambda setting: setting)
+        assert await hands.storage.edit_setting(about, lambda setting: replace(setting, is_paused=False))
+        assert list(await hands.storage.settings()) == []
+
+    # ----------------------------------------------------------------------------- steering by hostile keys
+
+    @pytest.mark.parametrize("key", HOSTILE_KEYS)
+    async def test_a_key_is_steered_by_every_verb_whatever_signs_are_in_it_and_no_other_is(
+        self, hands: Hands, clock: ManualClock, key: str
+    ) -> None:
+        hands.rules = {"api": strict(2)}
+        admin = LimitsAdmin(hands.storage, hands.rules, {}, "somebody")
+        others = [other for other in (*LOOKALIKES, *HOSTILE_KEYS) if other != key]
+        every = [key, *others]
+        queues = [f"q{number}" for number in range(len(every))]
+
+        async def started() -> dict[str, int]:
+            """How many of three new jobs of each key can start."""
+            clock.advance(60)
+            ids = {}
+            for queue, each in zip(queues, every, strict=True):
+                for id in await hands.add(3, draws=[("api", bucket_key(each))], queue=queue):
+                    ids[id] = each
+            counts = dict.fromkeys(every, 0)
+            while jobs := await hands.take(queues=queues):
+                for job in jobs:
+                    counts[ids[job.id]] += 1
+                await hands.succeed(*jobs)
+            for id in ids:
+                await hands.storage.cancel(id)
+            return counts
+
+        def alone(count: int) -> dict[str, int]:
+            return {key: count, **dict.fromkeys(others, 2)}
+
+        await admin.pause("api", key=key)
+        assert await started() == alone(0)
+        assert (await admin.bucket("api", key)).is_paused
+        assert await admin.resume("api", key=key)
+        await admin.set("api", StrictRate("1/m", margin=0), key=key)
+        assert await started() == alone(1)
+        assert await admin.unset("api", key=key)
+        await admin.set("api", StrictRate("3/m", margin=0), tier="gold")
+        await admin.assign("api", key, "gold")
+        assert await started() == alone(3)
+        await admin.assign("api", key, None)
+        assert await started() == alone(2)
+        await admin.penalize("api", key, 3600)
+        assert await started() == alone(0)
+        assert (await admin.bucket("api", key)).penalized_until is not None
+        await admin.reset("api", key)
+        assert await started() == alone(2)
+        assert [bucket.key for bucket in await admin.list("api", key=key)] == [bucket_key(key)]
+        assert [each.key for each in await admin.audit("api", key=key)] == [bucket_key(key)]
+        assert [each.key for each in await admin.list("api", key="a*b")] == []
+
+    async def test_a_pattern_is_asked_for_by_its_own_name(self, hands: Hands, clock: ManualClock) -> None:
+        hands.rules = {"api": strict(2)}
+        admin = LimitsAdmin(hands.storage, hands.rules, {}, "somebody")
+        keys = ("stripe:a", "stripe:b", "paypal:a")
+        await admin.pause("api", pattern="stripe:*")
+        assert [(await admin.bucket("api", key)).is_paused for key in keys] == [True, True, False]
+        assert await admin.resume("api", pattern="stripe:*")
+        assert not await admin.resume("api", pattern="stripe:*")
+        await admin.set("api", StrictRate("9/m"), tier="gold")
+        await admin.assign("api", pattern="stripe:*", tier="gold")
+        assert [(await admin.bucket("api", key)).is_set for key in keys] == [True, True, False]
+        await admin.assign("api", pattern="stripe:*")
+        assert [(await admin.bucket("api", key)).is_set for key in keys] == [False, False, False]
+        for wrong in ({"key": "a", "pattern": "a*"}, {"pattern": "a*", "tier": "b"}, {"key": "a", "tier": "b"}):
+            with pytest.raises(DeclarationError, match="name one of key=, pattern= and tier="):
+                await admin.pause("api", **wrong)
+        for wrong in ({}, {"key": "a", "pattern": "a*"}):
+            with pytest.raises(DeclarationError, match="name either the key= or the pattern="):
+                await admin.assign("api", tier="gold", **wrong)
+        with pytest.raises(DeclarationError, match="name a single key as key='stripe'"):
+            await admin.pause("api", pattern="stripe")
 
     # ----------------------------------------------------------------------------------------- pausing
 

@@ -54,3 +54,8 @@ function ruleWords(rule) {
     return String(rule);
   }
 }
+
+/** The pattern that matches this key and no other, as members of a tier are stored. @param {string} key */
+export function patternOf(key) {
+  return key.replace(/[*?[]/g, "[$&]");
+}

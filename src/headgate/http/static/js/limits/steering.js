@@ -2,6 +2,7 @@
 
 import { path } from "../api.js";
 import { isAtOnce } from "./buckets.js";
+import { patternOf } from "./settings.js";
 import { command, option } from "../commands.js";
 import { ask } from "../dialogs.js";
 import { h } from "../dom.js";
@@ -253,7 +254,7 @@ async function penalize(context, name, key) {
 /** @param {Context} context @param {string} name @param {string} key */
 async function assign(context, name, key) {
   const member = context.data.settings.find(
-    (/** @type {any} */ setting) => setting.scope === "member" && setting.target === key,
+    (/** @type {any} */ setting) => setting.scope === "member" && setting.target === patternOf(key),
   );
   const said = { tier: member?.tier ?? "" };
   const agreed = await ask({

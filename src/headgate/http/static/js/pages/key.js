@@ -25,6 +25,7 @@ import {
 import { address } from "../router.js";
 import { brief, cliForm, parseRule, told } from "../rule.js";
 import { askDeclared } from "../limits/declared.js";
+import { patternOf } from "../limits/settings.js";
 import { steering } from "../limits/steering.js";
 import { everyStep, together } from "../steps.js";
 import { table } from "../table.js";
@@ -137,7 +138,7 @@ function budget(name, key, bucket, data) {
     );
   const most = allowed(bucket);
   const member = data.settings.find(
-    (/** @type {any} */ setting) => setting.scope === "member" && setting.target === key,
+    (/** @type {any} */ setting) => setting.scope === "member" && setting.target === patternOf(key),
   );
   const isPenalized = bucket.penalized_until && Date.parse(bucket.penalized_until) > format.now();
   return panel(

@@ -21,7 +21,7 @@ export const limits = {
   load: async ({ route }, signal) => {
     const limit = route.query.get("limit");
     const [page, declared, settings] = await Promise.all([
-      get("limits", { limit, key: route.query.get("key"), before: route.query.get("before"), count: 100 }, signal),
+      get("limits", { limit, ...asked(route.query), before: route.query.get("before"), count: 100 }, signal),
       optional(get("limits/declared", {}, signal)),
       optional(get("limits/settings", { limit }, signal)),
     ]);
@@ -31,12 +31,13 @@ export const limits = {
     const { data, route } = context;
     const limit = route.query.get("limit") ?? "";
     const key = route.query.get("key") ?? "";
+    const prefix = route.query.get("prefix") ?? "";
     const set = (/** @type {string} */ name) => (/** @type {string} */ value) =>
       context.setQuery({ [name]: value || null, before: null });
     return [
       heading("Limits", {
         actions: copyCommand(
-          command("limits", "list", ...option("--limit", limit), ...option("--key", key.endsWith("*") ? "" : key)),
+          command("limits", "list", ...option("--limit", limit), ...option("--key", key), ...option("--prefix", prefix)),
         ),
       }),
       declaredCards(data),
@@ -49,8 +50,9 @@ export const limits = {
           [["", "all limits"], ...data.declared.map((/** @type {any} */ each) => [each.limit, each.limit])],
           set("limit"),
         ),
-        text("Key", key, "a key, or how keys begin: stripe:*", set("key")),
-        (limit || key) &&
+        text("Key", key, "tenant:42", set("key")),
+        text("Keys that begin with", prefix, "stripe:", set("prefix")),
+        (limit || key || prefix) &&
           h(
             "div",
             { class: "filter-buttons", key: "clear" },
@@ -60,13 +62,18 @@ export const limits = {
       panel(
         "Keys",
         { class: "bare", hint: "those with most waiting jobs first", aside: held(context) },
-        bucketTable(data.items, false, nothing(limit, key)),
+        bucketTable(data.items, false, nothing(limit, key || prefix)),
         pager(context),
       ),
       settingsPanel(data.settings),
     ];
   },
 };
+
+/** Which keys are asked for. @param {URLSearchParams} query */
+function asked(query) {
+  return { key: query.get("key"), prefix: query.get("prefix") };
+}
 
 /** @param {any} data */
 function declaredCards(data) {
