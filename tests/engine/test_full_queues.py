@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headgate import DeclarationError, Headgate, JobState, NotOpen, QueueFull, RateLimit, RetryPolicy, StrictRate
+from headgate import (
+    DeclarationError,
+    Headgate,
+    JobState,
+    NotOpen,
+    PayloadError,
+    QueueFull,
+    RateLimit,
+    RetryPolicy,
+    StrictRate,
+    batch,
+    chain,
+)
+from headgate.admin import JobQuery
 from headgate.storage.memory import MemoryStorage
 from headgate.tasks.queue import WhenFull
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -240,3 +254,106 @@ def test_mistakes_are_told_where_a_queue_is_declared() -> None:
 
     with pytest.raises(DeclarationError, match="tenant"):
         app.queue("plain", limits=[StrictRate("1/s", key="{tenant}")])
+
+
+# ------------------------------------------------------------------------------- callers of one process at once
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def bounded(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
+    """An app whose queue `mail` holds ten jobs, on each store, in real time."""
+    options: dict[str, Any] = {"synchronous": "OFF"}
+    url = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/jobs.db"}.get(request.param)
+    if url is None:
+        url = request.getfixturevalue("postgres_url")
+        options = {"schema": request.getfixturevalue("postgres_schema")}
+    app = Headgate(url, **options)
+    app.queue("mail", max_backlog=10, when_full="raise")
+    app.queue("spill", max_backlog=10, when_full="fallback")
+    app.queue("calm", max_backlog=10)
+    for queue in ("mail", "spill", "calm"):
+
+        @app.task(name=queue, queue=queue)
+        async def send(number: int) -> None: ...
+
+    return app
+
+
+async def waiting_in(app: Headgate, queue: str) -> int:
+    return (await counts(app)).get(queue, 0)
+
+
+async def test_callers_of_one_process_never_exceed_the_bound_and_use_all_of_it(bounded: Headgate) -> None:
+    mail = bounded.tasks["mail"]
+    async with bounded.open():
+        for _ in range(3):
+            answers = await asyncio.gather(*(mail.enqueue(number) for number in range(100)), return_exceptions=True)
+            assert Counter(isinstance(answer, QueueFull) for answer in answers) == {False: 10, True: 90}
+            assert await waiting_in(bounded, "mail") == 10
+            await bounded.admin.cancel_many(JobQuery(task="mail"))
+
+
+async def test_whatever_is_enqueued_together_counts_together(bounded: Headgate) -> None:
+    mail = bounded.tasks["mail"]
+    async with bounded.open():
+        several = [mail.enqueue_many([(number,) for number in range(3)]) for _ in range(20)]
+        answers = await asyncio.gather(*several, return_exceptions=True)
+        assert sum(not isinstance(answer, QueueFull) for answer in answers) == 3
+        assert await waiting_in(bounded, "mail") == 9
+        await bounded.admin.cancel_many(JobQuery(task="mail"))
+        batches = [batch([mail.call(number) for number in range(4)]).enqueue() for _ in range(20)]
+        in_batches = await asyncio.gather(*batches, return_exceptions=True)
+        assert sum(not isinstance(answer, QueueFull) for answer in in_batches) == 2
+        assert await waiting_in(bounded, "mail") == 8
+
+
+async def test_chains_and_single_jobs_share_the_bound(bounded: Headgate) -> None:
+    mail, calm = bounded.tasks["mail"], bounded.tasks["calm"]
+    async with bounded.open():
+        # Both orders of the queues at once: nobody waits for who waits for him.
+        mixed = [chain(first.call(1), second.call(2)).enqueue() for first, second in [(mail, calm), (calm, mail)] * 20]
+        single = [mail.enqueue(number) for number in range(20)]
+        answers = await asyncio.wait_for(asyncio.gather(*single, *mixed, return_exceptions=True), 15)
+        assert {type(answer) for answer in answers if isinstance(answer, Exception)} == {QueueFull}
+        assert await waiting_in(bounded, "mail") <= 10
+
+
+async def test_only_what_does_not_fit_falls_back(bounded: Headgate) -> None:
+    async with bounded.open():
+        await asyncio.gather(*(bounded.tasks["spill"].enqueue(number) for number in range(40)))
+        assert (await waiting_in(bounded, "spill"), await waiting_in(bounded, "default")) == (10, 30)
+
+
+async def test_callers_who_wait_for_room_come_in_one_by_one(bounded: Headgate) -> None:
+    calm = bounded.tasks["calm"]
+    async with bounded.open():
+        callers = [asyncio.create_task(calm.enqueue(number)) for number in range(25)]
+        for accepted, left in ((10, 10), (20, 10), (25, 5)):
+            while sum(caller.done() for caller in callers) < accepted:
+                await asyncio.wait([each for each in callers if not each.done()], return_when="FIRST_COMPLETED")
+            assert sum(caller.done() for caller in callers) == accepted
+            assert await waiting_in(bounded, "calm") == left
+            await bounded.admin.cancel_many(JobQuery(task="calm"))
+
+
+def test_threads_of_one_process_never_exceed_the_bound(bounded: Headgate) -> None:
+    def enqueue(number: int) -> bool:
+        try:
+            bounded.tasks["mail"].sync.enqueue(number)
+        except QueueFull:
+            return False
+        return True
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sum(pool.map(enqueue, range(60))) == 10
+    bounded.sync.close()
+
+
+async def test_jobs_that_could_not_be_stored_leave_their_room_to_others(bounded: Headgate) -> None:
+    mail = bounded.tasks["mail"]
+    async with bounded.open():
+        for _ in range(20):
+            with pytest.raises(PayloadError):
+                await mail.enqueue(object())
+        answers = await asyncio.gather(*(mail.enqueue(number) for number in range(12)), return_exceptions=True)
+        assert sum(isinstance(answer, QueueFull) for answer in answers) == 2

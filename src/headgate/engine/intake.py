@@ -71,12 +71,14 @@ class Intake:
     async def take(self, task: Task[Any, Any], parts: Sequence[Part]) -> list[str]:
         """Store the calls as jobs in one commit; the ids of the jobs that stand for them."""
         counts = queue_counts(task, parts)
-        queues = {wanted: await self._backlogs.admit(wanted, count) for wanted, count in counts.items()}
-        is_patient = any(self._gate(task, queue, wanted).patience for wanted, queue in queues.items())
-        jobs = self._jobs_of(task, parts, queues)
-        if is_patient:
-            jobs = await reject_hopeless(self._storage, self._registry.rules, jobs)
-        others = await self._add(jobs)
+        with await self._backlogs.admit(counts) as admitted:
+            queues = admitted.queues
+            is_patient = any(self._gate(task, queue, wanted).patience for wanted, queue in queues.items())
+            jobs = self._jobs_of(task, parts, queues)
+            if is_patient:
+                jobs = await reject_hopeless(self._storage, self._registry.rules, jobs)
+            admitted.store()
+            others = await self._add(jobs)
         self._tell(jobs, others)
         if is_patient:
             # One that was folded into another is not stored.
@@ -93,13 +95,14 @@ class Intake:
     async def take_tied(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
         """Store the calls of a chain or a batch, and the batches with their sizes, in one commit."""
         counts = Counter(call.queue for call in calls)
-        queues = {queue: await self._backlogs.admit(queue, count) for queue, count in counts.items()}
-        gates: dict[str, BatchGate] = {}
-        jobs = [self._tied_job(call, queues[call.queue], gates) for call in calls]
-        if any(job.give_up_at is not None for job in jobs):
-            jobs = await reject_hopeless(self._storage, self._registry.rules, jobs)
-        now = self._storage.now()
-        await self._add(jobs, [NewBatch(id, total, now) for id, total in batches])
+        with await self._backlogs.admit(counts) as admitted:
+            gates: dict[str, BatchGate] = {}
+            jobs = [self._tied_job(call, admitted.queues[call.queue], gates) for call in calls]
+            if any(job.give_up_at is not None for job in jobs):
+                jobs = await reject_hopeless(self._storage, self._registry.rules, jobs)
+            now = self._storage.now()
+            admitted.store()
+            await self._add(jobs, [NewBatch(id, total, now) for id, total in batches])
         self._tell(jobs, {})
         self._tell_rejected(jobs)
 
@@ -107,8 +110,11 @@ class Intake:
         """Jobs for a transaction of the caller's. Whether their limits reject them is judged when they are there."""
         counts = queue_counts(task, parts)
         # Waiting for room with a transaction open would keep others waiting, and on SQLite those who make room.
-        queues = {wanted: await self._backlogs.admit(wanted, count, may_wait=False) for wanted, count in counts.items()}
-        return self._jobs_of(task, parts, queues)
+        with await self._backlogs.admit(counts, may_wait=False) as admitted:
+            jobs = self._jobs_of(task, parts, admitted.queues)
+            # Stored when the caller commits, of which nobody hears: they count as soon as the store counts them.
+            admitted.store()
+            return jobs
 
     async def enlist(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         """Add the jobs to the transaction of the caller's connection; who stands for which, as `Storage.add`."""

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar, cast
 
 from headgate.app import Headgate
 from headgate.clock import Clock, Duration
-from headgate.engine.backlog import Backlogs
+from headgate.engine.backlog import Admitted, Backlogs
 from headgate.engine.bus import EventBus
 from headgate.engine.drain import Drain
 from headgate.engine.elsewhere import LimitsElsewhere
@@ -183,8 +183,8 @@ async def _nothing() -> None:
 class _ImpatientBacklogs(Backlogs):
     """Where nothing makes room by itself, a full queue is told of at once."""
 
-    async def admit(self, name: str, jobs: int, *, may_wait: bool = True) -> str:
-        return await super().admit(name, jobs, may_wait=False)
+    async def admit(self, wanted: Mapping[str, int], *, may_wait: bool = True) -> Admitted:
+        return await super().admit(wanted, may_wait=False)
 
 
 @contextlib.contextmanager
