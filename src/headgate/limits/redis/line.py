@@ -9,6 +9,7 @@ Everything here is plain Python that yields what it wants done: `blocking_lines`
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -34,6 +35,9 @@ UNDER_WAY_FOR = 60 * SECOND
 
 TOLD_FOR = 5 * SECOND
 """How long the other programs leave a line alone that one was told to look at."""
+
+REPEATED_FOR = 30 * SECOND
+"""How long the answer to a start is remembered: for longer than a client repeats a request."""
 
 AT_ONCE = 100
 """Most messages lent out, and most lines told of, in one call."""
@@ -90,8 +94,12 @@ class Lines:
         return bool(reply[0])
 
     def start(self, place: Place, id: str) -> Steps[bool]:
-        """Whether a message may start now; it is charged. Otherwise it has to arrive anew."""
-        reply = yield from self._ask(place, b"start", id)
+        """Whether a message may start now; it is charged. Otherwise it has to arrive anew.
+
+        The request has an id of its own: a client that repeats it, because the reply was lost, is given the same answer
+        for 30 s. The message's id would not do, as a message may start again: redelivered, or as a retry.
+        """
+        reply = yield from self._ask(place, b"start", id, lease=REPEATED_FOR, told=os.urandom(12).hex().encode())
         return bool(reply[0])
 
     def forget(self, place: Place, id: str) -> Steps[None]:
@@ -126,7 +134,16 @@ class Lines:
         rule = place.bucket.rule
         key = key_name(self._prefix, place.bucket).encode()
         own = key + self._own
-        keys = (key, key + CLOSED, own + b"line", own + b"messages", own + b"sending", own + b"sent", self._all)
+        keys = (
+            key,
+            key + CLOSED,
+            own + b"line",
+            own + b"messages",
+            own + b"sending",
+            own + b"sent",
+            self._all,
+            own + b"starts",
+        )
         fixed = (b"%d" % place.cost, b"%d" % lease, b"%d" % AT_ONCE, b"%d" % (_capacity(rule) // place.cost))
         now = b"" if self._limit_time is None else b"%d" % self._limit_time()
         was = becomes = b""

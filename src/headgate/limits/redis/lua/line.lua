@@ -8,15 +8,17 @@
 -- KEYS[5]     being sent: ids by the instant at which whoever sends them has not answered for too long
 -- KEYS[6]     under way: ids that the broker has, by the instant from which on their budget is no longer set aside
 -- KEYS[7]     of all lines: when each has to be looked at again, by the server's clock
--- ARGV        1-5 as bucket.lua says; 6 cost, 7 how long (microseconds) a new id is being sent or under way,
---             8 of release: the most, 9 how many starts of that cost ever fit; 10.. the rule's numbers;
---             last but one: the line's name in KEYS[7]; last: of arrive: the message; of sent: ids, packed
+-- KEYS[8]     answers to starts, each "<1 or 0><id of the request>", by the instant until which it may be repeated
+-- ARGV        1-5 as bucket.lua says; 6 cost, 7 how long (microseconds) a new id is being sent or under way, or a start
+--             may be repeated; 8 of release: the most, 9 how many starts of that cost ever fit; 10.. the rule's numbers;
+--             last but one: the line's name in KEYS[7]; last: of arrive: the message; of sent: ids, packed; of start:
+--             the id of this request, which a repeat of it has, too
 -- returns     arrive: {1} if it may be published, {0} if it stands in the line now
 --             start: {1, now} if it may start and is charged, {0, now} if it may not
 --             release: {0, id, message, id, message ...}; sent, forget: {0}
 --             all: {-1, now, offset, text} if the text is not of this rule; nothing has been done then
 
-local LINE, MESSAGES, SENDING, SENT, LINES = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local LINE, MESSAGES, SENDING, SENT, LINES, STARTS = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local COST, LEASE, MOST, FITTING = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 local NAME, TOLD = ARGV[#ARGV - 1], ARGV[#ARGV]
 local KNOWN_FOR = 86400 * 1000000
@@ -93,14 +95,28 @@ if verb == 'arrive' then
   return {0}
 end
 
+local function answer_start(said)
+  redis.call('ZREMRANGEBYSCORE', STARTS, '-inf', digits(now))
+  redis.call('ZADD', STARTS, digits(now + LEASE), said .. TOLD)
+  redis.call('PEXPIRE', STARTS, digits(math.ceil(LEASE / 1000)))
+  return {said, now}
+end
+
 if verb == 'start' then
+  for said = 0, 1 do
+    if redis.call('ZSCORE', STARTS, said .. TOLD) then
+      -- Its reply was lost.
+      keep()
+      return {said, now}
+    end
+  end
   local was_expected = forget()
   local opens_at, after = take(state, earliest, COST)
   if opens_at <= now and (was_expected or room() >= 1) then
     state = after
     save()
     arm()
-    return {1, now}
+    return answer_start(1)
   end
   if was_expected then
     -- Others drew on the bucket meanwhile. It goes to the head, and its message comes at once, by an arrive.
@@ -108,7 +124,7 @@ if verb == 'start' then
   end
   keep()
   arm()
-  return {0, now}
+  return answer_start(0)
 end
 
 if verb == 'release' then

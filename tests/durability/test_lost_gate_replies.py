@@ -1,0 +1,141 @@
+"""Gates of other frameworks: a step whose reply is lost and which the client repeats is done once."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+
+from headgate import FixedWindow, RateLimit, SlidingWindow, StrictRate
+from headgate.limits.bucket_store import Bucket
+from headgate.limits.limit import AnyRule, Limit
+from headgate.limits.redis.async_lines import AsyncLines
+from headgate.limits.redis.blocking_lines import BlockingLines
+from headgate.limits.redis.buckets import RedisBuckets
+from headgate.limits.redis.line import Place, Steps
+from tests.durability.wire import Break, Wire
+from tests.redis_server import redis_url  # noqa: F401
+
+LIMITS = [StrictRate("2/h"), RateLimit("2/h"), FixedWindow("2/h"), SlidingWindow("2/h")]
+
+
+class Gate:
+    """A gate on a real Redis, through a wire that can lose replies."""
+
+    def __init__(self, wire: Wire, kind: str, url: str, prefix: str) -> None:
+        self.wire = wire
+        self.published: list[bytes] = []
+        behind = f"redis://127.0.0.1:{wire.port}{urlsplit(url).path}?prefix={prefix}"
+        self._blocking = BlockingLines(behind, "app", publish=self.published.append, find=lambda *_: None)
+        self._async = AsyncLines(behind, "app", publish=self._publish, find=lambda *_: None)
+        self._is_async = kind == "async"
+        self.buckets = RedisBuckets.from_url(url, prefix=prefix)
+        self.lines = self._async.lines
+
+    async def ask(self, steps: Steps[Any]) -> Any:
+        return await (self._async.ask(steps) if self._is_async else asyncio.to_thread(self._blocking.ask, steps))
+
+    def lose(self, verb: bytes) -> Break:
+        """Lose the reply to the next request of this verb, and no name that has it in it."""
+        return self.wire.break_after(b"\r\n" + verb + b"\r\n")
+
+    async def at(self, limit: Limit) -> Place:
+        """The place of a key, whose script the server knows: a reply that tells of a missing script is no loss."""
+        place = Place(Bucket("api", "acme", limit.rule))
+        await self.ask(self.lines.forget(place, "nobody"))
+        return place
+
+    async def used(self, rule: AnyRule) -> int:
+        await self.buckets.open()
+        return (await self.buckets.snapshot(Bucket("api", "acme", rule))).used
+
+    async def close(self) -> None:
+        await self.buckets.close()
+        await self._async.close()
+        self._blocking._client.close()
+
+    async def _publish(self, message: bytes) -> None:
+        self.published.append(message)
+
+
+@pytest_asyncio.fixture(params=["async", "blocking"])
+async def gate(request: pytest.FixtureRequest, redis_url: str) -> AsyncIterator[Gate]:  # noqa: F811
+    async with Wire.to(urlsplit(redis_url).port or 6379) as wire:
+        gate = Gate(wire, request.param, redis_url, f"gates-{uuid.uuid4()}")
+        yield gate
+        await gate.close()
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+async def test_a_start_whose_reply_was_lost_is_charged_once(gate: Gate, limit: Limit) -> None:
+    place = await gate.at(limit)
+    lost = gate.lose(b"start")
+    assert await gate.ask(gate.lines.start(place, "message-1"))
+    assert lost.happened.is_set()
+    assert await gate.used(limit.rule) == 1
+    # The same message may come again, redelivered or retried: that is another start.
+    assert await gate.ask(gate.lines.start(place, "message-1"))
+    assert await gate.used(limit.rule) == 2
+    lost = gate.lose(b"start")
+    assert not await gate.ask(gate.lines.start(place, "message-1"))
+    assert lost.happened.is_set()
+    assert await gate.used(limit.rule) == 2
+
+
+async def test_a_message_is_published_and_charged_once_whatever_replies_are_lost(gate: Gate) -> None:
+    limit = StrictRate("1/h")
+    place = await gate.at(limit)
+    arrives, starts = gate.lines.arrive(place, "first", b"one"), gate.lines.start(place, "first")
+    for verb, step in ((b"arrive", arrives), (b"start", starts)):
+        lost = gate.lose(verb)
+        assert await gate.ask(step)
+        assert lost.happened.is_set()
+    lost = gate.lose(b"arrive")
+    assert not await gate.ask(gate.lines.arrive(place, "second", b"two"))
+    assert lost.happened.is_set()
+    assert await gate.used(limit.rule) == 1
+    await gate.buckets.reset(place.bucket)
+    lost = gate.lose(b"sent")
+    await gate.ask(gate.lines.release_from(place))
+    assert lost.happened.is_set()
+    assert gate.published == [b"two"]
+    await gate.ask(gate.lines.release_from(place))
+    assert gate.published == [b"two"]
+    assert await gate.ask(gate.lines.start(place, "second"))
+    assert await gate.used(limit.rule) == 1
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+async def test_a_refused_start_whose_reply_was_lost_is_refused_again_and_keeps_its_place(
+    gate: Gate, limit: Limit
+) -> None:
+    place = await gate.at(limit)
+    for id in ("a", "b"):
+        assert await gate.ask(gate.lines.arrive(place, id, id.encode()))
+    # Somebody else takes what was set aside for them.
+    await gate.buckets.open()
+    assert (await gate.buckets.take(place.bucket, count=2)).granted == 2
+    lost = gate.lose(b"start")
+    assert not await gate.ask(gate.lines.start(place, "a"))
+    assert lost.happened.is_set()
+    assert not await gate.ask(gate.lines.arrive(place, "a", b"a"))
+    await gate.buckets.reset(place.bucket)
+    await gate.ask(gate.lines.release_from(place))
+    assert gate.published == [b"a"]
+
+
+async def test_concurrent_starts_with_lost_replies_never_exceed_the_limit_nor_waste_it(gate: Gate) -> None:
+    limit = StrictRate("20/h")
+    place = await gate.at(limit)
+    started = 0
+    for number in range(30):
+        if number % 3 == 0:
+            gate.lose(b"start")
+        started += await gate.ask(gate.lines.start(place, f"message-{number}"))
+    assert started == 20
+    assert await gate.used(limit.rule) == 20
