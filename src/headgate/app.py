@@ -269,8 +269,8 @@ class Headgate:
         settings = self._settings
         task = declare_task(body, options, self, self._registry, max_payload=settings.max_payload, audit=settings.audit)
         for bound in task.gate.limits:
-            # A URL that cannot be read is told here, not by a worker.
-            self._elsewhere.store_of(bound.limit)
+            # A URL that cannot be read, or a rule that its store cannot hold, is told here, not by a worker.
+            self._elsewhere.check(bound.name, bound.limit)
         self._registry.add_task(task)
         return task
 
@@ -389,9 +389,9 @@ class Headgate:
             when_full=when_full, limits=limits, retry=retry, timeout=timeout,
         )  # fmt: skip
         self._registry.add_queue(queue)
-        for limit in self._registry.limits.values():
-            # A URL that cannot be read is told here, not by a worker.
-            self._elsewhere.store_of(limit)
+        for limit_name, limit in self._registry.limits.items():
+            # A URL that cannot be read, or a rule that its store cannot hold, is told here, not by a worker.
+            self._elsewhere.check(limit_name, limit)
 
     def require_queue(self, queue: str, where: str) -> None:
         """Raise UnknownQueue unless the queue is declared."""

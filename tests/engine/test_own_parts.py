@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from headgate import Every, Headgate, JobFailed, Limiter, RateLimited, RetryPolicy, StrictRate, current_job
+from headgate import (
+    DeclarationError,
+    Every,
+    Headgate,
+    JobFailed,
+    Limiter,
+    RateLimited,
+    RetryPolicy,
+    StrictRate,
+    current_job,
+)
 from headgate.clock import SECOND
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import (
@@ -170,6 +180,24 @@ def test_a_bucket_store_whose_answer_is_none_counts_as_one_that_cannot_be_asked(
             assert started == {"good": 1, "bad": 2}
         told = [event for event in events if isinstance(event, LimitStoreTroubled)]
         assert "BadBuckets.take answered" in told[0].error
+
+    run_virtual(main)
+
+
+def test_a_rule_that_a_store_cannot_hold_lets_its_jobs_wait_and_stops_no_other_limit_of_the_store() -> None:
+    async def main(clock: VirtualClock) -> None:
+        bad: Any = BadBuckets(clock, "take", raising(DeclarationError("beyond my numbers")))
+        app, started, events = work_beside(clock, bad)
+        async with app:
+            await app.tasks["bad"].enqueue_many([("acme",)] * 3)
+            await asyncio.sleep(60)
+            assert started == {}
+            assert bad.asked <= 62
+            bad.is_bad = False
+            await asyncio.sleep(2)
+            assert started == {"bad": 3}
+        told = [(event.error, event.jobs_run) for event in events if isinstance(event, LimitStoreTroubled)]
+        assert told == [("beyond my numbers", False)]
 
     run_virtual(main)
 

@@ -16,7 +16,7 @@ from headgate.clock import Duration, to_datetime
 from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
 from headgate.jobs.audit import Deed
 from headgate.jobs.job import Draw
-from headgate.limits.bucket_store import Bucket, BucketStore
+from headgate.limits.bucket_store import Bucket, BucketStore, check_rule
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import bucket_key
@@ -189,6 +189,8 @@ class LimitsAdmin:
         about = _about(limit, key, pattern, tier)
         if isinstance(declared, SharedCounter) and about.scope != "all":
             raise DeclarationError(f"limit {limit!r} shares one ceiling among its keys; set it for all of them")
+        if limit in self._elsewhere:
+            check_rule(self._elsewhere[limit], new.rule, limit)
         rule = dump_rule(new.rule)
         await self._edit(about, f"set to {new.rule.describe()}", lambda setting: replace(setting, rule=rule))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 
 from headgate.clock import Clock
 from headgate.engine.guarded_store import GuardedStore
-from headgate.limits.bucket_store import BucketStore
+from headgate.limits.bucket_store import BucketStore, check_rule
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit
 from headgate.limits.standalone.limiter import open_store
@@ -46,6 +46,12 @@ class LimitsElsewhere:
         # Where the jobs are is not elsewhere: there the bucket is charged in the commit that claims them.
         where = getattr(store, "place", None)
         return None if where is not None and where == getattr(self._storage, "place", None) else store
+
+    def check(self, name: str, limit: Limit) -> None:
+        """Raise DeclarationError for a limit whose store's URL cannot be read, or whose store cannot hold its rule."""
+        store = self.store_of(limit)
+        if store is not None:
+            check_rule(store, limit.rule, name)
 
     @property
     def limits(self) -> dict[str, Elsewhere]:

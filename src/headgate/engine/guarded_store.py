@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from headgate.clock import SECOND, Clock
 from headgate.engine.described import said
 from headgate.errors import HeadgateError, StorageUnavailable
-from headgate.limits.bucket_store import Bucket, BucketStore, Taken
+from headgate.limits.bucket_store import Bucket, BucketStore, ChecksRules, Taken
+from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER, Snapshot
 
 T = TypeVar("T")
@@ -38,6 +39,11 @@ class GuardedStore:
         except Exception:
             return None
         return advice if isinstance(advice, str) else None
+
+    def check_rule(self, rule: AnyRule) -> None:
+        """Raise DeclarationError for a rule that the store cannot hold, if it tells that of any."""
+        if isinstance(self._store, ChecksRules):
+            self._store.check_rule(rule)
 
     async def open(self) -> None:
         await self._call("open", _nothing)

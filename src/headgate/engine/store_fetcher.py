@@ -12,7 +12,7 @@ from headgate.clock import FARTHEST, SECOND, Clock, sleep, wait_for_event
 from headgate.engine.breaker import Breaker
 from headgate.engine.bus import EventBus
 from headgate.engine.guarded_store import GuardedStore
-from headgate.errors import CostExceedsLimit, HeadgateError, StorageUnavailable
+from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, StorageUnavailable
 from headgate.jobs.event import LimitStoreAdvised, LimitStoreAnswers, LimitStoreTroubled, StorageTroubled
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw
@@ -48,6 +48,7 @@ class StoreFetcher:
         self._starved: dict[Draw, tuple[Starved, int]] = {}
         self._breaker = Breaker()
         self._advised: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
         self._taken: Counter[Draw] = Counter()
         self._amendments: list[Amendment] = []
         self._penalties: dict[Draw, int] = {}
@@ -119,6 +120,10 @@ class StoreFetcher:
         except CostExceedsLimit:
             # The claim fails the job, by the same rule.
             return Deposit(draw, Balance(0, now, 0, now + ASK_AGAIN, rule.describe()))
+        except DeclarationError as error:
+            # The store is there, and cannot hold this rule: no reason for its jobs, or those of others, to go without.
+            self._tell_once(limit, str(error))
+            return Deposit(draw, Balance(0, now, 0, now + ASK_AGAIN, rule.describe()))
         except HeadgateError as error:
             return Deposit(draw, self._without(starved, room, now, error))
         if self._store.advice is not None:
@@ -135,6 +140,11 @@ class StoreFetcher:
         return Deposit(
             draw, Balance(left, now, taken.now if left else 0, now + opens_in, rule.describe(), starved.cost)
         )
+
+    def _tell_once(self, limit: str, error: str) -> None:
+        if (limit, error) not in self._told:
+            self._told.add((limit, error))
+            self._bus.publish(LimitStoreTroubled(at=self._clock.now(), limit=limit, error=error, jobs_run=False))
 
     def _advise(self, limit: str, advice: str) -> None:
         """Say this of the store, once."""

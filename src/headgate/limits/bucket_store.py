@@ -8,10 +8,11 @@ back, and two programs that share the store share it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from headgate.errors import DeclarationError
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 
@@ -89,6 +90,24 @@ class BucketStore(Protocol):
     async def reset(self, bucket: Bucket) -> None:
         """Forget the bucket: it is as good as new, and open."""
         ...
+
+
+@runtime_checkable
+class ChecksRules(Protocol):
+    """A bucket store that cannot hold every rule, and says so when a limit is declared or set."""
+
+    def check_rule(self, rule: AnyRule) -> None:
+        """Raise DeclarationError for a rule that the store cannot hold."""
+        ...
+
+
+def check_rule(store: object, rule: AnyRule, limit: str) -> None:
+    """Raise DeclarationError for a rule that the store of a limit cannot hold."""
+    if isinstance(store, ChecksRules):
+        try:
+            store.check_rule(rule)
+        except DeclarationError as error:
+            raise DeclarationError(f"limit {limit!r} cannot be {rule.describe()} in its store: {error}") from error
 
 
 def snapshot_of(look: Callable[[int], Snapshot], now: int, closed_until: int) -> Snapshot:

@@ -17,9 +17,10 @@ from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusabl
 from headgate.limits.bucket_store import Bucket, Taken, snapshot_of
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import bucket_key
+from headgate.limits.limit import AnyRule
 from headgate.limits.redis.desk import AT_ONCE, Desk
 from headgate.limits.redis.pipe import Pipe, connected, deadline, quietly_close, unavailable
-from headgate.limits.redis.script import check_change, from_script
+from headgate.limits.redis.script import check_change, from_script, numbers
 from headgate.limits.rule import Snapshot
 from headgate.urls import displayed_url, without_secrets
 
@@ -90,6 +91,10 @@ class RedisBuckets:
         return cls(
             lambda: made_by(**settings), prefix=prefix, timeout=address.timeout, clock=clock, limit_time=limit_time
         )
+
+    def check_rule(self, rule: AnyRule) -> None:
+        """Raise DeclarationError for a rule beyond the numbers that Redis's scripts count with."""
+        numbers(rule)
 
     async def open(self) -> None:
         """Connect once and look at the server. Raises StorageUnusable for one that is too old or refuses the user."""

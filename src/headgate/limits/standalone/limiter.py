@@ -12,7 +12,7 @@ from typing import NamedTuple
 from headgate.arguments import parse_wait
 from headgate.clock import SECOND, Clock, Duration, SystemClock
 from headgate.errors import DeclarationError
-from headgate.limits.bucket_store import BucketStore
+from headgate.limits.bucket_store import BucketStore, check_rule
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit
 from headgate.limits.rule import Snapshot
@@ -181,6 +181,7 @@ def _budget(limit: Limit, store: str | BucketStore, clock: Clock | None) -> Budg
             "permits live in the process that hands them out, so that none is lost with its holder: a limiter of a "
             'concurrency takes store="memory://"; a limit on jobs is shared by all workers'
         )
+    check_rule(store, limit.rule, name)
     return SharedBudget(store, name, limit.rule, clock or SystemClock(), closes_store=closes_store)
 
 
