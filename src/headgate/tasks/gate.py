@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from headgate.arguments import LARGEST_COUNT, parse_duration
@@ -31,16 +32,16 @@ class BoundLimit:
     ) -> None:
         self.limit = limit
         self.name = name
-        self._where = f"limit {name!r} of {where}"
-        self._key = compile_key(limit.key, parameters, self._where, fields)
+        self.where = f"limit {name!r} of {where}"
+        self._key = compile_key(limit.key, parameters, self.where, fields)
         self._one_for_all = limit.key is None
         if self._one_for_all and isinstance(limit.rule, SharedCounter):
-            raise DeclarationError(f"{self._where} shares a ceiling among keys, so it needs a key=")
+            raise DeclarationError(f"{self.where} shares a ceiling among keys, so it needs a key=")
         fixed = isinstance(limit.cost, int)
-        self._cost = None if fixed else compile_key(limit.cost, parameters, f"the cost of {self._where}", fields)
+        self._cost = None if fixed else compile_key(limit.cost, parameters, f"the cost of {self.where}", fields)
         if isinstance(limit.cost, str) and is_constant(limit.cost) and not limit.cost.strip().isdecimal():
             raise DeclarationError(
-                f"cost={limit.cost!r:.80} of {self._where} is no number and names no argument; write cost=5, or "
+                f"cost={limit.cost!r:.80} of {self.where} is no number and names no argument; write cost=5, or "
                 'cost="{argument}"'
             )
         self.fixed_cost: int = limit.cost if isinstance(limit.cost, int) else 0
@@ -49,7 +50,7 @@ class BoundLimit:
         if isinstance(limit, Concurrency):
             self.holding = Holding(limit.hold)
             if limit.owner is not None:
-                self._owner = compile_key(limit.owner, parameters, f"the owner of {self._where}", fields)
+                self._owner = compile_key(limit.owner, parameters, f"the owner of {self.where}", fields)
         self.patience: int | None = _patience(limit)
 
     @property
@@ -64,7 +65,7 @@ class BoundLimit:
             # Whatever a user's key function raises must not lose the job.
             reason = f"its key could not be computed: {type(error).__name__}: {error}"
             if self.limit.on_key_error == "fail":
-                raise PayloadError(f"{self._where}: {reason}; nothing was stored") from error
+                raise PayloadError(f"{self.where}: {reason}; nothing was stored") from error
             on_skip(self.name, reason)
             return None
         if key or self._one_for_all:
@@ -73,7 +74,7 @@ class BoundLimit:
             case "shared":
                 return SHARED
             case "fail":
-                raise PayloadError(f"{self._where}: its key came out empty; nothing was stored")
+                raise PayloadError(f"{self.where}: its key came out empty; nothing was stored")
             case _:
                 on_skip(self.name, "its key came out empty")
                 return None
@@ -88,11 +89,11 @@ class BoundLimit:
         except ValueError:
             cost = 0
         if not 1 <= cost <= LARGEST_COUNT:
-            raise PayloadError(f"{self._where} costs {value!r:.80}; a cost is a whole number from 1")
+            raise PayloadError(f"{self.where} costs {value!r:.80}; a cost is a whole number from 1")
         try:
             self.limit.rule.check_cost(cost)
         except CostExceedsLimit as error:
-            raise CostExceedsLimit(f"{self._where}: {error}") from None
+            raise CostExceedsLimit(f"{self.where}: {error}") from None
         return cost
 
     def holding_of(self, arguments: Arguments, headers: Headers) -> Holding | None:
@@ -101,7 +102,7 @@ class BoundLimit:
             return self.holding
         owner = bucket_key(self._owner(arguments, headers))
         if not owner:
-            raise PayloadError(f"{self._where}: the owner of its permit came out empty; nothing was stored")
+            raise PayloadError(f"{self.where}: the owner of its permit came out empty; nothing was stored")
         return Holding(self.holding.until, owner)
 
 
@@ -124,13 +125,17 @@ class Gate:
         self.names: tuple[str, ...] = tuple(limit.name for limit in limits)
         self._all_cost_one = all(limit.fixed_cost == 1 for limit in self.limits)
         self._has_owners = any(limit.has_owners for limit in self.limits)
+        # Mutexes are named by their resources, so several may come out as one bucket.
+        self._may_coincide = len(set(self.names)) < len(self.names)
+        if self._may_coincide:
+            _require_one_owner(self.limits)
         self._terms: dict[tuple[BoundLimit, ...], GateTerms | None] = {}
 
     def joined_by(self, limits: Sequence[BoundLimit]) -> Gate:
         """The same with more limits."""
         return Gate((*self.limits, *limits)) if limits else self
 
-    @property
+    @cached_property
     def signature(self) -> str:
         """A text that changes when the draws, costs or terms of a call may come out otherwise."""
         said = [
@@ -155,7 +160,11 @@ class Gate:
         return min((limit.patience for limit in self.limits if limit.patience is not None), default=None)
 
     def ask(self, arguments: Arguments, headers: Headers, on_skip: OnSkip) -> Gated:
-        """The buckets a call draws on, its cost in each (None where all are 1), and its terms."""
+        """The buckets a call draws on, its cost in each (None where all are 1), and its terms.
+
+        Each bucket is there once: limits that come out as one ask it for the most that one of them asks. Raises
+        PayloadError where they name two owners.
+        """
         draws: list[Draw] = []
         costs: list[int] = []
         asked: list[BoundLimit] = []
@@ -167,6 +176,8 @@ class Gate:
                 asked.append(limit)
         if not draws:
             return UNGATED
+        if self._may_coincide and len(set(draws)) < len(draws):
+            return _merged(draws, costs, asked, arguments, headers)
         terms = self._terms_of(tuple(asked), arguments, headers)
         if self._all_cost_one or all(cost == 1 for cost in costs):
             return Gated(tuple(draws), None, terms)
@@ -180,8 +191,60 @@ class Gate:
         return self._terms[asked]
 
 
-def _terms(asked: Sequence[BoundLimit], holdings: Sequence[Holding | None]) -> GateTerms | None:
-    patience = min((limit.patience for limit in asked if limit.patience is not None), default=None)
+def _merged(
+    draws: Sequence[Draw], costs: Sequence[int], asked: Sequence[BoundLimit], arguments: Arguments, headers: Headers
+) -> Gated:
+    """What a call asks some of whose limits come out as one bucket: the highest cost, and the permit held longest."""
+    merged: dict[Draw, tuple[int, Holding | None, BoundLimit]] = {}
+    for draw, cost, limit in zip(draws, costs, asked, strict=True):
+        holding = limit.holding_of(arguments, headers)
+        if draw in merged:
+            other_cost, other, first = merged[draw]
+            cost, holding, limit = max(cost, other_cost), _stricter(other, holding, draw), first
+        merged[draw] = cost, holding, limit
+    terms = _terms([limit for _, _, limit in merged.values()], [holding for _, holding, _ in merged.values()], asked)
+    known_costs = tuple(cost for cost, _, _ in merged.values())
+    return Gated(tuple(merged), None if all(cost == 1 for cost in known_costs) else known_costs, terms)
+
+
+def _stricter(one: Holding | None, other: Holding | None, draw: Draw) -> Holding | None:
+    """How a permit is held that two limits ask for. One that is not shared is held by the job alone."""
+    if one is None or other is None:
+        return one or other
+    if one.owner is not None and other.owner is not None and one.owner != other.owner:
+        raise PayloadError(
+            f"the limits {draw.limit!r} come out as one key, {draw.key!r}, with two owners, {one.owner!r} and "
+            f"{other.owner!r}; a job holds a permit once: let the keys differ or the owners be the same. Nothing was "
+            "stored"
+        )
+    until = max(one.until, other.until, key=_HELD_LONGER.index)
+    return Holding(until, None if one.owner is None or other.owner is None else one.owner)
+
+
+_HELD_LONGER = ("running", "until_final", "until_success", "batch")
+
+
+def _require_one_owner(limits: Sequence[BoundLimit]) -> None:
+    """Raise DeclarationError for limits that always come out as one bucket, with two owners."""
+    known: dict[tuple[str, object], BoundLimit] = {}
+    for limit in limits:
+        if not isinstance(limit.limit, Concurrency) or limit.limit.owner is None:
+            continue
+        other = known.setdefault((limit.name, limit.limit.key), limit)
+        assert isinstance(other.limit, Concurrency)
+        if other.limit.owner != limit.limit.owner:
+            raise DeclarationError(
+                f"{limit.where} has the key {limit.limit.key!r} twice, with the owners {other.limit.owner!r} and "
+                f"{limit.limit.owner!r}; a job holds a permit once: give both the same owner="
+            )
+
+
+def _terms(
+    asked: Sequence[BoundLimit], holdings: Sequence[Holding | None], limits: Sequence[BoundLimit] | None = None
+) -> GateTerms | None:
+    """The terms of a call, with one of `asked` for each draw; `limits` are all, where some come out as one draw."""
+    limits = asked if limits is None else limits
+    patience = min((limit.patience for limit in limits if limit.patience is not None), default=None)
     free = sum(
         1 << index for index, limit in enumerate(asked) if not limit.limit.charge_retries and holdings[index] is None
     )
@@ -189,7 +252,7 @@ def _terms(asked: Sequence[BoundLimit], holdings: Sequence[Holding | None]) -> G
     if not holds and not free and patience is None:
         return None
     # Where one limit cancels and another discards, the job fails: somebody wants to hear of it.
-    impatient = [limit.limit.on_limit for limit in asked if limit.patience == 0]
+    impatient = [limit.limit.on_limit for limit in limits if limit.patience == 0]
     return GateTerms(holds, free, patience, cancels=bool(impatient) and set(impatient) == {"cancel"})
 
 

@@ -1,0 +1,153 @@
+"""Limits of one job that come out as one bucket: the job draws on it once, as the strictest of them says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate import Concurrency, DeclarationError, Headgate, Mutex, PayloadError, batch
+from headgate.clock import SystemClock
+from headgate.jobs.terms import Holding
+from headgate.storage.memory import MemoryStorage
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
+    if request.param == "memory":
+        return Headgate(MemoryStorage(SystemClock()))
+    if request.param == "sqlite":
+        return Headgate(f"sqlite:///{tmp_path / 'jobs.db'}")
+    schema = request.getfixturevalue("postgres_schema")
+    return Headgate(request.getfixturevalue("postgres_url"), schema=schema)
+
+
+class Inside:
+    """Who is inside at once."""
+
+    def __init__(self) -> None:
+        self.owners: list[str] = []
+        self.met: list[frozenset[str]] = []
+
+    async def stay(self, owner: str) -> None:
+        self.owners.append(owner)
+        self.met.append(frozenset(self.owners))
+        await asyncio.sleep(0.05)
+        self.owners.remove(owner)
+
+
+async def test_two_mutexes_that_come_out_as_one_key_let_one_owner_in_at_a_time(app: Headgate) -> None:
+    inside = Inside()
+
+    @app.task(limits=[Mutex("orders:{a}", owner="{owner}"), Mutex("orders:{b}", owner="{owner}")])
+    async def merge(a: int, b: int, owner: str) -> None:
+        await inside.stay(owner)
+
+    async with app:
+        jobs = [await merge.enqueue(1, 1, f"owner {number % 3}") for number in range(9)]
+        for job in jobs:
+            await job.result(timeout=10)
+        assert await app._storage.check() == []
+    assert max(len(owners) for owners in inside.met) == 1
+
+
+async def test_two_owners_of_one_key_are_refused_when_a_call_is_enqueued(app: Headgate) -> None:
+    @app.task(limits=[Mutex("orders:{a}", owner="{first}"), Mutex("orders:{b}", owner="{second}")])
+    async def merge(a: int, b: int, first: str, second: str) -> None: ...
+
+    async with app:
+        await (await merge.enqueue(1, 2, "x", "y")).result(timeout=10)
+        await (await merge.enqueue(1, 1, "x", "x")).result(timeout=10)
+        with pytest.raises(
+            PayloadError, match=r"'mutex'.*one key, 'orders:1', with two owners, 'x' and 'y'.*holds a permit once"
+        ):
+            await merge.enqueue(1, 1, "x", "y")
+        assert len(await app.admin.jobs()) == 2
+
+
+async def test_a_mutex_of_a_task_and_one_of_its_queue_are_one_if_their_keys_are(app: Headgate) -> None:
+    inside = Inside()
+    app.queue("orders", limits=[Mutex("orders:{order}")])
+
+    @app.task(queue="orders", limits=[Mutex("orders:{order}", owner="{owner}")])
+    async def ship(order: int, owner: str) -> None:
+        await inside.stay(owner)
+
+    async with app:
+        jobs = [await ship.enqueue(1, "one") for _ in range(4)]
+        for job in jobs:
+            await job.result(timeout=10)
+        assert await app._storage.check() == []
+    # The queue's mutex is for one job at a time, whatever the owner.
+    assert max(len(owners) for owners in inside.met) == 1
+    assert len(inside.met) == 4
+    assert inside.met == [frozenset({"one"})] * 4
+
+
+async def test_a_batch_that_holds_what_its_jobs_draw_on_twice_holds_it_once(app: Headgate) -> None:
+    ran: list[int] = []
+
+    @app.task(limits=[Mutex("orders:{a}"), Mutex("orders:{b}")])
+    async def merge(a: int, b: int) -> None:
+        ran.append(a)
+
+    async with app:
+        together = await batch([merge.call(1, 1), merge.call(1, 1)], limits=[Mutex("orders:1")]).enqueue()
+        await together.wait(timeout=10)
+        await (await merge.enqueue(1, 1)).result(timeout=10)
+        assert await app._storage.check() == []
+    assert ran == [1, 1, 1]
+
+
+def test_limits_that_always_come_out_as_one_key_with_two_owners_are_refused() -> None:
+    app = Headgate("memory://")
+    with pytest.raises(DeclarationError, match=r"of task 'ship' has the key 'orders:\{order\}' twice.*same owner="):
+
+        @app.task(limits=[Mutex("orders:{order}", owner="{x}"), Mutex("orders:{order}", owner="{y}")])
+        async def ship(order: int, x: str, y: str) -> None: ...
+
+    app.queue("orders", limits=[Mutex("orders:{order}", owner="{x}")])
+    with pytest.raises(DeclarationError, match=r"twice, with the owners '\{y\}' and '\{x\}'"):
+
+        @app.task(queue="orders", limits=[Mutex("orders:{order}", owner="{y}")])
+        async def send(order: int, x: str, y: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("limits", "costs", "holdings"),
+    [
+        ([Mutex("a"), Mutex("a")], None, [Holding()]),
+        ([Mutex("a"), Mutex("{key}"), Mutex("b")], None, [Holding(), Holding()]),
+        ([Mutex("a"), Mutex("a", hold="until_final")], None, [Holding("until_final")]),
+        ([Mutex("a", hold="until_success"), Mutex("a", hold="until_final")], None, [Holding("until_success")]),
+        ([Mutex("a", owner="{key}"), Mutex("a")], None, [Holding()]),
+        ([Mutex("{key}", owner="{key}"), Mutex("a", owner="a")], None, [Holding("running", "a")]),
+        ([Mutex("a"), Mutex("a"), Concurrency(5, cost=3)], (1, 3), [Holding(), Holding()]),
+    ],
+)
+def test_the_strictest_of_limits_that_are_one_is_what_a_job_asks(
+    limits: Any, costs: tuple[int, ...] | None, holdings: list[Holding]
+) -> None:
+    app = Headgate("memory://")
+
+    @app.task(limits=limits)
+    async def work(key: str) -> None: ...
+
+    asked = work.gate.ask({"key": "a"}, {}, lambda _limit, _reason: None)
+    assert len(asked.draws) == len(set(asked.draws)) == len(holdings)
+    assert asked.costs == costs
+    assert asked.terms is not None
+    assert list(asked.terms.holds) == holdings
+
+
+def test_the_shortest_wait_of_limits_that_are_one_is_what_a_job_asks() -> None:
+    app = Headgate("memory://")
+
+    @app.task(limits=[Mutex("a", max_wait=60), Mutex("a", on_limit="cancel")])
+    async def work() -> None: ...
+
+    terms = work.gate.ask({}, {}, lambda _limit, _reason: None).terms
+    assert terms is not None
+    assert (terms.patience, terms.cancels) == (0, True)
