@@ -226,7 +226,7 @@ async def drill() -> None:
         for job in accepted:
             assert (await job.status()).state is JobState.SUCCEEDED, await app.admin.explain(job.id)
         assert all(runs("charge")[job.id] <= 2 for job in accepted)
-        audited = await app.admin.limits.audit("charge:strict")
+        audited = await app.admin.limits.audit("charge:rate")
         assert len(audited) == len(TENANTS)
         assert all(each.held for each in audited), audited
         assert await app._storage.check() == []

@@ -105,7 +105,7 @@ def test_what_a_node_with_a_wrong_clock_says_of_jobs_is_in_the_stores_time(wrong
             assert bucket.next_slot_at is not None
             for instant in (status.predicted_start, status.throttled_until, bucket.next_slot_at):
                 assert 60 <= (instant - status.enqueued_at).total_seconds() < 62
-            await app.admin.limits.penalize("work:strict", "", 300)
+            await app.admin.limits.penalize("work:rate", "", 300)
             (bucket,) = await app.admin.limits.list()
             assert bucket.penalized_until is not None
             assert round((bucket.penalized_until - app.admin.now()).total_seconds()) == 300

@@ -145,7 +145,7 @@ def test_a_paused_limit_is_a_limit_that_is_waited_for() -> None:
         world = World(clock)
         app = world.app()
         async with app.open():
-            await app.admin.limits.pause("sync:strict")
+            await app.admin.limits.pause("sync:rate")
             await app.tasks["sync"].enqueue()
             assert await world.drain(app, "ready") < 2
             assert await world.left() == 1

@@ -161,7 +161,7 @@ def test_jobs_of_a_full_queue_fall_back_to_the_default_one_and_keep_their_limits
             assert queues == {"mail": 3, "default": 2}
             record = await app._storage.job(jobs[-1].id)
             assert record is not None
-            assert [draw.limit for draw in record.draws] == ["queue:mail:strict", "queue:default"]
+            assert [draw.limit for draw in record.draws] == ["queue:mail:rate", "queue:default"]
         async with app:
             await asyncio.sleep(59)
             started = [job for job in jobs if (await job.status()).started_at is not None]
@@ -214,11 +214,11 @@ def test_all_tasks_of_a_queue_draw_on_its_limits_each_with_its_own_arguments() -
             assert sorted(states[:3]) == ["succeeded", "succeeded", "waiting"]
             assert states[3] == "succeeded"
             late = await jobs[states.index(JobState.WAITING)].status()
-            assert late.waits_for == ("queue:mail:strict", "acme")
+            assert late.waits_for == ("queue:mail:rate", "acme")
             # What its task draws on already is not drawn on twice.
             record = await app._storage.job(jobs[0].id)
             assert record is not None
-            assert [draw.limit for draw in record.draws] == ["api", "queue:mail:strict"]
+            assert [draw.limit for draw in record.draws] == ["api", "queue:mail:rate"]
             # A task of another queue has no such argument.
             with pytest.raises(DeclarationError, match="tenant"):
                 await three.using(queue="mail").enqueue(1)

@@ -548,7 +548,7 @@ def test_a_refusal_by_the_callee_costs_nothing_and_closes_the_rate_but_not_the_p
                 ("globex", 1),
                 *[("acme", 20)] * 5,
             ]
-            assert all(verdict.held for verdict in await app.admin.limits.audit("call:strict"))
+            assert all(verdict.held for verdict in await app.admin.limits.audit("call:rate"))
 
     run_virtual(main)
 

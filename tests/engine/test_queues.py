@@ -361,10 +361,10 @@ def test_the_names_of_queue_limits_cannot_be_taken() -> None:
         app.task(limits=[Concurrency(3, name="queue:mail")])(_nothing)
     # A task of that name is no mistake, as long as no queue needs the same.
     app.task(name="queue", limits=[StrictRate("1/m"), Mutex("one")])(_nothing)
-    with pytest.raises(DeclarationError, match=r"queue 'strict' needs the limit name 'queue:strict'"):
-        app.queue("strict", global_concurrency=1)
-    app.queue("mail:strict", global_concurrency=1)
-    with pytest.raises(DeclarationError, match=r"task 'queue:mail' would name a limit 'queue:mail:strict'"):
+    with pytest.raises(DeclarationError, match=r"queue 'rate' needs the limit name 'queue:rate'"):
+        app.queue("rate", global_concurrency=1)
+    app.queue("mail:rate", global_concurrency=1)
+    with pytest.raises(DeclarationError, match=r"task 'queue:mail' would name a limit 'queue:mail:rate'"):
         app.task(name="queue:mail", limits=[StrictRate("1/m")])(_nothing)
 
 

@@ -42,13 +42,13 @@ def test_a_retry_that_its_limit_holds_back_is_seen_to_wait_also_after_a_restart(
             status = await app.job(job_id).status()
             assert (status.state, status.attempt) == (JobState.WAITING, 1)
             assert not status.is_scheduled, "its own time has come; it is the limit that it waits for"
-            assert status.waits_for == ("call:strict", "acme")
+            assert status.waits_for == ("call:rate", "acme")
             assert status.throttled_until == to_datetime(opens_at)
             assert status.place == 1
             assert status.error is not None
             assert status.error.message == "reset by peer"
             reason = (await app.admin.explain(job_id)).reason
-            assert "call:strict" in reason
+            assert "call:rate" in reason
             assert "acme" in reason
             (attempt,) = (await app.admin.job(job_id)).attempts
             assert attempt.outcome == "failed"

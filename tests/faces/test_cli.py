@@ -265,7 +265,7 @@ def test_jobs_are_listed_newest_first_with_filters_and_pages(project: Project) -
     assert ids("--task", "sync", "--state", "waiting") == [third, second, first]
     assert ids("--state", "failed") == []
     assert ids("--key", "acme") == [third, first]
-    assert ids("--limit", "sync:strict") == [third, second, first]
+    assert ids("--limit", "sync:rate") == [third, second, first]
     assert ids("--count", "2") == [other, third]
     assert ids("--count", "2", "--before", third) == [second, first]
 
@@ -301,14 +301,14 @@ def test_show_tells_until_when_and_by_what_a_job_is_throttled(project: Project) 
 
     job = project.do(throttle, running=True)
     [shown] = answer("jobs", "show", project.target, job)
-    assert shown["waits_for"] == ["sync:strict", "acme"]
+    assert shown["waits_for"] == ["sync:rate", "acme"]
     assert shown["throttled_until"] > shown["enqueued_at"]
-    assert shown["limits"] == [{"limit": "sync:strict", "key": "acme"}]
+    assert shown["limits"] == [{"limit": "sync:rate", "key": "acme"}]
     assert shown["payload"] == {"tenant": "acme", "page": 2}
     assert "waiting (throttled)" in call("jobs", "list", project.target).output
 
     [bucket] = answer("limits", "list", project.target, "--key", "acme")
-    assert (bucket["limit"], bucket["key"], bucket["waiting"]) == ("sync:strict", "acme", 1)
+    assert (bucket["limit"], bucket["key"], bucket["waiting"]) == ("sync:rate", "acme", 1)
     assert (bucket["used"], bucket["available"]) == (2, 0)
     assert bucket["next_slot_at"] is not None
     assert answer("limits", "list", project.target, "--limit", "other") == []
@@ -689,16 +689,16 @@ def test_limits_are_steered_from_the_command_line_and_the_backlog_follows(projec
 
     job = project.do(fill, running=True)
     said = call("jobs", "explain", project.target, job).output
-    assert "it waits for limit 'sync:strict' (2/m) of key 'acme': 4th in line, runs about" in said
+    assert "it waits for limit 'sync:rate' (2/m) of key 'acme': 4th in line, runs about" in said
     assert answer("jobs", "explain", project.target, job)[0]["limits"][0]["available"] == 0
 
-    assert "is now 4/m" in call("limits", "set", project.target, "sync:strict", "4/m", "--key", "acme").output
+    assert "is now 4/m" in call("limits", "set", project.target, "sync:rate", "4/m", "--key", "acme").output
     [bucket] = answer("limits", "list", project.target)
     assert (bucket["used"], bucket["available"], bucket["is_set"]) == (2, 2, True)
     assert "overridden" in call("limits", "list", project.target).output
     [setting] = answer("limits", "settings", project.target)
     assert (setting[:3] if isinstance(setting, list) else [setting["limit"], setting["scope"], setting["target"]]) == [
-        "sync:strict",
+        "sync:rate",
         "key",
         "acme",
     ]
@@ -713,28 +713,28 @@ def test_limits_are_steered_from_the_command_line_and_the_backlog_follows(projec
         return go_on
 
     project.do(have_run(4), running=True)
-    assert call("limits", "audit", project.target, "sync:strict").output.count("held") == 1
+    assert call("limits", "audit", project.target, "sync:rate").output.count("held") == 1
 
-    assert "is as declared" in call("limits", "unset", project.target, "sync:strict", "--key", "acme").output
-    assert "nothing was set" in call("limits", "unset", project.target, "sync:strict").output
-    call("limits", "pause", project.target, "sync:strict")
+    assert "is as declared" in call("limits", "unset", project.target, "sync:rate", "--key", "acme").output
+    assert "nothing was set" in call("limits", "unset", project.target, "sync:rate").output
+    call("limits", "pause", project.target, "sync:rate")
     assert "is paused for key 'acme'" in call("jobs", "explain", project.target, job).output
-    call("limits", "resume", project.target, "sync:strict")
-    call("limits", "reset", project.target, "sync:strict", "--key", "acme")
+    call("limits", "resume", project.target, "sync:rate")
+    call("limits", "reset", project.target, "sync:rate", "--key", "acme")
     project.do(have_run(6), running=True)
-    audit = call("limits", "audit", project.target, "sync:strict")
+    audit = call("limits", "audit", project.target, "sync:rate")
     assert audit.exit_code == 1
     assert "EXCEEDED" in audit.output
     assert (
         "grants nothing for 60 s"
-        in call("limits", "penalize", project.target, "sync:strict", "60", "--key", "globex").output
+        in call("limits", "penalize", project.target, "sync:rate", "60", "--key", "globex").output
     )
     assert "penalized" in call("limits", "list", project.target).output
-    call("limits", "assign", project.target, "sync:strict", "vip:*", "gold")
-    call("limits", "set", project.target, "sync:strict", "9/m", "--tier", "gold")
-    assert "is forgotten" in call("limits", "remove", project.target, "sync:strict", "--yes").output
+    call("limits", "assign", project.target, "sync:rate", "vip:*", "gold")
+    call("limits", "set", project.target, "sync:rate", "9/m", "--tier", "gold")
+    assert "is forgotten" in call("limits", "remove", project.target, "sync:rate", "--yes").output
     assert answer("limits", "settings", project.target) == []
-    for words in (["set", "sync:strict"], ["pause", "nothing"], ["set", "sync:strict", "often"]):
+    for words in (["set", "sync:rate"], ["pause", "nothing"], ["set", "sync:rate", "often"]):
         assert call("limits", words[0], project.target, *words[1:]).exit_code != 0
 
 

@@ -128,7 +128,7 @@ def test_show_says_why_a_job_waits_and_how_far_one_is(project: Project) -> None:
     (failed,) = project.run_until_final(("bad", 1))
     assert project.states(first) == [JobState.SUCCEEDED]
     (waits,) = answer("jobs", "show", second)
-    assert "it waits for limit 'sync:strict'" in waits["reason"]
+    assert "it waits for limit 'sync:rate'" in waits["reason"]
     (said,) = answer("jobs", "show", failed)
     assert (said["progress"]["fraction"], said["progress"]["message"]) == (0.5, "halfway")
     assert "50%, halfway" in call("jobs", "show", failed).output
@@ -202,7 +202,7 @@ def test_jobs_are_listed_by_every_filter(project: Project) -> None:
         (["--view", "throttled"], []),
         (["--queue", "mail"], [bad]),
         (["--task", "good"], [later, good]),
-        (["--limit", "sync:strict", "--key", "acme"], [first]),
+        (["--limit", "sync:rate", "--key", "acme"], [first]),
         (["--error", "Value"], [bad]),
         (["--text", '"number":42'], [bad]),
         (["--since", "1h", "--state", "succeeded"], [good]),
@@ -363,15 +363,15 @@ def test_a_job_of_a_node_that_is_gone_does_not_run_there(project: Project) -> No
 def test_what_changes_nothing_says_so_and_is_not_kept(project: Project) -> None:
     """`limits unset` and `resume` without effect used to be kept as deeds, and scripts took them for done."""
     for words in (
-        ["limits", "unset", "sync:strict"],
-        ["limits", "resume", "sync:strict"],
+        ["limits", "unset", "sync:rate"],
+        ["limits", "resume", "sync:rate"],
         ["queues", "resume", "mail"],
     ):
         result = call(*words)
         assert (result.exit_code, "was" in result.output) == (1, True), words
     assert answer("audit") == []
-    assert call("limits", "pause", "sync:strict").exit_code == 0
-    assert call("limits", "resume", "sync:strict").exit_code == 0
+    assert call("limits", "pause", "sync:rate").exit_code == 0
+    assert call("limits", "resume", "sync:rate").exit_code == 0
     assert [call("queues", "pause", "mail").exit_code for _ in range(2)] == [0, 1]
     assert len(answer("audit")) == 3
 
@@ -383,17 +383,17 @@ def test_a_page_before_no_job_is_a_mistake(project: Project) -> None:
 
 
 def test_the_name_of_a_limit_is_not_taken_for_an_app(project: Project) -> None:
-    """A key without --key made `sync:strict` the module that was looked for."""
-    wrong = call("limits", "reset", "sync:strict", "acme")
+    """A key without --key made `sync:rate` the module that was looked for."""
+    wrong = call("limits", "reset", "sync:rate", "acme")
     assert (wrong.exit_code, f"it takes LIMIT, as the app is {project.target} already" in wrong.output) == (2, True)
-    assert call("limits", "reset", "sync:strict", "--key", "acme").exit_code == 0
+    assert call("limits", "reset", "sync:rate", "--key", "acme").exit_code == 0
 
 
 def test_settings_as_json_name_their_fields(project: Project) -> None:
-    assert call("limits", "set", "sync:strict", "7/m", "--key", "acme").exit_code == 0
+    assert call("limits", "set", "sync:rate", "7/m", "--key", "acme").exit_code == 0
     (setting,) = answer("limits", "settings")
     assert (setting["limit"], setting["scope"], setting["target"], setting["is_paused"]) == (
-        "sync:strict",
+        "sync:rate",
         "key",
         "acme",
         False,
@@ -544,20 +544,20 @@ def test_what_people_did_is_told_with_who_did_it(project: Project) -> None:
     async def work(app: Headgate) -> None:
         ada, bob = app.admin.by("ada@desk"), app.admin.by("bob@desk")
         await ada.queues.pause("mail")
-        await bob.limits.pause("sync:strict", key="acme")
-        await bob.limits.penalize("sync:strict", "acme", 60)
-        await bob.limits.reset("sync:strict", "acme")
-        await ada.limits.assign("sync:strict", "acme", "gold")
+        await bob.limits.pause("sync:rate", key="acme")
+        await bob.limits.penalize("sync:rate", "acme", 60)
+        await bob.limits.reset("sync:rate", "acme")
+        await ada.limits.assign("sync:rate", "acme", "gold")
         await ada.queues.resume("mail")
 
     project.do(work)
     entries = answer("audit")
     assert [(each["actor"], each["action"], each["kind"], each["subject"]) for each in entries[::-1]] == [
         ("ada@desk", "pause", "queue", "mail"),
-        ("bob@desk", "pause", "limit", "sync:strict"),
-        ("bob@desk", "penalize", "limit", "sync:strict"),
-        ("bob@desk", "reset", "limit", "sync:strict"),
-        ("ada@desk", "assign", "limit", "sync:strict"),
+        ("bob@desk", "pause", "limit", "sync:rate"),
+        ("bob@desk", "penalize", "limit", "sync:rate"),
+        ("bob@desk", "reset", "limit", "sync:rate"),
+        ("ada@desk", "assign", "limit", "sync:rate"),
         ("ada@desk", "resume", "queue", "mail"),
     ]
     assert entries[4]["detail"] == "key 'acme'"

@@ -50,18 +50,18 @@ def call(*words: str) -> Result:
 
 
 def test_one_key_is_shown_with_its_budget_and_its_use(target: str) -> None:
-    shown = call("show", target, "sync:strict", "--key", "acme")
+    shown = call("show", target, "sync:rate", "--key", "acme")
     assert shown.exit_code == 0, shown.output
     assert "2/4" in shown.output
     assert "the last 60 min" in shown.output
     assert "4 are allowed in 60.0 s" in shown.output
-    found = json.loads(call("show", target, "sync:strict", "--key", "acme", "--json").stdout)
+    found = json.loads(call("show", target, "sync:rate", "--key", "acme", "--json").stdout)
     assert (found["bucket"]["used"], found["bucket"]["available"]) == (2, 2)
     assert sum(point["used"] for point in found["history"]["points"]) == 2
 
 
 def test_a_key_that_was_never_used_is_told_and_an_unknown_limit_refused(target: str) -> None:
-    nobody = call("show", target, "sync:strict", "--key", "nobody")
+    nobody = call("show", target, "sync:rate", "--key", "nobody")
     assert nobody.exit_code == 1
     assert "has used nothing" in nobody.output
     assert "declares no limit 'nothing'" in call("show", target, "nothing").output
@@ -121,5 +121,5 @@ def test_a_chart_of_use_ends_now_and_says_what_is_allowed() -> None:
 
 def test_tasks_are_listed_with_their_limits_and_what_waits(target: str) -> None:
     result = CliRunner().invoke(main, ["tasks", target, "--json"])
-    assert json.loads(result.stdout) == [{"task": "sync", "queue": "default", "limits": ["sync:strict"], "waiting": 0}]
-    assert "sync:strict" in CliRunner().invoke(main, ["tasks", target]).output
+    assert json.loads(result.stdout) == [{"task": "sync", "queue": "default", "limits": ["sync:rate"], "waiting": 0}]
+    assert "sync:rate" in CliRunner().invoke(main, ["tasks", target]).output

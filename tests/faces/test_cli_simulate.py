@@ -60,8 +60,8 @@ def test_the_limits_of_a_task_are_those_that_it_declares_and_what_if_one_were_an
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     words = ["-A", f"{name}:app", "--task", "sync", "--jobs", "40", "--keys", "1", "--run-time", "1s"]
-    declared, doubled = answer(*words, "--set", "sync:strict=10/m")
-    assert [limit["limit"] for limit in declared["limits"]] == ["sync:strict", "sync:concurrency"]
+    declared, doubled = answer(*words, "--set", "sync:rate=10/m")
+    assert [limit["limit"] for limit in declared["limits"]] == ["sync:rate", "sync:concurrency"]
     assert [limit["highest"] for limit in declared["limits"]] == [5, 2]
     assert doubled["limits"][0]["highest"] == 10
     assert doubled["drained_at"] < declared["drained_at"]

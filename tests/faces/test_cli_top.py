@@ -142,7 +142,7 @@ def test_it_fills_the_screen_obeys_keys_and_leaves_the_terminal_as_it_was(projec
         end = screen.wait_for(b"no such page")
         assert screen.drawn.startswith(ENTERED)
         assert screen.modes() != before
-        for text in (b"Queues, by name", b"sync:strict", "█ 2/2".encode(), b"in "):
+        for text in (b"Queues, by name", b"sync:rate", "█ 2/2".encode(), b"in "):
             assert text in screen.drawn
         screen.wait_for(b"by waiting", screen.press(b"s"))
         screen.wait_for(b"PAUSED", screen.press(b"p"))
@@ -195,7 +195,7 @@ def test_suspended_it_gives_the_terminal_back_and_continued_it_goes_on_at_its_ne
 def test_in_a_pipe_one_look_is_printed_as_text(project: Project) -> None:
     result = CliRunner().invoke(main, ["top", project.target])
     assert result.exit_code == 0, result.output
-    for text in ("running 0", "throttled 3", "sync:strict", "2/m", "Last failures", "ValueError: no such page"):
+    for text in ("running 0", "throttled 3", "sync:rate", "2/m", "Last failures", "ValueError: no such page"):
         assert text in result.stdout
     assert "\x1b" not in result.stdout
 

@@ -100,7 +100,7 @@ def test_the_first_example_of_the_readme_does_what_it_says(tmp_path: Path) -> No
     assert len(example.strip().splitlines()) <= 25
     first, second = run(tmp_path, example)
     assert first == "globex, page 1"
-    assert second.startswith("waiting behind ('sync_tenant:strict', 'acme') until 2")
+    assert second.startswith("waiting behind ('sync_tenant:rate', 'acme') until 2")
     assert (tmp_path / "jobs.db").exists()
 
 

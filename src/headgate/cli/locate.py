@@ -146,7 +146,7 @@ def takes_app_and(*names: str) -> Callable[[Callable[..., None]], Callable[..., 
     """Give a command its `target` and the `words` that it names.
 
     They follow the app if that comes first. Where it is named by -A or HEADGATE_APP no word is taken for it, unless
-    what follows is an id: the name of a limit looks the same, as in `sync:strict`.
+    what follows is an id: the name of a limit looks the same, as in `sync:rate`.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

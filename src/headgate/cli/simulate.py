@@ -83,7 +83,7 @@ def simulate(
     \b
       headgate simulate --limit 15/m --jobs 2000 --keys 20 --skew zipf
       headgate simulate --limit 15/m --limit 30/m --jobs 2000      compares the two
-      headgate simulate -A shop:app --task sync --set sync:strict=30/m --trace yesterday.csv
+      headgate simulate -A shop:app --task sync --set sync:rate=30/m --trace yesterday.csv
 
     Of a task, each limit that is counted by a key is counted by the one key of a job, at its fixed cost or 1.
 

@@ -29,7 +29,7 @@ class Rule(Protocol[S]):
 
     @property
     def kind(self) -> str:
-        """The rule's own name, part of the name of an unnamed limit."""
+        """The rule's own name."""
         ...
 
     def take(self, state: S | None, now: int, cost: int = 1) -> tuple[int, S]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from headgate.errors import CostExceedsLimit, DeclarationError, PayloadError
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.limits.argument_fields import ArgumentFields
-from headgate.limits.concurrency import Concurrency, Mutex
+from headgate.limits.concurrency import Concurrency, Mutex, Semaphore
 from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import SHARED, UNTYPED, bucket_key, compile_key, described_callable, is_constant
 from headgate.limits.limit import Limit, named_or_rate, require_list
@@ -115,6 +115,9 @@ class Gated(NamedTuple):
 
 
 UNGATED = Gated()
+
+RATE = "rate"
+"""The kind in the generated names of all limits that count starts for each key by itself."""
 
 
 class Gate:
@@ -301,10 +304,18 @@ def bind_limits(
 
 
 def _own_name(task: str, limit: Limit, taken: Sequence[str]) -> str:
-    # By kind and order, not by numbers: a changed rate keeps its buckets.
-    name = f"{task}:{limit.rule.kind}"
-    number = 2
-    while name in taken:
-        name = f"{task}:{limit.rule.kind}{number}"
-        number += 1
-    return name
+    return numbered_name(f"{task}:{generated_kind(limit)}", taken)
+
+
+def generated_kind(limit: Limit) -> str:
+    """What the generated name of a limit says of it: not its numbers, so that a changed rate keeps its buckets.
+
+    Nor which kind of rate it is: one that becomes another kind must find what was used under it before.
+    """
+    kind = limit.rule.kind
+    return kind if isinstance(limit.rule, Semaphore | SharedCounter) else RATE
+
+
+def numbered_name(name: str, taken: Container[str]) -> str:
+    """The name, or the first with a number that is not taken."""
+    return next(each for each in (name, *(f"{name}{number}" for number in range(2, 1000))) if each not in taken)

@@ -10,10 +10,10 @@ from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.concurrency import Concurrency, Mutex
 from headgate.limits.key import UNTYPED, described_callable
 from headgate.limits.limit import Limit, named_or_rate
-from headgate.tasks.gate import BoundLimit
+from headgate.tasks.gate import BoundLimit, generated_kind, numbered_name
 
 RESERVED = "queue:"
-"""What the names of the limits begin with that queues make: `queue:emails`, `queue:emails:strict`."""
+"""What the names of the limits begin with that queues make: `queue:emails`, `queue:emails:rate`."""
 
 
 class QueueLimit(NamedTuple):
@@ -65,10 +65,8 @@ class QueueLimits:
             )
         if limit.name is not None:
             return QueueLimit(limit.name, limit, is_own=False)
-        # By kind and order, not by numbers: a changed rate keeps its buckets.
-        kind, taken = limit.rule.kind, {known.name for known in self.named}
-        names = [f"{RESERVED}{queue}:{kind}", *(f"{RESERVED}{queue}:{kind}{number}" for number in range(2, 100))]
-        return QueueLimit(next(name for name in names if name not in taken), limit, is_own=True)
+        taken = {known.name for known in self.named}
+        return QueueLimit(numbered_name(f"{RESERVED}{queue}:{generated_kind(limit)}", taken), limit, is_own=True)
 
     def bound(
         self,

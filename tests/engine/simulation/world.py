@@ -36,6 +36,7 @@ from headgate.jobs.job import Draw
 from headgate.limits.limit import Limit
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Storage
+from headgate.tasks.gate import generated_kind
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
 from tests.engine.faulty_storage import Faults, History
@@ -413,16 +414,16 @@ class World:
                 assert self.handled[job_id] >= 1, f"job {job_id} succeeded and never ran"
 
     def check_limits(self) -> None:
-        by_kind = {f"gated:{limit.rule.kind}": limit for limit in reversed(self.limits)}
-        if len(self.limits) == 2 and self.limits[0].rule.kind == self.limits[1].rule.kind:
-            kind = self.limits[0].rule.kind
-            by_kind = {f"gated:{kind}": self.limits[0], f"gated:{kind}2": self.limits[1]}
-        by_kind[f"both:{self.limits[0].rule.kind}"] = self.limits[0]
+        kinds = [generated_kind(limit) for limit in self.limits]
+        by_kind = {f"gated:{kind}": limit for kind, limit in zip(reversed(kinds), reversed(self.limits), strict=True)}
+        if len(kinds) == 2 and kinds[0] == kinds[1]:
+            by_kind[f"gated:{kinds[0]}2"] = self.limits[1]
+        by_kind[f"both:{kinds[0]}"] = self.limits[0]
         by_kind["shared"] = SHARED
         by_kind["ceiling"] = CEILING
-        by_kind[f"mixed:{self.limits[0].rule.kind}"] = self.limits[0]
-        by_kind["now:strict"] = StrictRate("4/10s")
-        by_kind["choosy:strict"] = self.ties.choosy
+        by_kind[f"mixed:{kinds[0]}"] = self.limits[0]
+        by_kind["now:rate"] = StrictRate("4/10s")
+        by_kind["choosy:rate"] = self.ties.choosy
         by_kind["free-retries"] = self.free_retries
         for draw, charges in self.history.charges.items():
             if draw.limit in ("mutex", "pool", "queue:mail"):

@@ -223,7 +223,7 @@ def test_events_tell_what_they_tell_in_production() -> None:
             await running.wait_until_idle(timeout=3600)
         last = told[-1]
         assert isinstance(last, JobStarted)
-        assert last.limits == ("sync_tenant:strict",)
+        assert last.limits == ("sync_tenant:rate",)
         assert last.waited >= 59
 
     run_virtual(main)

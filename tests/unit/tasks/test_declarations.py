@@ -261,7 +261,7 @@ async def test_a_missing_or_failing_key_leaves_the_job_ungated_with_one_warning(
         jobs = await call.enqueue_many([(None,)] * 5)
         for job in jobs:
             await job.result(timeout=5)
-    assert [event.limit for event in skipped if isinstance(event, LimitSkipped)] == ["call:strict", "call:strict2"]
+    assert [event.limit for event in skipped if isinstance(event, LimitSkipped)] == ["call:rate", "call:rate2"]
 
 
 @pytest.mark.parametrize("name", ["", "n" * 101, "a\x00b", "a\nb", 3])

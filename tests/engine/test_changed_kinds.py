@@ -1,0 +1,105 @@
+"""A limit becomes another kind of rule, by a deploy or at run time: what was used before is not given out again."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from headgate import FixedWindow, Headgate, RateLimit, SlidingWindow, StrictRate
+from headgate.storage.memory import MemoryStorage
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+KINDS = [StrictRate, RateLimit, FixedWindow, SlidingWindow]
+
+
+class World:
+    """Releases on one store, and when their jobs started."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.store = MemoryStorage(clock)
+        self.started: list[float] = []
+
+    def release(self, limit: Any, *, of_queue: bool = False) -> Headgate:
+        app = Headgate(self.store, clock=self.clock)
+        if of_queue:
+            app.queue("default", limits=[limit])
+
+        @app.task(name="call", limits=[] if of_queue else [limit])
+        async def call(tenant: str) -> None:
+            self.started.append(asyncio.get_running_loop().time())
+
+        return app
+
+    def limit(self, app: Headgate) -> str:
+        (name,) = app.tasks["call"].gate.names
+        return name
+
+    async def use_up(self, app: Headgate) -> None:
+        """Ten seconds into a minute of the wall clock, five of them have started."""
+        await asyncio.sleep(70 - self.clock.now() / 1_000_000 % 60)
+        await app.tasks["call"].enqueue_many([("acme",)] * 12)
+        await asyncio.sleep(2)
+        assert len(self.started) == 5
+
+    async def all_of_it_comes_later(self, *, evenly: bool = False) -> None:
+        """The budget of this minute was used up under the kind before; an average refills one by one from nothing."""
+        await asyncio.sleep(11)
+        assert len(self.started) == 5
+        await asyncio.sleep(29)
+        assert len(self.started) == (8 if evenly else 5)
+        await asyncio.sleep(240)
+        assert len(self.started) == 12
+
+
+@pytest.mark.parametrize("name", [None, "api"], ids=["unnamed", "named"])
+@pytest.mark.parametrize(("before", "after"), list(permutations(KINDS, 2)))
+def test_a_deploy_that_changes_the_kind_of_a_limit_gives_no_fresh_budget(
+    before: Any, after: Any, name: str | None
+) -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock)
+        options = {"key": "{tenant}", "name": name}
+        async with (old := world.release(before("5/m", **options))):
+            await world.use_up(old)
+        async with world.release(after("5/m", **options)):
+            await world.all_of_it_comes_later()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(("before", "after"), [(StrictRate, RateLimit), (RateLimit, StrictRate)])
+def test_the_limits_of_a_queue_are_kept_over_a_change_of_kind_too(before: Any, after: Any) -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock)
+        async with (old := world.release(before("5/m", key="{tenant}"), of_queue=True)):
+            await world.use_up(old)
+        async with world.release(after("5/m", key="{tenant}"), of_queue=True):
+            await world.all_of_it_comes_later()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("name", [None, "api"], ids=["unnamed", "named"])
+@pytest.mark.parametrize(("before", "after"), list(permutations(KINDS, 2)))
+def test_another_kind_that_is_set_at_run_time_gives_no_fresh_budget(before: Any, after: Any, name: str | None) -> None:
+    async def main(clock: VirtualClock) -> None:
+        world = World(clock)
+        async with (app := world.release(before("5/m", key="{tenant}", name=name))):
+            await world.use_up(app)
+            await app.admin.limits.set(world.limit(app), after("5/m"))
+            await world.all_of_it_comes_later(evenly=after is RateLimit)
+
+    run_virtual(main)
+
+
+def test_unnamed_rates_of_one_task_keep_their_names_by_their_order() -> None:
+    app = Headgate("memory://")
+
+    @app.task(limits=[StrictRate("15/m"), FixedWindow("1000/d"), StrictRate("1/s", name="mine")])
+    async def call() -> None: ...
+
+    assert call.gate.names == ("call:rate", "call:rate2", "mine")
