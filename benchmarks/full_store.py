@@ -18,6 +18,7 @@ from benchmarks.worker_app import LIMIT, Probed
 from headgate.clock import SystemClock
 from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.tasks.queue import DEFAULT_QUEUE
 
 FILE = "full.db"
 SERVER = "full"
@@ -38,10 +39,14 @@ def prepare(folder: Path, *, store: str, jobs: int, keys: int) -> dict[str, floa
 async def _fill(storage: Storage, jobs: int, keys: int) -> None:
     await storage.open()
     probed = Probed()
+    registry, task = probed.app._registry, probed.gated.name
     # One more for each key: the one that uses up its budget.
-    await add_seeds(storage, jobs + keys, keys, task=probed.gated.name, limit=LIMIT)
+    await add_seeds(storage, jobs + keys, keys, task=task, limit=LIMIT, gate=registry.gate_name(task, DEFAULT_QUEUE))
     rules = {bound.name: bound.limit.rule for bound in probed.gated.gate.limits}
-    await use_up(storage, rules[LIMIT], task=probed.gated.name, limit=LIMIT)
+    await use_up(storage, rules[LIMIT], task=task, limit=LIMIT, gates=registry.gates())
+    # The measured nodes are not the first of their release.
+    await storage.note_gates(registry.gates().subjects)
+    await storage.gates_done(registry.gates().subjects)
     await storage.close()
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from headgate.clock import SystemClock
+from headgate.jobs.gating import Gates
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
@@ -17,24 +18,24 @@ BATCH = 10_000
 
 
 async def add_seeds(
-    storage: Storage, jobs: int, keys: int, *, task: str, limit: str = "", prefix: str = "acme"
+    storage: Storage, jobs: int, keys: int, *, task: str, limit: str = "", prefix: str = "acme", gate: str = ""
 ) -> None:
     """Store jobs that wait, evenly spread over so many keys of the limit; without a limit they draw on none."""
-    seeds = _seeds(jobs, keys, task, limit, prefix)
+    seeds = _seeds(jobs, keys, task, limit, prefix, gate)
     while batch := list(islice(seeds, BATCH)):
         await storage.add(batch)
 
 
-async def use_up(storage: Storage, rule: AnyRule, *, task: str, limit: str) -> None:
+async def use_up(storage: Storage, rule: AnyRule, *, task: str, limit: str, gates: Gates | None = None) -> None:
     """Run the jobs of a task until its budgets are used up, or none is left."""
     await storage.join("seeds", "seeds")
-    claim = Claim("seeds", {DEFAULT_QUEUE: Room(2_000)}, {limit: rule}, frozenset([task]))
+    claim = Claim("seeds", {DEFAULT_QUEUE: Room(2_000)}, {limit: rule}, frozenset([task]), gates)
     while (claimed := await storage.claim(claim)).jobs or claimed.more:
         await storage.finish("seeds", [Finished(job.id, job.fence, JobState.SUCCEEDED) for job in claimed.jobs])
     await storage.leave("seeds")
 
 
-def _seeds(jobs: int, keys: int, task: str, limit: str, prefix: str) -> Iterator[NewJob]:
+def _seeds(jobs: int, keys: int, task: str, limit: str, prefix: str, gate: str) -> Iterator[NewJob]:
     clock, ids = SystemClock(), IdSource()
     for number in range(jobs):
         key = f"{prefix}-{number % keys}"
@@ -49,4 +50,5 @@ def _seeds(jobs: int, keys: int, task: str, limit: str, prefix: str) -> Iterator
             run_at=now,
             enqueued_at=now,
             draws=(Draw(limit, key),) if limit else (),
+            gate=gate,
         )

@@ -182,7 +182,7 @@ async def test_a_late_job_whose_permit_is_taken_back_while_a_claim_drops_it_is_c
     job = await world.left.add_one(draws=[("r", "a"), ("slots", "s")], hold="until_final", expires_in=5)
     await world.left.retry_later(await world.left.take_one(), 1)
     world.clock.advance(10)
-    resetting = world.after("heads_known", lambda: world.right.storage.reset(Draw("slots", "s")))
+    resetting = world.after("heads_ready", lambda: world.right.storage.reset(Draw("slots", "s")))
     claimed = await world.left.claim()
     assert await resetting == 0
     assert list(await world.left.storage.check()) == []
@@ -198,7 +198,7 @@ async def test_a_permit_taken_back_while_its_job_is_claimed_is_not_had_by_two(wo
     first = await world.left.add_one(draws=draws, hold="until_final")
     await world.left.retry_later(await world.left.take_one(), 1)
     world.clock.advance(2)
-    resetting = world.after("heads_known", lambda: world.right.storage.reset(Draw("mutex", "a")))
+    resetting = world.after("heads_ready", lambda: world.right.storage.reset(Draw("mutex", "a")))
     claimed = await world.left.claim()
     await resetting
     second = await world.left.add_one(draws=draws, hold="until_final")

@@ -128,7 +128,7 @@ SELECT id, 'api', (place - 1)::text, $2, $2 FROM unnest($1::bytea[]) WITH ORDINA
 _JOBS = """
 INSERT INTO headgate.job (
     id, lane, draws, waiting, delayed, priority, attempt, run_at, enqueued_at, started_at, finished_at, charged_at,
-    state, task, queue, node, payload
+    state, task, queue, node, payload, gate
 )
 SELECT
     lpad(to_hex(n), 8, '0') || '-0000-7000-8000-000000000000',
@@ -139,7 +139,7 @@ SELECT
     at, ended_at, ended_at, ended_at,
     CASE WHEN is_waiting THEN 'waiting' WHEN n % 100 = 3 THEN 'failed' ELSE 'succeeded' END,
     CASE n WHEN 0 THEN 'rare' ELSE 'send' END, CASE n WHEN 0 THEN 'rare' ELSE 'mail' END, 'gone',
-    '{"to":"somebody@example.com","subject":"hello"}'
+    '{"to":"somebody@example.com","subject":"hello"}', CASE n WHEN 0 THEN 'rare' ELSE 'send' END
 FROM (
     SELECT *, $2::bigint + n AS at, CASE WHEN NOT is_waiting THEN $2::bigint + n END AS ended_at
     FROM (SELECT n, n >= $1 * 2 / 3 AS is_waiting FROM generate_series(0, $1::integer - 1) AS n) AS numbered

@@ -27,7 +27,7 @@ async def main(options: dict[str, Any]) -> None:
         migrations = read_migrations(Path(options["migrations"]))
         schema.load_migrations = lambda _package: migrations  # type: ignore[attr-defined, assignment]
     # How soon a job is noticed that somebody of another release has enqueued.
-    regater.EVERY = 0.5
+    regater.NOTE_EVERY = regater.SWEEP_EVERY = 0.5
     app = program(options["url"], options.get("limits", "tight"), schema=options.get("schema", "headgate"))
     if options.get("opens"):
         say("ready")

@@ -72,7 +72,7 @@ async def test_the_longest_times_that_are_accepted_do_not_end_a_worker(store: di
         last = datetime.max.replace(tzinfo=UTC)
         far = await call.using(at=last, expires_at=last, priority=9, promise=True).enqueue("globex")
         assert (await far.status()).run_at == last
-        await app.admin.limits.penalize("call:strict", "initech", last)
+        await app.admin.limits.penalize("call:rate", "initech", last)
         closed = await call.using(promise=True).enqueue("initech")
         assert closed.promise is not None
         waiting = await second.status()

@@ -256,6 +256,20 @@ def test_mistakes_are_told_where_a_queue_is_declared() -> None:
         app.queue("plain", limits=[StrictRate("1/s", key="{tenant}")])
 
 
+def test_a_queue_whose_limits_a_task_has_no_arguments_for_keeps_nobody_from_starting_its_jobs() -> None:
+    async def main(clock: VirtualClock) -> None:
+        app = Headgate(MemoryStorage(clock), clock=clock)
+        app.queue("mail", limits=[StrictRate("2/m", key="{tenant}")])
+
+        @app.task
+        async def three(size: int) -> None: ...
+
+        async with app:
+            await (await three.enqueue(1)).result()
+
+    run_virtual(main)
+
+
 # ------------------------------------------------------------------------------- callers of one process at once
 
 

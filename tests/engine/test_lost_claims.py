@@ -84,7 +84,8 @@ def test_a_job_that_was_handed_back_and_claimed_anew_is_not_handed_back_while_th
                 """A claim begins, is made, and its reply is on its way."""
                 await asyncio.sleep(0.1)
                 node._claiming_since = clock.monotonic()
-                claimed = await storage.claim(Claim(node.id, {"default": Room(1)}, {}, frozenset({"work"})))
+                gates = app._registry.gates()
+                claimed = await storage.claim(Claim(node.id, {"default": Room(1)}, {}, frozenset({"work"}), gates))
                 assert len(claimed.jobs) == 1
                 await asyncio.sleep(0.1)
 

@@ -285,7 +285,7 @@ def test_a_deploy_that_brings_changes_or_drops_a_global_concurrency_moves_the_ba
             await first.tasks["send"].enqueue_many([(number,) for number in range(40)])
             await first.tasks["limited"].enqueue_many([(number,) for number in range(20)])
             # So that its gates are seen before those of the next.
-            await world.store.note_gates({name: first._registry.signature(t) for name, t in first.tasks.items()})
+            await world.store.note_gates(first._registry.gates().subjects)
             await first.admin.queues.pause("mail")
         async with (second := release(2)):
             await asyncio.sleep(5)
@@ -372,16 +372,16 @@ def test_declaring_a_queue_anew_replaces_what_was_said_of_it() -> None:
     app = Headgate("memory://")
     app.queue("mail", global_concurrency=3)
     task = app.task(name="send", queue="mail")(_nothing)
-    with_limit = app._registry.signature(task)
+    with_limit = app._registry.gate_name("send", "mail")
     assert app._registry.rules["queue:mail"].describe() == "3 at once"
     app.queue("mail", global_concurrency=4)
     assert app._registry.rules["queue:mail"].describe() == "4 at once"
     # Another number holds for the same draws, so nothing is to be moved.
-    assert app._registry.signature(task) == with_limit
+    assert app._registry.gate_name("send", "mail") == with_limit
     app.queue("mail")
     assert "queue:mail" not in app._registry.rules
     assert app._registry.gate(task, "mail") is task.gate
-    assert app._registry.signature(task) == task.gate.signature
+    assert app._registry.gate_name("send", "mail") != with_limit
 
 
 async def _nothing() -> None: ...

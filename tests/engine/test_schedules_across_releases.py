@@ -161,9 +161,9 @@ def test_an_older_release_that_stores_its_own_at_the_last_moment_is_set_right_wi
             def __init__(self) -> None:
                 self.__dict__ = store.__dict__
 
-            async def note_gates(self, signatures: Any) -> Any:
-                noted = await super().note_gates(signatures)
-                if any(" " in each for each in signatures):
+            async def note_gates(self, gates: Any, **options: Any) -> Any:
+                noted = await super().note_gates(gates, **options)
+                if any(" " in each for each in gates):
                     await slow.wait()
                 return noted
 

@@ -347,7 +347,7 @@ def test_a_job_of_a_node_that_is_gone_does_not_run_there(project: Project) -> No
     async def work(app: Headgate) -> str:
         job = await app.tasks["good"].enqueue()
         await app._storage.join("node-x", "x")
-        claim = Claim("node-x", {"default": Room(1)}, {}, frozenset({"good"}))
+        claim = Claim("node-x", {"default": Room(1)}, {}, frozenset({"good"}), app._registry.gates())
         assert [each.id for each in (await app._storage.claim(claim)).jobs] == [job.id]
         return job.id
 

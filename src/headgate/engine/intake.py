@@ -227,6 +227,7 @@ class Intake:
         wanted = options.queue or task.queue
         queue = queue or wanted
         gate = self._gate(task, queue, wanted)
+        gate_name = self._registry.gate_name(task.name, queue, None if queue == wanted else wanted)
         encode, on_skip = task.payload.encode, partial(self._skip, task.name)
         new_id = self._ids.next
         jobs: list[NewJob] = []
@@ -254,6 +255,7 @@ class Intake:
                     audit=audit,
                     unique_key=options.unique_key,
                     on_conflict=options.on_conflict,
+                    gate=gate_name,
                 )
             )
         return jobs

@@ -164,7 +164,7 @@ class Node:
             **registry.rules,
             **{name: Fetched(limit.limit.rule) for name, limit in self._elsewhere.items()},
         }
-        self._regater = Regater(storage, registry, clock=clock, bus=bus)
+        self._regater = Regater(storage, registry, clock=clock, bus=bus, wake=self._wake)
         self._housekeeper = Housekeeper(storage, clock=clock, bus=bus, teller=teller, retention=settings.retention)
         self._recurring = Recurring(storage, registry, clock=clock, bus=bus, teller=teller, ids=ids, random=random)
         self._look = asyncio.Event()
@@ -222,17 +222,19 @@ class Node:
                     services.create_task(self._heartbeats(), name="headgate-heartbeats"),
                     services.create_task(self._watch_nodes(), name="headgate-watch"),
                     services.create_task(self._housekeeper.run(), name="headgate-housekeeper"),
-                    services.create_task(self._regater.run(), name="headgate-regater"),
                     services.create_task(self._recurring.run(), name="headgate-recurring"),
                 ]
                 if self._settings.drain is not None:
                     drain = self._stop_when_drained(self._settings.drain)
                     background.append(services.create_task(drain, name="headgate-drain"))
+                regater = services.create_task(self._regater.run(), name="headgate-regater")
                 fetcher = services.create_task(self._fetcher.run(), name="headgate-fetcher")
                 recorder = services.create_task(self._recorder.run(), name="headgate-recorder")
                 reporter = services.create_task(self._reporter.run(), name="headgate-reporter")
                 await self._stopping.wait()
                 self._bus.publish(NodeStopping(at=self._clock.now(), node=self.id, running=len(self._running)))
+                # It claims no more, so another release need not wait for its jobs to end.
+                regater.cancel()
                 await self._let_finish()
                 for service in background:
                     service.cancel()
@@ -309,7 +311,7 @@ class Node:
             if not rooms or self._stopping.is_set():
                 continue
             asked_at = self._claiming_since = self._clock.monotonic()
-            claim = Claim(self.id, rooms, self._rules, self._registry.names)
+            claim = Claim(self.id, rooms, self._rules, self._registry.names, self._registry.gates())
             try:
                 claimed = await self._storage.claim(claim)
             except StorageUnavailable as error:
@@ -343,6 +345,8 @@ class Node:
             if claimed.throttled:
                 self._publish_throttled(claimed.throttled)
             publish_dropped(self._bus, self._teller, self._clock, claimed.dropped)
+            if claimed.astray or claimed.has_strange_lanes:
+                self._regater.take_up(claimed.astray, has_strange_lanes=claimed.has_strange_lanes)
             for task in claimed.unknown:
                 if task not in self._unknown_tasks:
                     self._unknown_tasks.add(task)

@@ -50,6 +50,7 @@ def occurrence(
         rejection=rejection,
         origin=Origin(follows=follows, on="any", schedule=record.name, occurs_at=occurs_at),
         audit=call.audit,
+        gate=registry.gate_name(call.task, call.queue),
     )
 
 

@@ -132,7 +132,10 @@ class BacklogMoved(Event, frozen=True):
 
 
 class BacklogLeft(Event, frozen=True):
-    """A waiting job cannot be asked which limits its task has now, and keeps those it had; told once per task."""
+    """The limits of its task have changed, and cannot be computed for a waiting job: it is not started.
+
+    Published once per task.
+    """
 
     task: str
     job_id: str

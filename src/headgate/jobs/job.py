@@ -84,6 +84,8 @@ class NewJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     stored as final: its limits would have made it wait too long.
 
     At most one job of a task waits under one `unique_key`; `on_conflict` says what becomes of the next one.
+
+    `gate` names what its draws, costs and terms were computed by; only a node that knows it starts the job.
     """
 
     id: str
@@ -107,6 +109,12 @@ class NewJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     origin: Origin | None = None
     audit: AuditLevel = AuditLevel.FULL
     on_conflict: Literal["keep", "replace", "raise"] = "keep"
+    gate: str = ""
+
+    @property
+    def known_by(self) -> str:
+        """What a node has to know to start it: the gate that its draws were computed by; without one, its task."""
+        return self.gate or self.task
 
     @property
     def is_plain(self) -> bool:

@@ -142,7 +142,8 @@ def _worded(event: Event) -> tuple[int, str] | None:
             return logging.INFO, f"{event.jobs} waiting jobs were moved to the limits that their tasks have now"
         case BacklogLeft():
             return logging.WARNING, (
-                f"{event.task} {event.job_id} keeps the limits it had, as those of today cannot be told: {event.error}"
+                f"{event.task} {event.job_id} waits and is not started: the limits of its task have changed and "
+                f"cannot be computed from its arguments: {event.error}; let upgrade= make them fit, or cancel the job"
             )
         case LimitStoreTroubled():
             doing = "jobs run without it" if event.jobs_run else "its jobs wait"

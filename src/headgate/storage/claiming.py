@@ -79,6 +79,7 @@ class Head(msgspec.Struct, array_like=True):
     give_up_at: int | None
     draws: tuple[Draw, ...] | None
     """All its draws, if it holds permits of some."""
+    gate: str
     unreadable: str | None = None
     """What of its row could not be read, and why."""
 
@@ -176,14 +177,19 @@ class Visit:
 class ClaimPlan:
     """One claim at one instant: `now` in wall time, `limit_now` in limit time."""
 
-    def __init__(self, claim: Claim, now: int, limit_now: int) -> None:
+    def __init__(self, claim: Claim, now: int, limit_now: int, newest: Mapping[str, str]) -> None:
         self.claim = claim
+        self.newest = newest
+        self.known = claim.known(newest)
+        """What jobs have to be known by so that they may start here."""
         self.now = now
         self.limit_now = limit_now
         self.gated: list[Visit] = []
         self.ungated: list[Visit] = []
         self.opened: list[BucketView] = []
         self.unknown: set[str] = set()
+        self.astray: set[str] = set()
+        self.has_strange_lanes = False
         self.given: list[Given] = []
         self._dropped: list[Dropped] = []
         self._page_was_full = False
@@ -193,8 +199,9 @@ class ClaimPlan:
 
     def at(self, now: int, limit_now: int) -> ClaimPlan:
         """The same at a later instant, for a store that waits for locks between choosing lanes and reading them."""
-        later = ClaimPlan(self.claim, now, limit_now)
-        later.unknown, later._page_was_full = self.unknown, self._page_was_full
+        later = ClaimPlan(self.claim, now, limit_now, self.newest)
+        later.unknown, later.astray, later._page_was_full = self.unknown, self.astray, self._page_was_full
+        later.has_strange_lanes = self.has_strange_lanes
         return later
 
     # --------------------------------------------------------------------------------------- what to read
@@ -204,10 +211,28 @@ class ClaimPlan:
         """How many lanes and buckets of each kind are worth reading; more could not be used."""
         return max([1, *(room.slots for room in self.claim.rooms.values())])
 
+    def pass_over(self, id: str, task: str, queue: str) -> None:
+        """A job is not known here: its task is not, or it was enqueued under another gate."""
+        if task not in self.claim.tasks:
+            self.unknown.add(task)
+        elif self.claim.is_astray(task, queue, self.newest):
+            self.astray.add(id)
+
+    def has_unknown(self, heads: Iterable[Head]) -> bool:
+        """Whether jobs among them must not start here."""
+        known = self.known
+        strange = [head for head in heads if head.gate not in known]
+        for head in strange:
+            self.pass_over(head.id, head.task, head.queue)
+        return bool(strange)
+
     def usable(self, rows: Iterable[LaneRow]) -> list[LaneRow]:
         """The lanes of which this node knows all limits."""
         rules = self.claim.rules
-        return [row for row in rows if all(draw.limit in rules for draw in row.draws)]
+        read = list(rows)
+        usable = [row for row in read if all(draw.limit in rules for draw in row.draws)]
+        self.has_strange_lanes = self.has_strange_lanes or len(usable) < len(read)
+        return usable
 
     def grants(self) -> dict[RowId, int]:
         """Of each opened bucket that grants anything, how many starts."""
@@ -460,6 +485,8 @@ class ClaimPlan:
             starved=self._starved(),
             dropped=self._dropped,
             unknown=sorted(self.unknown),
+            astray=sorted(self.astray),
+            has_strange_lanes=self.has_strange_lanes,
         )
 
     def _throttled(self, visit: Visit) -> Throttled | None:

@@ -22,7 +22,7 @@ import msgspec
 from headgate.clock import SECOND
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
-from headgate.jobs.gating import GatedJob, Regated
+from headgate.jobs.gating import NO_GATES, GatedJob, Gates, KnownGates, Regated
 from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, ClaimedJob, Draw, JobError, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 GATE_LIVES = 180 * SECOND
-"""How long a gate counts (microseconds) that no node notes any more: three times as often as nodes do it."""
+"""How long what a release declares counts that no node notes any more, if whoever notes it does not say (µs)."""
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -55,12 +55,24 @@ class Room(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A node asks for jobs: room per queue, and the rules and tasks that it knows."""
+    """A node asks for jobs: room per queue, and the rules, tasks and gates that it knows.
+
+    Without `gates` it gets jobs that carry none, by their tasks.
+    """
 
     node: str
     rooms: Mapping[str, Room]
     rules: Mapping[str, AnyRule]
     tasks: frozenset[str]
+    gates: Gates | None = None
+
+    def known(self, newest: Mapping[str, str]) -> KnownGates:
+        """What jobs have to be known by so that this node may start them, where these are the newest gates."""
+        return KnownGates(self.tasks) if self.gates is None else self.gates.startable(self.rooms, newest)
+
+    def is_astray(self, task: str, queue: str, newest: Mapping[str, str]) -> bool:
+        """Whether a job that is not known is one of a gate that this node has, enqueued under another one."""
+        return self.gates is not None and task in self.tasks and self.gates.is_newest(task, queue, newest)
 
 
 class Throttled(msgspec.Struct, frozen=True):
@@ -108,7 +120,9 @@ class Claimed(msgspec.Struct, frozen=True):
     """The jobs that are now this node's to run.
 
     `next_in`: microseconds until the next bucket or `run_at` opens, None if there is none. `more`: there may be jobs
-    left that could go at once, so ask again when there is room. `unknown` are tasks that were met and passed over.
+    left that could go at once, so ask again when there is room. `unknown` are tasks that were met and passed over;
+    `astray` the ids of jobs that were passed over because they were enqueued under another gate than this node's.
+    `has_strange_lanes` says that lanes were passed over that draw on limits which this node does not know.
     """
 
     jobs: Sequence[ClaimedJob]
@@ -118,6 +132,8 @@ class Claimed(msgspec.Struct, frozen=True):
     dropped: Sequence[Dropped] = ()
     starved: Sequence[Starved] = ()
     unknown: Sequence[str] = ()
+    astray: Sequence[str] = ()
+    has_strange_lanes: bool = False
 
 
 class Amendment(msgspec.Struct, frozen=True, array_like=True):
@@ -566,31 +582,43 @@ class Storage(Protocol):
         """
         ...
 
-    async def note_gates(self, signatures: Mapping[str, str]) -> Mapping[str, bool]:
-        """Note what the gates of tasks look like in this release; every node repeats it once a minute.
+    async def note_gates(self, gates: Mapping[str, str], *, lives: int = GATE_LIVES) -> Mapping[str, bool]:
+        """Note the gates of this release by their subjects; every node repeats that, several times in `lives`.
 
-        Returns the tasks of which no newer gate lives, each with whether its backlog is still to be moved to this one.
-        Newer is what was seen for the first time later, so an old worker that starts again is not; a gate lives for
-        GATE_LIVES after it was last noted, so after a rollback the older one is the newest again. The backlog has to
-        be moved when another gate was noted since it was moved to this one; never to the first one of a task.
+        Returns the subjects of which no newer gate lives, each with whether its backlog is still to be moved to this
+        one. Newer is what was seen for the first time later, so an old worker that starts again is not; a gate lives
+        for `lives` microseconds after it was last noted, so after a rollback the older one is the newest again. The
+        backlog has to be moved to a gate that is new, and when another one was noted since it was moved to this one.
+        Once it has returned, no claim starts a job of a subject for a node whose gate is not the newest one.
         What a release declares of a schedule is noted in the same way, as "schedule NAME", and has no backlog.
         """
         ...
 
-    async def gates_done(self, signatures: Mapping[str, str]) -> None:
-        """The backlog of these tasks is where these gates would have it, and no longer where others would."""
+    async def gates_done(self, gates: Mapping[str, str]) -> None:
+        """The backlog of these subjects is where these gates would have it, and no longer where others would."""
         ...
 
     async def gated_jobs(
-        self, tasks: frozenset[str], *, unknown_to: frozenset[str] | None = None, after: str = "", count: int = 100
+        self,
+        tasks: frozenset[str],
+        *,
+        unknown_to: frozenset[str] | None = None,
+        other_than: KnownGates = NO_GATES,
+        ids: Sequence[str] | None = None,
+        after: str = "",
+        count: int = 100,
     ) -> Sequence[GatedJob]:
-        """Waiting jobs of these tasks, by id; with `unknown_to`, those that draw on a limit that is not in that set."""
+        """Waiting jobs of these tasks that carry other gates, by id; of `ids` only those, whatever they carry.
+
+        With `unknown_to`, those that draw on a limit that is not in that set.
+        """
         ...
 
     async def regate(self, jobs: Sequence[Regated]) -> int:
         """Move jobs that still wait to the lanes of what they ask for now; how many were.
 
-        A permit that a job holds and does not ask for any more is given back.
+        They keep their priority and their place by `run_at`, and can be started by who knows their new gate. A permit
+        that a job holds and does not ask for any more is given back.
         """
         ...
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from headgate.errors import DeclarationError
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.concurrency import Concurrency, Mutex
-from headgate.limits.key import UNTYPED, described_callable
+from headgate.limits.key import UNTYPED
 from headgate.limits.limit import Limit, named_or_rate
 from headgate.tasks.gate import BoundLimit, generated_kind, numbered_name
 
@@ -22,11 +22,6 @@ class QueueLimit(NamedTuple):
     name: str
     limit: Limit
     is_own: bool
-
-    @property
-    def signature(self) -> tuple[str, str, str]:
-        """What changes when the draws of jobs may come out otherwise."""
-        return self.name, described_callable(self.limit.key), described_callable(self.limit.cost)
 
 
 class QueueLimits:
@@ -91,9 +86,3 @@ class QueueLimits:
         if self.concurrency is not None:
             own[self.concurrency.name] = self.concurrency.limit
         return own
-
-    @property
-    def signature(self) -> str:
-        """A text that changes when the draws of its jobs may come out otherwise."""
-        parts = [repr(limit.signature) for limit in self.named]
-        return "+".join(parts if self.concurrency is None else [*parts, self.concurrency.name])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable
 from typing import Any
 
 from headgate.errors import DeclarationError, UnknownQueue
+from headgate.jobs.gating import Gates, Overflow, subject_of
 from headgate.limits.concurrency import MUTEX, Mutex
 from headgate.limits.limit import AnyRule, Limit, require_limit_name
 from headgate.tasks.gate import BoundLimit, Gate
@@ -19,6 +21,15 @@ from headgate.tasks.schedule import DeclaredSchedule
 from headgate.tasks.task import Task
 
 _ANY_MUTEX: Limit = Mutex("any")
+
+_INSTEAD_OF = "<"
+"""Stands in the name of a gate before the queue that its jobs were for, if that was full."""
+
+
+def wanted_queue(gate_name: str) -> str | None:
+    """The queue that a job was for that went to another one, as the name of its gate says."""
+    _, is_elsewhere, wanted = gate_name.partition(_INSTEAD_OF)
+    return wanted if is_elsewhere else None
 
 
 class Registry:
@@ -40,6 +51,8 @@ class Registry:
         """The resources by the type that handlers ask for."""
         self._queue_limits: dict[str, QueueLimits] = {}
         self._gates: dict[tuple[str, str, str | None], Gate] = {}
+        self._gate_names: dict[tuple[str, str, str | None], str] = {}
+        self._all_gates: Gates | None = None
 
     def add_task(self, task: Task[Any, Any]) -> None:
         require_name(task.name, "task")
@@ -53,6 +66,7 @@ class Registry:
         self.tasks[task.name] = task
         self._by_name.update(dict.fromkeys((task.name, *task.aliases), task))
         self.names = frozenset(self._by_name)
+        self._all_gates = None
 
     def _require_new_names(self, task: Task[Any, Any]) -> None:
         if task.name in self.tasks:
@@ -95,6 +109,7 @@ class Registry:
     def add_queue(self, queue: Queue) -> None:
         self._bind_queue(queue)
         self.queues[queue.name] = queue
+        self._all_gates = None
 
     def _bind_queue(self, queue: Queue) -> None:
         """Let its jobs draw on its limits, and on none that it has no more."""
@@ -114,6 +129,8 @@ class Registry:
                 self.limits[name], self.rules[name] = limit, limit.rule
         self._queue_limits[queue.name] = limits
         self._gates.clear()
+        self._gate_names.clear()
+        self._all_gates = None
         for task in self.tasks.values():
             if task.queue == queue.name:
                 self.gate(task, queue.name)
@@ -141,11 +158,45 @@ class Registry:
             self._gates[key] = gate
         return gate
 
-    def signature(self, task: Task[Any, Any]) -> str:
-        """A text that changes when the draws, costs or terms of its jobs may come out otherwise, in whatever queue."""
-        return "+".join(
-            (task.gate.signature, *sorted(said for limits in self._queue_limits.values() if (said := limits.signature)))
-        )
+    def gate_name(self, name: str, queue: str, instead_of: str | None = None) -> str:
+        """What jobs carry that were enqueued under the gate of a task, by the name that they are stored under.
+
+        It changes when their draws, costs or terms may come out otherwise, and differs between tasks and queues.
+        """
+        key = (name, queue, instead_of)
+        gate_name = self._gate_names.get(key)
+        if gate_name is None:
+            said = (name, queue, self.gate(self._by_name[name], queue, instead_of).signature)
+            gate_name = hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+            if instead_of is not None:
+                gate_name += _INSTEAD_OF + instead_of
+            self._gate_names[key] = gate_name
+        return gate_name
+
+    def gates(self) -> Gates:
+        """The gates of all its tasks in all its queues."""
+        if self._all_gates is None:
+            gates: dict[tuple[str, str], str] = {}
+            overflows: list[Overflow] = []
+            for name, task in self._by_name.items():
+                for queue in self.queues.values():
+                    if not self._can_go_to(task, queue.name):
+                        continue
+                    gates[name, queue.name] = self.gate_name(name, queue.name)
+                    if queue.when_full == "fallback" and self._can_go_to(task, DEFAULT_QUEUE):
+                        needed = (subject_of(name, DEFAULT_QUEUE), subject_of(name, queue.name))
+                        gate_name = self.gate_name(name, DEFAULT_QUEUE, queue.name)
+                        overflows.append(Overflow(gate_name, DEFAULT_QUEUE, needed))
+            self._all_gates = Gates(gates, overflows)
+        return self._all_gates
+
+    def _can_go_to(self, task: Task[Any, Any], queue: str) -> bool:
+        """Whether the limits of a queue can be computed from the arguments of a task."""
+        try:
+            self.gate(task, queue)
+        except DeclarationError:
+            return False
+        return True
 
     def add_shared(self, name: str, limit: Limit) -> None:
         require_limit_name(name)

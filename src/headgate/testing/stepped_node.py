@@ -148,8 +148,14 @@ class SteppedNode(NodeInTest):
 
     async def _claim_one(self, queue: str, room: Room) -> Claimed:
         """Run the next job of a queue, if one is due. One at a time, so none is held that does not run."""
-        claim = Claim(self.id, {queue: replaced(room, slots=1)}, self._rules, self._registry.names)
+        claim = Claim(
+            self.id, {queue: replaced(room, slots=1)}, self._rules, self._registry.names, self._registry.gates()
+        )
         claimed = await self._storage.claim(claim)
+        if claimed.astray and not claimed.jobs:
+            self._regater.take_up(claimed.astray)
+            await self._regater.move_met()
+            claimed = await self._storage.claim(claim)
         publish_dropped(self._bus, self._teller, self._clock, claimed.dropped)
         if claimed.throttled:
             self._publish_throttled(claimed.throttled)

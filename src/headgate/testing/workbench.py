@@ -197,7 +197,7 @@ class Workbench:
         """
         now = self.clock.now()
         (job,) = self._app._intake._new_jobs(task, task.options, [Call(args, kwargs, task)])
-        job = replace(job, delayed=False, run_at=now, expires_at=None, unique_key=None)
+        job = replace(job, delayed=False, run_at=now, expires_at=None, unique_key=None, gate="")
         scratch = SharedMemory(self.clock, gated=False)
         await scratch.add([job])
         async with self._app.node(scratch) as node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobState, truncated_error
 from headgate.jobs.terms import without
@@ -14,7 +15,7 @@ from headgate.storage.claiming import throttled_for
 from headgate.storage.endings import late_ending, rejection_error
 from headgate.storage.memory.bucket import Bucket, Waiters
 from headgate.storage.memory.group import Group
-from headgate.storage.memory.job import FAILED, RUNNING, Job
+from headgate.storage.memory.job import FAILED, RUNNING, WAITING, Job
 from headgate.storage.memory.jobs import Jobs
 from headgate.storage.memory.lane import Lane
 from headgate.storage.memory.lanes import Lanes
@@ -23,17 +24,24 @@ from headgate.storage.memory.queue import Queue
 from headgate.storage.memory.visit import LATE_A_VISIT, Visit
 from headgate.storage.protocol import Claim, Claimed, Dropped, Starved, Throttled
 
+MOST_ASTRAY = 100
+"""How many of the jobs that were set aside a claim looks through for those that may be moved."""
+
 
 class Claiming:
     """A claim while it is decided and written; to be run once."""
 
-    def __init__(self, lanes: Lanes, jobs: Jobs, node: Node, claim: Claim, wall: int, now: int) -> None:
+    def __init__(
+        self, lanes: Lanes, jobs: Jobs, node: Node, claim: Claim, newest: Mapping[str, str], wall: int, now: int
+    ) -> None:
+        self._claim = claim
+        self._newest = newest
         self._lanes = lanes
         self._jobs = jobs
         self._node = node
         self._rules = claim.rules
         self._rooms = claim.rooms
-        self._visit = Visit(wall, claim.tasks, lanes.aside)
+        self._visit = Visit(wall, claim.known(newest), lanes.aside)
         self._now = now
         self._revision = lanes.settings.revision
         self._claimed: list[ClaimedJob] = []
@@ -85,15 +93,36 @@ class Claiming:
             throttled=self._throttled,
             starved=list(self._starved.values()),
             dropped=self._dropped,
-            unknown=sorted(self._visit.unknown),
+            unknown=sorted({job.new.task for job in self._visit.set_aside if job.new.task not in self._claim.tasks}),
+            astray=self._astray(),
+            has_strange_lanes=any(
+                group.has_lanes and not all(limit in self._rules for limit in group.limits)
+                for queue in queues
+                for group in queue.groups.values()
+            ),
         )
+
+    def _astray(self) -> list[str]:
+        """Jobs that this node may move to its gates: those that this claim has set aside, and some of the others."""
+        claim, newest = self._claim, self._newest
+        if claim.gates is None:
+            return []
+        others = (
+            job
+            for known_by, lanes in self._lanes.aside.items()
+            for lane in lanes
+            for version, job in lane.aside.get(known_by, ())
+            if job.version == version and job.state is WAITING
+        )
+        met = {job.id: job.new for job in (*self._visit.set_aside, *islice(others, MOST_ASTRAY))}
+        return [id for id, new in met.items() if claim.is_astray(new.task, new.queue, newest)]
 
     def _take_up_known(self) -> None:
         """Put jobs that another node's claim had set aside back in order, if this node knows their task."""
         aside = self._lanes.aside
-        for task in [task for task in aside if task in self._visit.tasks]:
-            for lane in aside.pop(task):
-                for job in lane.take_up(task):
+        for known_by in [known_by for known_by in aside if known_by in self._visit.known]:
+            for lane in aside.pop(known_by):
+                for job in lane.take_up(known_by):
                     lane.place(job)
                     if not lane.is_awake:
                         self._lanes.arm(lane, job, self._now)

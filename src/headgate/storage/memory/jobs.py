@@ -537,12 +537,17 @@ class Jobs:
             if job is not None:
                 yield job
 
+    def found(self, ids: Sequence[str]) -> Iterator[Job[Lane]]:
+        """Those of these jobs that are here, by id."""
+        return (job for id in sorted(ids) if (job := self.by_id.get(id)) is not None)
+
     def regate(self, change: Regated, now: int) -> bool:
         """Let a job that waits and asks what it did before ask for something else; whether it was so."""
         job = self.by_id.get(change.id)
         if job is None or job.state is not WAITING or job.new.draws != change.before:
             return False
         before, terms = job.new, change.terms
+        # One that stays is placed anew as well: it may have been set aside.
         held = kept_permits(job.id, before.draws, before.terms, job.held, change.draws, terms)
         gone = job.held & bits(draw not in held for draw in before.draws)
         if gone:
@@ -553,7 +558,15 @@ class Jobs:
             # The starts of its attempts were charged to what it asked before.
             job.starts = None
         variant = "" if terms is None else terms.variant()
-        job.become(msgspec_replace(before, draws=change.draws, costs=change.costs, terms=terms, variant=variant))
+        asked = msgspec_replace(
+            before,
+            draws=change.draws,
+            costs=change.costs,
+            terms=terms,
+            variant=variant,
+            gate=change.gate or before.gate,
+        )
+        job.become(asked)
         if job.is_blocked:
             # It goes to the lane of what it asks for then when it is released.
             return True

@@ -108,9 +108,9 @@ class Lane(LaneView):
             self.asks = [job.ask if job.asks_more else None for job in self.jobs]
 
     def pull(self, jobs: list[Job[Lane]], count: int, visit: Visit[Lane]) -> None:
-        """Move ready jobs of known tasks to `jobs`, until there are `count`; late ones go to the visit."""
+        """Move ready jobs that are known to `jobs`, until there are `count`; late ones go to the visit."""
         wall = visit.wall
-        tasks = visit.tasks
+        known = visit.known
         missing = count - len(jobs)
         for band in self.bands:
             fifo = band.fifo
@@ -127,7 +127,7 @@ class Lane(LaneView):
                     if first is None:
                         break
                     job = first
-                if job.new.task not in tasks:
+                if (job.new.gate or job.new.task) not in known:
                     self._set_aside(job, visit)
                 elif job.deadline is None or job.deadline > wall:
                     jobs.append(job)
@@ -172,9 +172,9 @@ class Lane(LaneView):
             heads += [job.run_at for job in self._set_aside_before() if not job.delayed or job.run_at <= wall]
         return min(heads, default=None)
 
-    def take_up(self, task: str) -> Iterable[Job[Lane]]:
-        """The jobs of this task that had been set aside."""
-        return [job for version, job in self.aside.pop(task, ()) if job.version == version and job.state is WAITING]
+    def take_up(self, known_by: str) -> Iterable[Job[Lane]]:
+        """The jobs of this gate, or of this task, that had been set aside."""
+        return [job for version, job in self.aside.pop(known_by, ()) if job.version == version and job.state is WAITING]
 
     def drop_stale(self) -> None:
         self.stale = 0
@@ -220,9 +220,9 @@ class Lane(LaneView):
     def _set_aside(self, job: Job[Lane], visit: Visit[Lane]) -> None:
         # Left in its place, it would be met again by every claim of this node.
         job.version += 1
-        visit.unknown.add(job.new.task)
-        self.aside.setdefault(job.new.task, []).append((job.version, job))
-        visit.aside.setdefault(job.new.task, {})[self] = None
+        visit.set_aside.append(job)
+        self.aside.setdefault(job.new.known_by, []).append((job.version, job))
+        visit.aside.setdefault(job.new.known_by, {})[self] = None
 
 
 def _by_priority(band: Band[Lane]) -> int:

@@ -28,7 +28,7 @@ class Lanes:
         self.queues: dict[str, Queue] = {}
         self.buckets: dict[Draw, Bucket[Lane]] = {}
         self.settings = Settings()
-        # What was set aside because the claiming node did not know its task.
+        # What was set aside because the claiming node did not know its gate or its task.
         self.aside: dict[str, dict[Lane, None]] = {}
         self._ticks = 0
         self._empty: deque[Lane] = deque()

@@ -158,4 +158,4 @@ def _place(job: Job[Lane]) -> int | None:
 def gated_job(job: Job[Lane]) -> GatedJob:
     """A waiting job and its limits."""
     new = job.new
-    return GatedJob(new.id, new.task, new.queue, new.payload, new.headers, new.draws, new.costs, new.terms)
+    return GatedJob(new.id, new.task, new.queue, new.payload, new.headers, new.draws, new.costs, new.terms, new.gate)

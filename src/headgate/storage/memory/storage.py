@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from headgate.clock import Clock
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
-from headgate.jobs.gating import GatedJob, Regated
+from headgate.jobs.gating import NO_GATES, GatedJob, KnownGates, Regated
 from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, is_poisonous, require_retriable, require_scheduled
@@ -56,6 +56,7 @@ from headgate.storage.memory.trail import Trail
 from headgate.storage.memory.unique import add_unique
 from headgate.storage.protocol import (
     FINAL_STATES,
+    GATE_LIVES,
     Amendment,
     Beat,
     BucketPlace,
@@ -133,7 +134,9 @@ class MemoryStorage:
         if node is None:
             # Its jobs would belong to nobody: a node that was declared dead has to join again.
             return Claimed(jobs=(), next_in=None)
-        claiming = Claiming(self._lanes, self._jobs, node, claim, self._clock.now(), self.limit_now())
+        claiming = Claiming(
+            self._lanes, self._jobs, node, claim, self._gates.newest, self._clock.now(), self.limit_now()
+        )
         claimed = claiming.run()
         if claimed.dropped:
             self._wake()
@@ -405,20 +408,28 @@ class MemoryStorage:
 
     # --------------------------------------------------------------------------------------------- limits
 
-    async def note_gates(self, signatures: Mapping[str, str]) -> Mapping[str, bool]:
-        return self._gates.note(signatures, self._clock.now())
+    async def note_gates(self, gates: Mapping[str, str], *, lives: int = GATE_LIVES) -> Mapping[str, bool]:
+        return self._gates.note(gates, self._clock.now(), lives)
 
-    async def gates_done(self, signatures: Mapping[str, str]) -> None:
-        self._gates.done(signatures)
+    async def gates_done(self, gates: Mapping[str, str]) -> None:
+        self._gates.done(gates)
 
     async def gated_jobs(
-        self, tasks: frozenset[str], *, unknown_to: frozenset[str] | None = None, after: str = "", count: int = 100
+        self,
+        tasks: frozenset[str],
+        *,
+        unknown_to: frozenset[str] | None = None,
+        other_than: KnownGates = NO_GATES,
+        ids: Sequence[str] | None = None,
+        after: str = "",
+        count: int = 100,
     ) -> Sequence[GatedJob]:
         wanted = (
             gated_job(job)
-            for job in self._jobs.oldest_first(after)
+            for job in (self._jobs.oldest_first(after) if ids is None else self._jobs.found(ids))
             if job.state is WAITING
             and job.new.task in tasks
+            and (ids is not None or job.new.gate not in other_than)
             and (unknown_to is None or any(draw.limit not in unknown_to for draw in _asked(job)))
         )
         return list(islice(wanted, count))

@@ -13,11 +13,11 @@ LATE_A_VISIT = 100
 class Visit(Generic[L]):
     """What a lane needs to know of the claim that looks at it, and what it found late or unknown."""
 
-    __slots__ = ("aside", "late", "tasks", "unknown", "wall")
+    __slots__ = ("aside", "known", "late", "set_aside", "wall")
 
-    def __init__(self, wall: int, tasks: frozenset[str], aside: dict[str, dict[L, None]]) -> None:
+    def __init__(self, wall: int, known: frozenset[str], aside: dict[str, dict[L, None]]) -> None:
         self.wall = wall
-        self.tasks = tasks
+        self.known = known
         self.aside = aside
         self.late: list[Job[L]] = []
-        self.unknown: set[str] = set()
+        self.set_aside: list[Job[L]] = []

@@ -17,6 +17,7 @@ What keeps it exact:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from msgspec.structs import replace
@@ -46,7 +47,7 @@ STATEMENTS = (
     "rivals",
     "lock_lanes",
     "heads",
-    "heads_known",
+    "heads_ready",
     "take_ungated",
     "take_ungated_ripe",
     "left_in_lanes",
@@ -87,10 +88,12 @@ class OneClaim:
         self._clock = clock
         self._look = look
         self._floors = floors
-        self._plan = ClaimPlan(claim, look.now, look.limit_now)
+        self._plan = ClaimPlan(claim, look.now, look.limit_now, live.gates)
         self._buckets = self._no_buckets(look.limit_now)
         self._shares = self._plan.shares({queue: seen.ready + seen.ripe for queue, seen in look.ungated.items()})
-        self._plan.unknown = {task for seen in look.ungated.values() for task in seen.unknown}
+        for queue, seen in look.ungated.items():
+            for id, task in chain(seen.unknown, *seen.ripe_unknown):
+                self._plan.pass_over(id, task, queue)
         self._wanted = sum(self._shares.values())
         # Whether lanes of another release took the places of those that this node could claim from.
         self._was_hidden = False
@@ -143,7 +146,7 @@ class OneClaim:
                 counts=list(grants.values()),
                 queues=list(self._claim.rooms),
                 limits=list(self._claim.rules),
-                tasks=list(self._claim.tasks),
+                known=self._plan.known.as_lines,
                 known_only=known_only,
                 now=self._look.now,
                 limit_now=self._look.limit_now,
@@ -235,7 +238,7 @@ class OneClaim:
         return held
 
     async def _read_heads(self, visits: Sequence[Visit]) -> None:
-        plan, tasks = self._plan, self._claim.tasks
+        plan = self._plan
         most = plan.heads_wanted(visits, self._wanted)
         mixed = [visit for visit in visits if visit.wakes_by(plan.now)]
         plain = [visit for visit in visits if not visit.wakes_by(plan.now)]
@@ -244,16 +247,17 @@ class OneClaim:
             began = self._clock.monotonic()
             heads = await self._heads("heads", plain, most, floors=floors)
             self._floors.took(self._clock.monotonic() - began)
-            unknown = {head.task for head in heads if head.task not in tasks}
-            if unknown:
-                plan.unknown |= unknown
+            if plan.has_unknown(heads):
                 mixed, plain, heads = [*visits], [], []
             plan.sort_in(plain, heads, most)
             for visit, floor in zip(plain, floors, strict=False):
                 # Below the floor jobs may be left.
                 visit.complete = visit.complete and not floor
         if mixed:
-            heads = await self._heads("heads_known", mixed, most, tasks=list(tasks), now=plan.now)
+            asked = {"known": plan.known.as_lines, "now": plan.now}
+            heads = await self._heads("heads_ready", mixed, most, **asked, all=True)
+            if plan.has_unknown(heads):
+                heads = await self._heads("heads_ready", mixed, most, **asked, all=False)
             plan.sort_in(mixed, heads, most)
             for visit in mixed:
                 # Jobs of unknown tasks may be left in it.
@@ -279,7 +283,8 @@ class OneClaim:
             "limit_now": plan.limit_now,
             "lanes": lanes,
             "counts": list(wanted.values()),
-            "tasks": list(self._claim.tasks),
+            "known": plan.known.as_lines,
+            "revision": self._look.revision,
         }
         if any(look[queue].ripe for queue in wanted):
             rows = await self._session.fetch("take_ungated_ripe", **values)
@@ -455,6 +460,8 @@ def _together(first: Claimed, second: Claimed) -> Claimed:
         dropped=[*first.dropped, *second.dropped],
         starved=[*first.starved, *second.starved],
         unknown=sorted({*first.unknown, *second.unknown}),
+        astray=sorted({*first.astray, *second.astray}),
+        has_strange_lanes=first.has_strange_lanes or second.has_strange_lanes,
     )
 
 

@@ -123,7 +123,7 @@ class Claimer:
             open_lanes=[lane_id(queue, (), "") for queue in queues],
             count=max([1, *(room.slots for room in claim.rooms.values())]),
             limits=list(claim.rules),
-            tasks=list(claim.tasks),
+            known=claim.known(self._live.gates).as_lines,
             known_only=known_only,
             now=None if own is None else own.now,
             limit_now=None if own is None else own.limit_now,

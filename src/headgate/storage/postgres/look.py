@@ -20,7 +20,10 @@ class Ungated(msgspec.Struct, array_like=True):
     ready: int
     ripe: int
     next_wake: int | None
-    unknown: list[str]
+    unknown: list[tuple[str, str]]
+    """The ids and tasks of those that the node must not start."""
+    ripe_unknown: list[list[tuple[str, str]]]
+    """Of those that were delayed and are due, by priority."""
 
     @property
     def has_any(self) -> bool:

@@ -16,7 +16,7 @@ from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import ForkedConnection, StorageUnavailable
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
-from headgate.jobs.gating import GatedJob, Regated
+from headgate.jobs.gating import NO_GATES, GatedJob, KnownGates, Regated
 from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
@@ -388,27 +388,45 @@ class PostgresStorage:
             self._changed()
         return answer  # type: ignore[no-any-return]
 
-    async def note_gates(self, signatures: Mapping[str, str]) -> Mapping[str, bool]:
-        gates = {"tasks": list(signatures), "signatures": list(signatures.values())}
+    async def note_gates(self, gates: Mapping[str, str], *, lives: int = GATE_LIVES) -> Mapping[str, bool]:
+        own = {"tasks": list(gates), "signatures": list(gates.values())}
 
-        async def note(session: Session) -> dict[str, bool]:
+        async def note(session: Session) -> tuple[dict[str, bool], bool]:
             now = self.now()
-            await session.execute("gates_changed", **gates)
-            await session.execute("note_gates", **gates, now=now)
-            rows = await session.fetch("newest_gates", **gates, now=now, lives=GATE_LIVES)
-            return {task: not is_done for task, is_done in rows}
+            await session.execute("gates_changed", **own)
+            await session.execute("note_gates", **own, now=now, lives=lives)
+            has_changed = bool(await session.execute("newest_changed", tasks=own["tasks"], now=now, lives=lives))
+            if has_changed:
+                await session.execute("next_revision")
+            rows = await session.fetch("newest_gates", **own)
+            return {subject: not is_done for subject, is_done in rows}, has_changed
 
-        return await self._transact(note)
+        newest, has_changed = await self._transact(note)
+        if has_changed:
+            # A claim that is under way may be about to start jobs for a node whose gate is not the newest any more.
+            await self._transact(lambda session: session.fetch("lock_nodes"))
+            self._changed()
+        return newest
 
-    async def gates_done(self, signatures: Mapping[str, str]) -> None:
-        tasks, marks = list(signatures), list(signatures.values())
+    async def gates_done(self, gates: Mapping[str, str]) -> None:
+        tasks, marks = list(gates), list(gates.values())
         await self._run(lambda session: session.execute("gates_done", tasks=tasks, signatures=marks))
 
     async def regate(self, jobs: Sequence[Regated]) -> int:
-        moved = [await self._regate(job) for job in jobs]
+        leaving = [job for job in jobs if not job.stays]
+        plain = await self._transact(lambda session: self._waiting(session).regate_plain(leaving)) if leaving else set()
+        moved = len(plain) + sum([await self._regate(job) for job in leaving if job.id not in plain])
+        stays = [job for job in jobs if job.stays]
+        if stays:
+            words = {
+                "ids": [job.id for job in stays],
+                "draws": [as_json(job.before) for job in stays],
+                "gates": [job.gate for job in stays],
+            }
+            moved += await self._run(lambda session: session.execute("restamp", **words))
         await self._merge()
         self._changed()
-        return sum(moved)
+        return moved
 
     async def _regate(self, job: Regated) -> bool:
         return await self._transact(lambda session: self._waiting(session).regate(job))
@@ -858,14 +876,25 @@ class PostgresStorage:
         return [RecordedStart(*row) for row in rows]
 
     async def gated_jobs(
-        self, tasks: frozenset[str], *, unknown_to: frozenset[str] | None = None, after: str = "", count: int = 100
+        self,
+        tasks: frozenset[str],
+        *,
+        unknown_to: frozenset[str] | None = None,
+        other_than: KnownGates = NO_GATES,
+        ids: Sequence[str] | None = None,
+        after: str = "",
+        count: int = 100,
     ) -> Sequence[GatedJob]:
         limits = None if unknown_to is None else sorted(unknown_to)
 
         async def look(session: Session) -> list[GatedJob]:
+            if ids is not None:
+                rows = await session.fetch("gated_jobs_by_id", tasks=sorted(tasks), ids=list(ids))
+                return [records.gated_job(row) for row in rows]
             if unknown_to is not None and unknown_to >= await _limits_waited_for(session):
                 return []
-            rows = await session.fetch("gated_jobs", tasks=sorted(tasks), limits=limits, after=after, count=count)
+            asked = {"tasks": sorted(tasks), "known": other_than.as_lines, "limits": limits, "after": after}
+            rows = await session.fetch("gated_jobs", **asked, count=count)
             return [records.gated_job(row) for row in rows]
 
         return await self._look_up(look)

@@ -162,6 +162,7 @@ class Unique:
             headers=optional_json(job.headers),
             options=optional_json(job.options),
             terms=optional_json(job.terms),
+            gate=job.known_by,
             audit=int(job.audit),
             lane=lane.id,
             held=after.held,

@@ -193,6 +193,33 @@ class Waiting:
         await following.tell_followers(self._session, ended, self._now, self._limit_now)
         return [Dropped(job.id, job.task, job.queue, job.state, job.error, job.attempt) for job in late]
 
+    async def regate_plain(self, jobs: Sequence[Regated]) -> set[str]:
+        """Move those of the jobs, all at once, that hold nothing and have never been tried; the ids of those moved."""
+        asked = {job.id: job for job in jobs}
+        plain: list[Regated] = []
+        lanes: list[Lane] = []
+        arrivals: list[Arrival] = []
+        for id, queue, draws, terms, delayed, run_at in await self._session.fetch("lock_plain", ids=list(asked)):
+            job = asked[id]
+            before, terms_before = draws_and_terms(id, draws, terms)
+            if before == job.before:
+                plain.append(job)
+                lanes.append(lane := lane_of(queue, job.draws, job.terms))
+                arrivals.append(Arrival(lane_of(queue, before, terms_before), -1))
+                arrivals.append(Arrival(lane, 1, not delayed, run_at if delayed else None))
+        if plain:
+            await self._session.execute(
+                "regate_plain",
+                ids=[job.id for job in plain],
+                draws=[as_json(job.draws) for job in plain],
+                costs=[optional_json(job.costs) for job in plain],
+                terms=[optional_json(job.terms) for job in plain],
+                lanes=[lane.id for lane in lanes],
+                gates=[job.gate for job in plain],
+            )
+            await arrive(self._session, arrivals, self._limit_now)
+        return {job.id for job in plain}
+
     async def regate(self, job: Regated) -> bool:
         """Move a job that still waits to the lane of what it asks for now."""
         found = await self._locked(job.id)
@@ -213,6 +240,7 @@ class Waiting:
             held=kept,
             passed=passed,
             lane=lane.id,
+            gate=job.gate,
         )
         if not found.is_blocked:
             await self._left(found.lane, have_costs=found.has_costs)

@@ -71,17 +71,19 @@ class ClaimTransaction:
         self._live = live
         self._now = now
         self._limit_now = limit_now
-        self._plan = ClaimPlan(claim, now, limit_now)
+        self._plan = ClaimPlan(claim, now, limit_now, live.gates)
         self._buckets = self._no_buckets()
 
     def run(self) -> Claimed:
         """Take what may go now."""
-        plan, rooms = self._plan, self._claim.rooms
+        rooms = self._claim.rooms
         # A node that was declared dead must not own jobs: nobody would take them back.
         if not rooms or not fetch(self._connection, "has_joined", node=self._claim.node):
             return Claimed(jobs=(), next_in=None)
         look = self._look(known_only=False)
-        self._live.refresh(self._connection, look.revision)
+        if self._live.refresh(self._connection, look.revision):
+            self._plan = ClaimPlan(self._claim, self._now, self._limit_now, self._live.gates)
+        plan = self._plan
         plan.ungated = [Visit(row) for row in look.open if row.queue in rooms]
         plan.note_wake(look.next_wake)
 
@@ -122,7 +124,7 @@ class ClaimTransaction:
         return {
             "known_only": int(known_only),
             "limits": as_json(list(self._claim.rules)),
-            "tasks": as_json(list(self._claim.tasks)),
+            "known": self._plan.known.as_json,
         }
 
     def _gated_visits(self, look: Look, shares: Mapping[str, int]) -> list[Visit]:
@@ -164,30 +166,34 @@ class ClaimTransaction:
     # --------------------------------------------------------------------------------------------- heads
 
     def _read_heads(self, visits: Sequence[Visit], count: int) -> None:
-        plan, tasks = self._plan, self._claim.tasks
+        plan = self._plan
         mixed = [visit for visit in visits if visit.wakes_by(self._now)]
         plain = [visit for visit in visits if not visit.wakes_by(self._now)]
         if plain:
             heads = _decode_heads(
                 fetch(self._connection, "heads", lanes=as_json([visit.row.id for visit in plain]), count=count)
             )
-            unknown = {head.task for head in heads if head.task not in tasks}
-            if unknown:
-                plan.unknown |= unknown
+            if plan.has_unknown(heads):
                 mixed, heads = [*visits], []
             plan.sort_in(plain, heads, count)
         if mixed:
-            heads = _decode_heads(
-                fetch(
-                    self._connection,
-                    "heads_known",
-                    lanes=as_json([visit.row.id for visit in mixed]),
-                    tasks=as_json(list(tasks)),
-                    now=self._now,
-                    count=count,
-                )
-            )
+            heads = self._ready_heads(mixed, count, all=True)
+            if plan.has_unknown(heads):
+                heads = self._ready_heads(mixed, count, all=False)
             plan.sort_in(mixed, heads, count)
+
+    def _ready_heads(self, visits: Sequence[Visit], count: int, *, all: bool) -> list[Head]:
+        return _decode_heads(
+            fetch(
+                self._connection,
+                "heads_ready",
+                lanes=as_json([visit.row.id for visit in visits]),
+                known=self._plan.known.as_json,
+                all=int(all),
+                now=self._now,
+                count=count,
+            )
+        )
 
     # --------------------------------------------------------------------------------------------- write
 

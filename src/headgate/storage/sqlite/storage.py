@@ -21,7 +21,7 @@ from headgate.clock import Clock, microseconds
 from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable, StorageUnusable
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
-from headgate.jobs.gating import GatedJob, Regated
+from headgate.jobs.gating import NO_GATES, GatedJob, KnownGates, Regated
 from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
@@ -39,6 +39,7 @@ from headgate.storage.migrations import Migration
 from headgate.storage.outlast import outlast
 from headgate.storage.protocol import (
     FINAL_STATES,
+    GATE_LIVES,
     Amendment,
     Beat,
     BucketPlace,
@@ -699,23 +700,39 @@ class SqliteStorage:
             await self._value(self._lists, "limit_history", step=step, limit=limit, key=key, since=since)
         )
 
-    async def note_gates(self, signatures: Mapping[str, str]) -> Mapping[str, bool]:
+    async def note_gates(self, gates: Mapping[str, str], *, lives: int = GATE_LIVES) -> Mapping[str, bool]:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.note_gates(signatures))
+            _Write(lambda transaction: transaction.note_gates(gates, lives))
         )
 
-    async def gates_done(self, signatures: Mapping[str, str]) -> None:
-        await self._write(_Write(lambda transaction: transaction.gates_done(signatures)))
+    async def gates_done(self, gates: Mapping[str, str]) -> None:
+        await self._write(_Write(lambda transaction: transaction.gates_done(gates)))
 
     async def gated_jobs(
-        self, tasks: frozenset[str], *, unknown_to: frozenset[str] | None = None, after: str = "", count: int = 100
+        self,
+        tasks: frozenset[str],
+        *,
+        unknown_to: frozenset[str] | None = None,
+        other_than: KnownGates = NO_GATES,
+        ids: Sequence[str] | None = None,
+        after: str = "",
+        count: int = 100,
     ) -> Sequence[GatedJob]:
+        if ids is not None:
+            asked = {"tasks": as_json(sorted(tasks)), "ids": as_json(list(ids))}
+            return _decode_gated(await self._value(self._lookups, "gated_jobs_by_id", **asked))
         limits = None if unknown_to is None else as_json(sorted(unknown_to))
         if limits is not None and not await self._value(self._lists, "has_unknown_limits", limits=limits):
             return ()
         return _decode_gated(
             await self._value(
-                self._lists, "gated_jobs", tasks=as_json(sorted(tasks)), limits=limits, after=after, count=count
+                self._lists,
+                "gated_jobs",
+                tasks=as_json(sorted(tasks)),
+                gates=other_than.as_json,
+                limits=limits,
+                after=after,
+                count=count,
             )
         )
 

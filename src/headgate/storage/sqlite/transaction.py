@@ -28,7 +28,6 @@ from headgate.storage.endings import EndedHere, poison_error, prunable_at_once
 from headgate.storage.following import final_at_once
 from headgate.storage.process import is_running, pid_space, process_started
 from headgate.storage.protocol import (
-    GATE_LIVES,
     Beat,
     Claim,
     Claimed,
@@ -349,18 +348,19 @@ class Transaction:
 
     # --------------------------------------------------------------------------------------------- gates
 
-    def note_gates(self, signatures: Mapping[str, str]) -> dict[str, bool]:
-        """Note this release's gates; the tasks that have no newer one, and whether their backlog is to be moved."""
-        gates = as_json(list(signatures.items()))
+    def note_gates(self, noted: Mapping[str, str], lives: int) -> dict[str, bool]:
+        """Note this release's gates; the subjects that have no newer one, and whether their backlog is to be moved."""
+        gates = as_json(list(noted.items()))
         execute(self._connection, "gates_changed", gates=gates)
-        execute(self._connection, "note_gates", gates=gates, now=self._now)
-        asked = {"gates": gates, "now": self._now, "lives": GATE_LIVES}
-        newest = _decode_ids(fetch(self._connection, "newest_gates", **asked, only_to_do=0))
-        to_do = _decode_ids(fetch(self._connection, "newest_gates", **asked, only_to_do=1))
+        execute(self._connection, "note_gates", gates=gates, now=self._now, lives=lives)
+        if execute(self._connection, "newest_changed", gates=gates, now=self._now, lives=lives):
+            execute(self._connection, "next_revision")
+        newest = _decode_ids(fetch(self._connection, "newest_gates", gates=gates, only_to_do=0))
+        to_do = _decode_ids(fetch(self._connection, "newest_gates", gates=gates, only_to_do=1))
         return {task: task in to_do for task in newest}
 
-    def gates_done(self, signatures: Mapping[str, str]) -> None:
-        execute(self._connection, "gates_done", gates=as_json(list(signatures.items())))
+    def gates_done(self, noted: Mapping[str, str]) -> None:
+        execute(self._connection, "gates_done", gates=as_json(list(noted.items())))
 
     # --------------------------------------------------------------------------------------------- nodes
 

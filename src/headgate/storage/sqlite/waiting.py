@@ -189,7 +189,9 @@ class Waiting:
 
     def regate(self, jobs: Sequence[Regated]) -> int:
         """Move waiting jobs to what they ask for now."""
-        return sum(self._regate(job) for job in jobs)
+        moved = sum(self._regate(job) for job in jobs if not job.stays)
+        stays = [(job.id, as_json(job.before), job.gate) for job in jobs if job.stays]
+        return moved + (execute(self._connection, "restamp", jobs=as_json(stays)) if stays else 0)
 
     def _regate(self, job: Regated) -> bool:
         found = self._find(job.id)
@@ -215,6 +217,7 @@ class Waiting:
             held=kept,
             passed=passed,
             lane=self._lanes.of(found.queue, job.draws, job.terms, kept | passed),
+            gate=job.gate,
         )
         self._lanes.arm([found.seq])
         return True

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headgate.clock import SECOND
-from headgate.jobs.gating import Regated
+from headgate.jobs.gating import KnownGates, Regated
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.storage.protocol import GATE_LIVES
-from headgate.testing.conformance.hands import Conformance, Hands, at_once, strict
+from headgate.testing.conformance.hands import Conformance, Hands, at_once, release, strict
 from headgate.testing.manual_clock import ManualClock
 
 TASKS = frozenset({"work"})
@@ -18,7 +20,9 @@ GLOBEX = Draw("api", "globex")
 class DeploysConformance(Conformance):
     async def test_the_newest_gate_of_a_task_has_its_backlog_moved_once(self, hands: Hands, clock: ManualClock) -> None:
         storage = hands.storage
-        # Before the first one there was no other.
+        # Before the first one no node said any, but whoever only enqueues may have stored jobs under another one.
+        assert await storage.note_gates({"work": "a", "other": "x"}) == {"work": True, "other": True}
+        await storage.gates_done({"work": "a", "other": "x"})
         assert await storage.note_gates({"work": "a", "other": "x"}) == {"work": False, "other": False}
         clock.advance(1)
         assert await storage.note_gates({"work": "b", "other": "x"}) == {"work": True, "other": False}
@@ -35,6 +39,7 @@ class DeploysConformance(Conformance):
     ) -> None:
         storage = hands.storage
         await storage.note_gates({"work": "a"})
+        await storage.gates_done({"work": "a"})
         clock.advance(1)
         assert await storage.note_gates({"work": "b"}) == {"work": True}
         await storage.gates_done({"work": "b"})
@@ -58,6 +63,7 @@ class DeploysConformance(Conformance):
     ) -> None:
         storage = hands.storage
         await storage.note_gates({"work": "a", "other": "x"})
+        await storage.gates_done({"work": "a", "other": "x"})
         clock.advance(1)
         assert await storage.note_gates({"work": "b", "other": "x"}) == {"work": True, "other": False}
         clock.advance(GATE_LIVES / SECOND)
@@ -151,3 +157,101 @@ class DeploysConformance(Conformance):
         assert [start.cost for start in await hands.storage.starts("api", None, 0)] == [2], "they are as they were"
         assert await hands.storage.regate([Regated(id, (ACME,), (ACME,), (3,), GateTerms(patience=5))]) == 1
         assert list(await hands.storage.starts("api", None, 0)) == []
+
+    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    @pytest.mark.parametrize("delay", [None, 1])
+    async def test_a_job_is_started_only_by_a_node_that_knows_its_gate(
+        self, hands: Hands, clock: ManualClock, draws: list[tuple[str, str]], delay: float | None
+    ) -> None:
+        hands.rules = {"api": strict(100)}
+        old = await hands.add(3, draws=draws, delay=delay, gate="a")
+        new = await hands.add(2, draws=draws, delay=delay, gate="b")
+        clock.advance(2)
+        claimed = await hands.claim(gates={"work": "b"})
+        assert sorted(job.id for job in claimed.jobs) == new
+        assert sorted(claimed.astray) == old
+        assert list(claimed.unknown) == []
+        assert [job.id for job in (await hands.claim(gates={"work": "b"})).jobs] == []
+        assert sorted(job.id for job in (await hands.claim(gates={"work": "a"})).jobs) == old
+
+    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    async def test_jobs_of_another_gate_hide_none_behind_them(self, hands: Hands, draws: list[tuple[str, str]]) -> None:
+        hands.rules = {"api": strict(100)}
+        await hands.add(30, draws=draws, gate="a", priority=5)
+        new = await hands.add(3, draws=draws, gate="b")
+        assert await hands.take_ids(4, gates={"work": "b"}) == new
+
+    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    async def test_no_job_starts_under_a_gate_that_a_newer_one_has_superseded(
+        self, hands: Hands, clock: ManualClock, draws: list[tuple[str, str]]
+    ) -> None:
+        hands.rules, hands.tasks = {"api": strict(100)}, {"work", "other"}
+        older, newer = {"work": "a", "other": "x"}, {"work": "b", "other": "x"}
+        old = await hands.add(2, draws=draws, gate="a")
+        other = await hands.add_one(draws=draws, gate="x", task="other")
+        await hands.storage.note_gates(release(older).subjects)
+        assert await hands.take_ids(1, gates=older) == old[:1]
+        clock.advance(1)
+        await hands.storage.note_gates(release(newer).subjects)
+        claimed = await hands.claim(gates=older)
+        assert [job.id for job in claimed.jobs] == [other]
+        # They are the newer release's to move.
+        assert list(claimed.astray) == []
+        assert list((await hands.claim(gates=newer)).astray) == old[1:]
+        # An old worker that starts again does not flip it back; a rollback does, once nobody has the newer one.
+        await hands.storage.note_gates(release(older).subjects)
+        assert await hands.take_ids(gates=older) == []
+        clock.advance(GATE_LIVES / SECOND)
+        await hands.storage.note_gates(release(older).subjects)
+        assert await hands.take_ids(gates=older) == old[1:]
+
+    async def test_a_job_that_is_moved_to_another_gate_keeps_its_place_and_priority(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(100)}
+        ids = [await hands.add_one(gate="a", priority=priority) for priority in (0, 5, 0)]
+        assert sorted((await hands.claim(gates={"work": "b"})).astray) == sorted(ids)
+        moves = [Regated(id, (), (ACME,), None, None, "b") for id in ids]
+        assert await hands.storage.regate(moves) == 3
+        late = await hands.add_one(draws=[("api", "acme")], gate="b")
+        assert await hands.take_ids(gates={"work": "b"}) == [ids[1], ids[0], ids[2], late]
+
+    @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
+    async def test_a_job_that_asks_for_the_same_under_another_gate_stays_where_it_is(
+        self, hands: Hands, draws: list[tuple[str, str]]
+    ) -> None:
+        hands.rules = {"api": strict(100)}
+        ids = await hands.add(3, draws=draws, gate="a")
+        drawn = tuple(Draw(*draw) for draw in draws)
+        assert await hands.take_ids(gates={"work": "b"}) == []
+        moves = [Regated(id, drawn, drawn, None, None, "b", stays=True) for id in ids]
+        assert await hands.storage.regate(moves[:2]) == 2
+        assert await hands.take_ids(gates={"work": "b"}) == ids[:2]
+        # Those that run by now are what they are.
+        assert await hands.storage.regate(moves[:2]) == 0
+        assert await hands.take_ids(gates={"work": "a"}) == ids[2:]
+
+    async def test_a_job_keeps_its_gate_when_it_is_tried_again(self, hands: Hands, clock: ManualClock) -> None:
+        id = await hands.add_one(gate="a")
+        (job,) = (await hands.claim(gates={"work": "a"})).jobs
+        await hands.retry_later(job, 1)
+        clock.advance(2)
+        assert await hands.take_ids(gates={"work": "b"}) == []
+        assert [gated.gate for gated in await hands.storage.gated_jobs(TASKS)] == ["a"]
+        assert await hands.take_ids(gates={"work": "a"}) == [id]
+
+    async def test_waiting_jobs_are_found_by_their_gates_and_ids(self, hands: Hands) -> None:
+        ids = await hands.add(3, gate="a")
+        other = await hands.add_one(task="other", gate="a")
+        new = await hands.add_one(gate="b")
+        assert [job.id for job in await hands.storage.gated_jobs(TASKS, other_than=KnownGates(["b", "c"]))] == ids
+        assert [job.id for job in await hands.storage.gated_jobs(TASKS, other_than=KnownGates(["a"]))] == [new]
+        found = await hands.storage.gated_jobs(TASKS, ids=[ids[2], ids[0], other, "gone"])
+        assert [(job.id, job.gate) for job in found] == [(ids[0], "a"), (ids[2], "a")]
+        await hands.storage.cancel(ids[0])
+        assert [job.id for job in await hands.storage.gated_jobs(TASKS, ids=ids)] == ids[1:]
+
+    async def test_a_claim_says_that_it_met_lanes_of_limits_that_its_node_does_not_know(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(1)}
+        await hands.add(1, draws=[("api", "acme")])
+        assert not (await hands.claim()).has_strange_lanes
+        await hands.add(1, draws=[("gone", "acme")])
+        assert (await hands.claim()).has_strange_lanes

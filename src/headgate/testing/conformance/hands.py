@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from headgate.clock import SECOND, SystemClock, microseconds, sleep
+from headgate.jobs.gating import Gates
 from headgate.jobs.history import ALL
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobRecord, JobState, NewJob
@@ -34,6 +35,11 @@ from headgate.testing.manual_clock import ManualClock
 
 MINUTE = 60 * SECOND
 BOOM = JobError(type="ValueError", message="boom", traceback="Traceback …")
+
+
+def release(gates: Mapping[str, str]) -> Gates:
+    """The gates of a release: of these tasks, in the queue `default`."""
+    return Gates({(task, "default"): gate for task, gate in gates.items()})
 
 
 def strict(count: int, per: float = 60) -> AnyRule:
@@ -86,6 +92,7 @@ class Hands:
         patience: float | None = None,
         cancels: bool = False,
         rejection: JobError | None = None,
+        gate: str = "",
     ) -> NewJob:
         """A job; `hold` and `owner` are said of those of its draws that are on permits by the rules of these hands."""
         now = self.clock.now()
@@ -116,6 +123,7 @@ class Hands:
             variant=terms.variant(),
             give_up_at=run_at + terms.patience if terms.patience else None,
             rejection=rejection,
+            gate=gate,
         )
 
     async def add(self, count: int = 1, **options: Any) -> list[str]:
@@ -136,8 +144,9 @@ class Hands:
         node: str | None = None,
         rules: Mapping[str, AnyRule] | None = None,
         tasks: Iterable[str] | None = None,
+        gates: Mapping[str, str] | None = None,
     ) -> Claimed:
-        """One claim, with the same room for each queue."""
+        """One claim, with the same room for each queue; `gates` are those of its tasks in the queue `default`."""
         room = Room(slots, ahead, gated_first)
         return await self.storage.claim(
             Claim(
@@ -145,6 +154,7 @@ class Hands:
                 dict.fromkeys(queues, room),
                 self.rules if rules is None else rules,
                 frozenset(self.tasks if tasks is None else tasks),
+                None if gates is None else release(gates),
             )
         )
 

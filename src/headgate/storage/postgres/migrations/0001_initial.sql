@@ -102,13 +102,15 @@ CREATE TABLE headgate.arrival (
     wakes_at  bigint
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
--- What the gates of tasks looked like in each release, and whether the backlog is where it would have it.
+-- The gates of each release, by what they are of (a task in a queue), whether the backlog is where it would have it, and
+-- which is the newest one of a live release: claims of others start no job of that subject.
 CREATE TABLE headgate.task_gate (
     task        text COLLATE "C" NOT NULL,
     signature   text COLLATE "C" NOT NULL,
     first_seen  bigint NOT NULL,
     last_seen   bigint NOT NULL,
     is_done     boolean NOT NULL,
+    is_newest   boolean NOT NULL DEFAULT false,
     PRIMARY KEY (task, signature)
 );
 
@@ -140,6 +142,8 @@ CREATE TABLE headgate.job (
                       CHECK (state IN ('waiting', 'blocked', 'running', 'succeeded', 'failed', 'cancelled')),
     task              text COLLATE "C" NOT NULL,
     queue             text COLLATE "C" NOT NULL,
+    -- What its draws, costs and terms were computed by; only a node that knows it starts the job.
+    gate              text COLLATE "C" NOT NULL DEFAULT '',
     node              text COLLATE "C",
     draws             text COLLATE "C" NOT NULL,
     payload           text COLLATE "C" NOT NULL,

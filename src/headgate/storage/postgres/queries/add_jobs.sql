@@ -1,19 +1,19 @@
 -- Store new jobs that are plain, and that they have arrived in their lanes; those that are stored already stay as they are.
 WITH new AS (
     INSERT INTO headgate.job (
-        id, task, queue, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
+        id, task, queue, gate, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
         terms, give_up_at, state, waiting, error, finished_at
     )
     SELECT
-        id, task, queue, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
+        id, task, queue, gate, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
         terms, give_up_at, state, state = 'waiting', error, CASE WHEN state <> 'waiting' THEN enqueued_at END
     FROM unnest(
-        :ids::text[], :tasks::text[], :queues::text[], :lanes::bytea[], :payloads::text[], :priorities::smallint[],
+        :ids::text[], :tasks::text[], :queues::text[], :gates::text[], :lanes::bytea[], :payloads::text[], :priorities::smallint[],
         :delayed::boolean[], :run_at::bigint[], :enqueued_at::bigint[], :expires_at::bigint[], :draws::text[],
         :costs::text[], :headers::text[], :options::text[], :terms::text[], :give_up_at::bigint[], :states::text[],
         :errors::text[]
     ) AS new (
-        id, task, queue, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
+        id, task, queue, gate, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
         terms, give_up_at, state, error
     )
     ON CONFLICT (id) DO NOTHING

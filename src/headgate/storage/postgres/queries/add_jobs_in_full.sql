@@ -2,21 +2,21 @@
 -- already stay as they are, and those for which another one waits under their unique key are not stored.
 WITH new AS (
     INSERT INTO headgate.job (
-        id, task, queue, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
+        id, task, queue, gate, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
         terms, give_up_at, state, waiting, error, finished_at, unique_key, audit, origin, follows, batch, schedule
     )
     SELECT
-        id, task, queue, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
+        id, task, queue, gate, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
         terms, give_up_at, state, state = 'waiting', error,
         CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END, unique_key, audit,
         origin, origin::json ->> 'follows', origin::json ->> 'batch', origin::json ->> 'schedule'
     FROM unnest(
-        :ids::text[], :tasks::text[], :queues::text[], :lanes::bytea[], :payloads::text[], :priorities::smallint[],
+        :ids::text[], :tasks::text[], :queues::text[], :gates::text[], :lanes::bytea[], :payloads::text[], :priorities::smallint[],
         :delayed::boolean[], :run_at::bigint[], :enqueued_at::bigint[], :expires_at::bigint[], :draws::text[],
         :costs::text[], :headers::text[], :options::text[], :terms::text[], :give_up_at::bigint[], :states::text[],
         :errors::text[], :unique_keys::text[], :origins::text[], :audits::smallint[]
     ) AS new (
-        id, task, queue, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
+        id, task, queue, gate, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
         terms, give_up_at, state, error, unique_key, origin, audit
     )
     ON CONFLICT DO NOTHING

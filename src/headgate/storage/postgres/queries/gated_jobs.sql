@@ -1,7 +1,8 @@
--- Waiting jobs of these tasks, by id; :limits leaves only those in lanes that draw on a limit that is not among them.
-SELECT id, task, queue, payload, headers, draws, costs, terms
+-- Waiting jobs of these tasks that carry other gates than these, by id; :limits leaves only those in lanes that draw on a limit that is not among them.
+SELECT id, task, queue, payload, headers, draws, costs, terms, gate
 FROM headgate.job
 WHERE id > :after AND (waiting OR state = 'blocked') AND task = ANY(:tasks::text[])
+    AND NOT gate = ANY(@known)
     AND (
         :limits::text[] IS NULL
         OR EXISTS (

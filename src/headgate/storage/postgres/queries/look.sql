@@ -68,26 +68,30 @@ SELECT
         ) AS lane
     ) AS woken,
     (
-        SELECT coalesce(json_agg(json_build_array(ready, ripe, next_wake, unknown)), '[]')
+        SELECT coalesce(json_agg(json_build_array(ready, ripe, next_wake, unknown, ripe_unknown)), '[]')
         FROM unnest(:open_lanes::bytea[], :floors::bigint[]) WITH ORDINALITY AS open (lane, floor, number)
         CROSS JOIN LATERAL (
             SELECT
-                count(*) FILTER (WHERE task = ANY(:tasks::text[])) AS ready,
-                coalesce(array_agg(DISTINCT task) FILTER (WHERE NOT task = ANY(:tasks::text[])), '{}') AS unknown
+                count(*) FILTER (WHERE gate = ANY(@known)) AS ready,
+                coalesce(json_agg(json_build_array(id, task)) FILTER (WHERE NOT gate = ANY(@known)), '[]') AS unknown
             FROM (
-                SELECT task FROM headgate.job
+                SELECT id, task, gate FROM headgate.job
                 WHERE job.lane = open.lane AND waiting AND NOT delayed AND run_at >= open.floor
                 ORDER BY priority DESC, run_at, id
                 LIMIT :count::integer
             ) AS first
         ) AS plain
         CROSS JOIN LATERAL (
-            SELECT sum(ripe.ripe)::bigint AS ripe, min(next.run_at) AS next_wake
+            SELECT
+                sum(ripe.ripe)::bigint AS ripe, min(next.run_at) AS next_wake,
+                coalesce(json_agg(ripe.unknown) FILTER (WHERE ripe.unknown IS NOT NULL), '[]') AS ripe_unknown
             FROM generate_series(0, 9) AS level
             LEFT JOIN LATERAL (
-                SELECT count(*) AS ripe
+                SELECT
+                    count(*) AS ripe,
+                    json_agg(json_build_array(id, task)) FILTER (WHERE NOT gate = ANY(@known)) AS unknown
                 FROM (
-                    SELECT 1 FROM headgate.job
+                    SELECT id, task, gate FROM headgate.job
                     WHERE job.lane = open.lane AND waiting AND delayed AND priority = level
                         AND run_at <= (SELECT now FROM instant)
                     LIMIT :count::integer

@@ -1,8 +1,7 @@
--- Gates of this release, as seen now. The first gate that a task ever had needs no backlog moved.
-INSERT INTO headgate.task_gate (task, signature, first_seen, last_seen, is_done)
-SELECT
-    task, signature, :now::bigint, :now::bigint,
-    NOT EXISTS (SELECT 1 FROM headgate.task_gate AS older WHERE older.task = own.task)
+-- Gates of this release, as seen now. Of many nodes that say so, one in a while writes it.
+INSERT INTO headgate.task_gate (task, signature, first_seen, last_seen, is_done, is_newest)
+SELECT task, signature, :now::bigint, :now::bigint, false, false
 FROM unnest(:tasks::text[], :signatures::text[]) AS own (task, signature)
 ORDER BY task
 ON CONFLICT (task, signature) DO UPDATE SET last_seen = excluded.last_seen
+WHERE task_gate.last_seen <= excluded.last_seen - :lives::bigint / 3

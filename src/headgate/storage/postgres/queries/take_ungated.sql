@@ -1,7 +1,7 @@
 -- Waiting jobs without limits are now the node's to run: the first of each lane, so many of each, from its floor on. A
 -- lane's count is lowered by an arrival, so that nodes that claim at once do not wait for each other.
 -- The ids are an array, not a join: it is planned as few, and so by the primary key, whatever the statistics say.
-WITH @me,
+WITH @me_as_read,
 taken AS (
     UPDATE headgate.job
     SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
@@ -14,7 +14,7 @@ taken AS (
             CROSS JOIN LATERAL (
                 SELECT id FROM headgate.job AS first
                 WHERE first.lane = visited.lane AND waiting AND NOT delayed AND run_at >= visited.floor
-                    AND task = ANY(:tasks::text[]) AND (expires_at IS NULL OR expires_at > :now)
+                    AND gate = ANY(@known) AND (expires_at IS NULL OR expires_at > :now)
                     AND (give_up_at IS NULL OR give_up_at > :now)
                 ORDER BY priority DESC, run_at, id
                 LIMIT visited.most

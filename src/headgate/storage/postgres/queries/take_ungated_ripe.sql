@@ -1,5 +1,5 @@
 -- As take_ungated, where jobs that asked for a time are due among them.
-WITH @me,
+WITH @me_as_read,
 candidate AS (
     SELECT first.id, first.lane, first.priority, first.run_at
     FROM me
@@ -7,7 +7,7 @@ candidate AS (
     CROSS JOIN LATERAL (
         SELECT * FROM (
             SELECT id, lane, priority, run_at FROM headgate.job
-            WHERE job.lane = visited_lane AND waiting AND NOT delayed AND task = ANY(:tasks::text[])
+            WHERE job.lane = visited_lane AND waiting AND NOT delayed AND gate = ANY(@known)
                 AND (expires_at IS NULL OR expires_at > :now) AND (give_up_at IS NULL OR give_up_at > :now)
             ORDER BY priority DESC, run_at, id
             LIMIT most
@@ -19,7 +19,7 @@ candidate AS (
         CROSS JOIN LATERAL (
             SELECT id, lane, priority, run_at FROM headgate.job
             WHERE job.lane = visited_lane AND waiting AND delayed AND priority = level AND run_at <= :now
-                AND task = ANY(:tasks::text[]) AND (expires_at IS NULL OR expires_at > :now) AND (give_up_at IS NULL OR give_up_at > :now)
+                AND gate = ANY(@known) AND (expires_at IS NULL OR expires_at > :now) AND (give_up_at IS NULL OR give_up_at > :now)
             ORDER BY run_at, id
             LIMIT most
             FOR UPDATE SKIP LOCKED

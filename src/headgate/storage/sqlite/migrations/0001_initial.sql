@@ -79,13 +79,15 @@ CREATE TABLE bucket_note (
 ) WITHOUT ROWID;
 CREATE INDEX bucket_note_until ON bucket_note (until);
 
--- What the gates of tasks looked like in each release, and whether the backlog is where it would have it.
+-- The gates of each release, by what they are of (a task in a queue), whether the backlog is where it would have it, and
+-- which is the newest one of a live release: claims of others start no job of that subject.
 CREATE TABLE task_gate (
     task        TEXT NOT NULL,
     signature   TEXT NOT NULL,
     first_seen  INTEGER NOT NULL,
     last_seen   INTEGER NOT NULL,
     is_done     INTEGER NOT NULL,
+    is_newest   INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (task, signature)
 ) WITHOUT ROWID;
 
@@ -94,6 +96,8 @@ CREATE TABLE job (
     id                TEXT NOT NULL UNIQUE,
     task              TEXT NOT NULL,
     queue             TEXT NOT NULL,
+    -- What its draws, costs and terms were computed by; only a node that knows it starts the job.
+    gate              TEXT NOT NULL DEFAULT '',
     lane              INTEGER NOT NULL,
     draws             TEXT NOT NULL CHECK (json_valid(draws)),
     costs             TEXT CHECK (costs IS NULL OR json_valid(costs)),

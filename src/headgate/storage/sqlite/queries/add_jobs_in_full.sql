@@ -1,7 +1,7 @@
 -- Store new jobs, each in its lane, or final if it was rejected; fails as a whole if one of the ids is stored already.
 INSERT INTO job (
     id, task, queue, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options, terms,
-    give_up_at, unique_key, origin, follows, batch, schedule, audit, lane, state, error, finished_at
+    give_up_at, unique_key, origin, follows, batch, schedule, audit, gate, lane, state, error, finished_at
 )
 SELECT
     json_extract(value, '$[0]'),
@@ -25,6 +25,7 @@ SELECT
     json_extract(value, '$[18].batch'),
     json_extract(value, '$[18].schedule'),
     json_extract(value, '$[19]'),
+    coalesce(nullif(json_extract(value, '$[21]'), ''), json_extract(value, '$[1]')),
     (
         SELECT id FROM lane
         WHERE queue = json_extract(value, '$[2]') AND draws = json_extract(value, '$[9]')

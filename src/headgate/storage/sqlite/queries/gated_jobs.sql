@@ -1,8 +1,9 @@
--- Waiting jobs of these tasks, by id; :limits leaves only those in lanes that draw on a limit that is not among them.
-SELECT json_group_array(json_array(id, task, queue, CAST(payload AS TEXT), json(headers), json(draws), json(costs), json(terms)))
+-- Waiting jobs of these tasks that carry other gates than these, by id; :limits leaves only those in lanes that draw on a limit that is not among them.
+SELECT json_group_array(json_array(id, task, queue, CAST(payload AS TEXT), json(headers), json(draws), json(costs), json(terms), gate))
 FROM (
     SELECT * FROM job
     WHERE id > :after AND state IN ('waiting', 'blocked') AND task IN (SELECT value FROM json_each(:tasks))
+        AND gate NOT IN (SELECT value FROM json_each(:gates))
         AND (
             :limits IS NULL
             OR (state = 'blocked' AND @draws_unknown_limits)

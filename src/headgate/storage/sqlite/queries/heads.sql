@@ -3,7 +3,7 @@ SELECT json_group_array(
     json_array(
         job.seq, lane, job.id, task, queue, CAST(payload AS TEXT), priority, run_at, attempt, fence, lost, enqueued_at, expires_at,
         json(costs), json(headers), json(options), json(origin), json(terms), held, passed,
-        give_up_at, CASE WHEN held THEN json(draws) END
+        give_up_at, CASE WHEN held THEN json(draws) END, gate
     )
 )
 FROM json_each(:lanes) AS visited

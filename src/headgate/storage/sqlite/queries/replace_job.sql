@@ -13,5 +13,6 @@ SET payload = json_extract(:new, '$[3]'),
     terms = json_extract(:new, '$[13]'),
     give_up_at = CASE WHEN state = 'waiting' THEN json_extract(:new, '$[15]') END,
     audit = json_extract(:new, '$[19]'),
+    gate = coalesce(nullif(json_extract(:new, '$[21]'), ''), task),
     lane = :lane, held = :held, passed = 0, attempt = 0, lost = 0, fence = fence + 1, error = NULL, progress = NULL
 WHERE seq = :seq AND state IN ('waiting', 'blocked')

@@ -1,10 +1,11 @@
--- The first ready jobs of each lane whose task is known, those that asked for a time and are due among them.
+-- The first ready jobs of each lane, those that asked for a time and are due among them: :all, or those that are known
+-- to the node.
 SELECT @head
 FROM unnest(:lanes::bytea[], :counts::integer[]) AS visited (lane, most)
 CROSS JOIN LATERAL (
     SELECT * FROM (
         SELECT * FROM headgate.job
-        WHERE job.lane = visited.lane AND waiting AND NOT delayed AND task = ANY(:tasks::text[])
+        WHERE job.lane = visited.lane AND waiting AND NOT delayed AND (:all::boolean OR gate = ANY(@known))
         ORDER BY priority DESC, run_at, id
         LIMIT visited.most
     ) AS plain
@@ -14,7 +15,7 @@ CROSS JOIN LATERAL (
     CROSS JOIN LATERAL (
         SELECT * FROM headgate.job
         WHERE job.lane = visited.lane AND waiting AND delayed AND priority = level AND run_at <= :now
-            AND task = ANY(:tasks::text[])
+            AND (:all::boolean OR gate = ANY(@known))
         ORDER BY run_at, id
         LIMIT visited.most
     ) AS ripe
