@@ -47,6 +47,10 @@ class StorageUnavailable(HeadgateError):
     """The storage did not confirm the write or read; whoever called knows that it may not have happened."""
 
 
+class JobHeld(StorageUnavailable):
+    """Somebody's open transaction holds the job, because it replaces or follows it; nothing was changed."""
+
+
 class StorageUnusable(HeadgateError):
     """The storage cannot be opened as it is: a foreign, corrupt or too new database; nothing was changed."""
 

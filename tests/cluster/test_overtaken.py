@@ -62,7 +62,9 @@ class World:
 
     def noted(self, statement: str, values: dict[str, Any], found: Any) -> None:
         """An ending that somebody else holds waits for its lock by being written again."""
-        if statement == "lock_ending" and len(found) < len(values["ids"]):
+        if (statement == "lock_ending" and len(found) < len(values["ids"])) or (
+            statement == "lock_followers" and any(row["draws"] is None for row in found)
+        ):
             self._skips += 1
 
     async def passed(self, statement: str) -> None:
@@ -209,7 +211,7 @@ async def test_a_permit_taken_back_while_its_job_is_claimed_is_not_had_by_two(wo
     assert await world.left.permits("mutex", "a") == {started[0].id: 1}
 
 
-async def test_a_late_job_that_goes_to_another_lane_is_counted_there_and_expires_there(world: World) -> None:
+async def test_a_late_job_that_expires_does_not_go_to_another_lane_meanwhile(world: World) -> None:
     world.rule(r=PLENTY)
     job = await world.left.add_one(draws=[("r", "a")], expires_in=1)
     await world.left.add_one(draws=[("r", "a")])
@@ -218,7 +220,7 @@ async def test_a_late_job_that_goes_to_another_lane_is_counted_there_and_expires
     world.clock.advance(2)
     moving = world.after("expired", lambda: world.right.storage.regate(moved))
     dropped = list(await world.left.storage.expire())
-    assert await moving == 1
+    assert await moving == 0
     assert list(await world.left.storage.check()) == []
     dropped += await world.left.storage.expire()
     assert [each.id for each in dropped] == [job]

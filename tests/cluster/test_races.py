@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
 import asyncpg
 import pytest
+from msgspec.structs import replace
 
 from headgate.clock import SECOND, SystemClock
 from headgate.errors import LimitInUse
@@ -89,11 +90,18 @@ class World:
             variant="" if terms is None else terms.variant(),
         )
 
+    def unique(self, job: NewJob) -> NewJob:
+        """The same under one of a few keys, with a cost now and then."""
+        costs = (2, *(1 for _ in job.draws[1:])) if job.draws and self.random.random() < 0.3 else None
+        return replace(job, unique_key=self.random.choice("abcdef"), on_conflict="replace", costs=costs)
+
     async def produce(self, store: PostgresStorage) -> None:
         while not self.is_over:
             jobs = [self.new() for _ in range(self.random.choice([1, 1, 3, 20]))]
-            await store.add(jobs)
-            self.added |= {job.id for job in jobs}
+            if self.random.random() < 0.3:
+                jobs = [self.unique(jobs[0])]
+            others = await store.add(jobs)
+            self.added |= {job.id for job in jobs} - others.keys()
             await asyncio.sleep(self.random.uniform(0, 0.03))
 
     async def hold_back(self, url: str, store: PostgresStorage) -> None:
@@ -106,11 +114,16 @@ class World:
         try:
             while not self.is_over:
                 job = self.new()
+                others: Mapping[str, str] = {}
                 async with connection.transaction():
-                    session = Session(connection, load_statements(store.schema), is_pooled=False)
-                    await add_jobs(session, [job], store.limit_now())
+                    if self.random.random() < 0.7:
+                        # It replaces a job that waits, or whose node may die, or follows one that runs.
+                        others = await store.add_in(connection, [self.unique(job)])
+                    else:
+                        session = Session(connection, load_statements(store.schema), is_pooled=False)
+                        await add_jobs(session, [job], store.limit_now())
                     await asyncio.sleep(self.random.uniform(0.05, 0.4))
-                self.added.add(job.id)
+                self.added |= {job.id} - others.keys()
         finally:
             await connection.close()
 
@@ -219,7 +232,8 @@ async def test_the_books_are_right_whatever_races(postgres_url: str, postgres_sc
             everybody.create_task(world.work(store, f"node-{number}"))
             everybody.create_task(world.bury(store))
         everybody.create_task(world.meddle(first))
-        everybody.create_task(world.hold_back(postgres_url, first))
+        for store in world.stores:
+            everybody.create_task(world.hold_back(postgres_url, store))
         await asyncio.sleep(SECONDS)
         world.is_over = True
 

@@ -28,12 +28,15 @@ from headgate import (
     Headgate,
     JobNotFound,
     JobState,
+    Mutex,
     RateLimit,
     RetryPolicy,
+    StrictRate,
     Task,
     UnfitConnection,
 )
 from headgate.jobs.history import ALL
+from tests.until import until
 
 Run = Callable[[str], Awaitable[Any]]
 """Runs a statement of the caller's in the caller's transaction."""
@@ -54,6 +57,17 @@ class World:
 
         self.mail: Task[[str], str] = app.task(limits=[RateLimit("1000/s", key="{to}", burst=1000)])(mail)
         self.plain: Task[[str], str] = app.task(name="plain")(mail)
+
+        @app.task(limits=[StrictRate(10, per=3600, cost="{weight}")])
+        async def weighed(weight: int) -> None:
+            self.ran.append("weighed")
+
+        @app.task(limits=[Mutex("{key}", hold="until_final")], retry=RetryPolicy(retries=3, delay=3600))
+        async def sticky(key: str) -> None:
+            self.ran.append("sticky")
+            raise ValueError("tried again in an hour")
+
+        self.weighed, self.sticky = weighed, sticky
 
 
 def postgres_in(kind: str) -> Any:
@@ -290,6 +304,28 @@ async def test_unique_keys_hold_there_as_well(driven: tuple[World, Any]) -> None
     async with world.app:
         assert await first.result(timeout=5) == "bob"
     assert world.ran == ["bob"]
+
+
+async def test_what_a_replaced_job_held_and_cost_is_given_back_after_the_commit(driven: tuple[World, Any]) -> None:
+    world, begin = driven
+    for _ in range(2):
+        # Two that run one after the other, as nobody is there: the second waits behind what the first weighs.
+        await world.weighed.enqueue(1)
+    costly = await world.weighed.using(unique_key="k").enqueue(10)
+    sticky = await world.sticky.using(unique_key="k").enqueue("one")
+    async with world.app:
+        await until(lambda: world.ran == ["weighed", "weighed", "sticky"], 10)
+    behind = await world.sticky.enqueue("one")
+    async with begin(world) as (connection, _run):
+        enlisted = {"unique_key": "k", "on_conflict": "replace", "connection": connection}
+        assert await world.weighed.using(**enlisted).enqueue(1) == costly
+        assert await world.sticky.using(**enlisted).enqueue("two") == sticky
+    async with world.app:
+        await costly.result(timeout=5)
+        # Both fail, and hold their permits until they are tried again.
+        await until(lambda: world.ran.count("sticky") == 3, 5)
+    assert {(await each.status()).attempt for each in (behind, sticky)} == {1}
+    assert list(await world.app._storage.check()) == []
 
 
 async def test_a_savepoint_that_is_left_takes_its_job_with_it(driven: tuple[World, Any]) -> None:

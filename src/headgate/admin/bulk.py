@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 
 from headgate.admin.query import JobQuery
-from headgate.errors import DuplicateJob, IllegalTransition, JobNotFound, LeaderNotRetried
+from headgate.errors import DuplicateJob, IllegalTransition, JobHeld, JobNotFound, LeaderNotRetried
 from headgate.jobs.job import JobRecord
 from headgate.jobs.lifecycle import FOLLOWS, require_scheduled
 from headgate.jobs.state import JobState
@@ -169,5 +169,7 @@ async def _changed(change: Callable[[str], Awaitable[object]], job_id: str) -> s
         return "another job waits under its unique key"
     except LeaderNotRetried:
         return "what they follow has to be retried first, and brings them back"
+    except JobHeld:
+        return "somebody's open transaction holds them"
     except (IllegalTransition, JobNotFound):
         return "changed meanwhile"

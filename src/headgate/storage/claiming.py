@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
+from headgate.clock import SECOND
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobState, Origin, truncated_error
 from headgate.jobs.terms import GateTerms, variant_discards, without
 from headgate.limits.concurrency import Semaphore, batches_of
@@ -33,6 +34,9 @@ from headgate.storage.stored_rows import note_unreadable
 
 EXPIRED_A_VISIT = 100
 """How many expired jobs of one lane a claim passes over before it leaves the lane for the next claim."""
+
+LOCKED_FOR = SECOND
+"""After how long a lane is looked at again of which somebody else has all jobs locked. Their end arrives in it."""
 
 
 class LaneRow(msgspec.Struct, array_like=True):
@@ -127,7 +131,7 @@ class Move(msgspec.Struct, array_like=True):
 class Visit:
     """A lane that a claim looks at, and what became of it."""
 
-    __slots__ = ("complete", "expired", "heads", "rejected", "row", "taken", "view")
+    __slots__ = ("complete", "expired", "has_locked", "heads", "rejected", "row", "taken", "view")
 
     def __init__(self, row: LaneRow) -> None:
         self.row = row
@@ -135,6 +139,8 @@ class Visit:
         self.expired: list[Head] = []
         # Whether all ready jobs of the lane that this node knows were read.
         self.complete = True
+        # Whether jobs were passed over that somebody else has locked.
+        self.has_locked = False
         self.taken = 0
         self.rejected: list[Head] = []
         self.view: LaneView | None = None
@@ -391,7 +397,8 @@ class ClaimPlan:
         """Where the lane is after this claim: empty, asleep, behind a bucket or last in line; None if unmoved.
 
         `has_ready` tells whether a job is left in it that asked for no time, `earliest` when the next delayed one is
-        due; `is_emptied` is for stores that know without a look that none is left.
+        due, both without those that somebody else has locked; `is_emptied` is for stores that know without a look that
+        none is left.
         """
         row, gone, behind = visit.row, visit.gone, visit.behind
         stays_behind = behind is not None and behind.id is not None and behind.id == row.behind
@@ -403,6 +410,8 @@ class ClaimPlan:
         if visit.wakes_by(self.now):
             # Delayed jobs of this lane were due and may be gone.
             wakes_at = earliest()
+        if visit.has_locked:
+            wakes_at = min(self.now + LOCKED_FOR, self.now + LOCKED_FOR if wakes_at is None else wakes_at)
         is_ready = not visit.all_gone or (wakes_at is not None and wakes_at <= self.now) or has_ready()
         if is_ready and not gone and not visit.heads and row.behind is None:
             # Only jobs that this node does not know: the lane is left as it is.

@@ -12,13 +12,15 @@ What keeps it exact:
    the old rules cannot close one after it.
 5. A lane is emptied only by who holds it and found no job in it. A job that came meanwhile has an arrival, which is
    merged into the lane after this transaction.
+6. A job is not waited for: a user's transaction may hold it. A claim that meets such a job begins anew and passes over
+   it; a lane that has no other sleeps for a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 from msgspec.structs import replace
 
@@ -30,8 +32,9 @@ from headgate.storage.following import Ended
 from headgate.storage.postgres.bucket_views import BucketViews, ensure_rows, lock_buckets
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.floors import Floors
-from headgate.storage.postgres.following import tell_followers
+from headgate.storage.postgres.following import FollowersHeld, tell_followers
 from headgate.storage.postgres.heads import head_of
+from headgate.storage.postgres.locked_jobs import LockedJobs
 from headgate.storage.postgres.look import Look, decode_lanes
 from headgate.storage.postgres.permits import give_permits
 from headgate.storage.postgres.rows import bucket_id, drawn, lane_id, optional_json
@@ -80,6 +83,7 @@ class OneClaim:
         clock: Clock,
         look: Look,
         floors: Floors,
+        locked: LockedJobs,
     ) -> None:
         self._session = session
         self._claim = claim
@@ -88,6 +92,7 @@ class OneClaim:
         self._clock = clock
         self._look = look
         self._floors = floors
+        self._locked = locked
         self._plan = ClaimPlan(claim, look.now, look.limit_now, live.gates)
         self._buckets = self._no_buckets(look.limit_now)
         self._shares = self._plan.shares({queue: seen.ready + seen.ripe for queue, seen in look.ungated.items()})
@@ -193,7 +198,7 @@ class OneClaim:
         if held:
             await self._read_heads(held)
         plan.decide(held, buckets.__getitem__, self._shares)
-        barren = [visit for visit in held if visit.is_barren]
+        barren = [visit for visit in held if visit.is_barren and not visit.has_locked]
         self._was_hidden = is_first and bool(barren) and self._is_cut_short() and not any(visit.taken for visit in held)
         if not self._was_hidden:
             await self._take_ungated()
@@ -239,6 +244,9 @@ class OneClaim:
 
     async def _read_heads(self, visits: Sequence[Visit]) -> None:
         plan = self._plan
+        lanes = self._locked.lanes
+        for visit in visits:
+            visit.has_locked = visit.row.id in lanes
         most = plan.heads_wanted(visits, self._wanted)
         mixed = [visit for visit in visits if visit.wakes_by(plan.now)]
         plain = [visit for visit in visits if not visit.wakes_by(plan.now)]
@@ -265,7 +273,8 @@ class OneClaim:
 
     async def _heads(self, statement: str, visits: Sequence[Visit], most: int, **values: Any) -> list[Head]:
         lanes = [visit.row.id for visit in visits]
-        rows = await self._session.fetch(statement, lanes=lanes, counts=[most] * len(lanes), **values)
+        asked = {"lanes": lanes, "counts": [most] * len(lanes), "locked": self._locked.names}
+        rows = await self._session.fetch(statement, **asked, **values)
         return [head_of(row) for row in rows]
 
     async def _take_ungated(self) -> None:
@@ -339,7 +348,7 @@ class OneClaim:
                 now=plan.now,
             )
             if len(ended) != len(dropped):
-                raise Overtaken
+                await self._pass_over_locked(set(ids) - {row["id"] for row in ended})
         # After the charges, which know nothing of what comes back.
         reopened = await give_permits(session, plan.given, plan.limit_now)
         lines = plan.lines_of_batches
@@ -362,7 +371,10 @@ class OneClaim:
             told = [Ended(row["id"], became[row["id"]], row["is_followed"], row["batch"]) for row in ended]
             has_told = any(each.is_followed or each.batch is not None for each in told)
             # After the timers, which know nothing of permits that come back with the last job of a batch.
-            await tell_followers(session, told, plan.now, plan.limit_now)
+            try:
+                await tell_followers(session, told, plan.now, plan.limit_now)
+            except FollowersHeld as held:
+                self._pass_over(held.leaders)
         return self._told(
             progressed=bool(plan.taken or moves) or has_let_in,
             reopened=bool(reopened) or has_told,
@@ -372,11 +384,11 @@ class OneClaim:
     async def _moves(self, gone: Sequence[str]) -> list[Move]:
         """Where the lanes are now. Lanes of which nothing more may be left are looked into once more."""
         plan = self._plan
-        unsure = [visit for visit in plan.gated if visit.wakes_by(plan.now) or visit.is_barren or _seems_empty(visit)]
+        unsure = [visit for visit in plan.gated if _is_unsure(visit, plan.now)]
         left: dict[RowId, tuple[bool, int | None]] = {}
         if unsure:
             lanes = [visit.row.id for visit in unsure]
-            rows = await self._session.fetch("left_in_lanes", lanes=lanes, gone=gone)
+            rows = await self._session.fetch("left_in_lanes", lanes=lanes, gone=[*gone, *self._locked.ids])
             left = {row[0]: (row[1], row[2]) for row in rows}
         moves: list[Move] = []
         for visit in plan.gated:
@@ -395,7 +407,7 @@ class OneClaim:
             return
         plan = self._plan
         permits = {row[0]: row for row in plan.permit_rows()}
-        started = await self._session.execute(
+        started = await self._session.fetch(
             "write_claim",
             node=self._claim.node,
             now=plan.now,
@@ -419,9 +431,17 @@ class OneClaim:
             held=[permits[head.seq][1] if head.seq in permits else 0 for head in starting],
             uncharged=[permits[head.seq][2] if head.seq in permits else 0 for head in starting],
         )
-        if started != len(starting):
-            # One of the jobs was cancelled or replaced, or has expired, since it was read.
-            raise Overtaken
+        if len(started) != len(starting):
+            await self._pass_over_locked({head.id for head in starting} - {row[0] for row in started})
+
+    async def _pass_over_locked(self, ids: set[str]) -> NoReturn:
+        """Begin anew without those of these jobs that somebody has locked; the others are not as they were read."""
+        self._pass_over(ids - {row[0] for row in await self._session.fetch("lockable", ids=sorted(ids))})
+
+    def _pass_over(self, ids: Collection[str]) -> NoReturn:
+        heads = [head for visit in self._plan.visits for head in (*visit.heads, *visit.expired)]
+        self._locked.met(head for head in heads if head.id in ids)
+        raise Overtaken
 
     def _remember_floors(self) -> None:
         """What was taken is committed: the next claim may begin after it."""
@@ -468,6 +488,11 @@ def _together(first: Claimed, second: Claimed) -> Claimed:
 def _bytes(id: RowId) -> bytes:
     assert isinstance(id, bytes)
     return id
+
+
+def _is_unsure(visit: Visit, now: int) -> bool:
+    """Whether it takes another look into the lane to know what is left in it."""
+    return visit.wakes_by(now) or visit.is_barren or visit.has_locked or _seems_empty(visit)
 
 
 def _seems_empty(visit: Visit) -> bool:

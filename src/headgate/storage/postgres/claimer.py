@@ -10,8 +10,11 @@ from headgate.storage.postgres.arrivals import merge
 from headgate.storage.postgres.claim import SOON, TRIES, OneClaim, Overtaken
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.floors import Floors
+from headgate.storage.postgres.following import without_held
 from headgate.storage.postgres.limit_time import correct_limit_time
+from headgate.storage.postgres.locked_jobs import LockedJobs
 from headgate.storage.postgres.look import Look
+from headgate.storage.postgres.replacement_notes import give_back_noted
 from headgate.storage.postgres.rows import lane_id
 from headgate.storage.postgres.server_time import StoreTime
 from headgate.storage.postgres.settings import CachedRules
@@ -35,6 +38,7 @@ class Claimer:
         self._last_place = 0
         self._paused: frozenset[str] = frozenset()
         self.floors = Floors(clock)
+        self._locked = LockedJobs(clock)
 
     def expect_arrivals(self) -> None:
         """Jobs with limits were added, here or elsewhere: the next claim merges before it looks."""
@@ -58,13 +62,17 @@ class Claimer:
     async def _claim(self, session: Session, asked: Claim, dropped: list[Dropped]) -> Claimed:
         claim = self._without_paused(asked)
         self.floors.begin()
+        self._locked.begin()
         has_more = False
         if self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY:
             has_more = await self.merge(session)
         look = await self._look(session, claim)
+        if look.has_notes:
+            await give_back_noted(session, self._time.limit_now())
         if look.has_arrivals:
             # Added by others, of whom nothing was heard yet.
             has_more = await self.merge(session)
+        if look.has_notes or look.has_arrivals:
             look = await self._look(session, claim)
         if look.paused != self._paused:
             self._paused = look.paused
@@ -75,7 +83,7 @@ class Claimer:
         await self._live.refresh(session, look.revision)
         if look.has_expired:
             dropped += await self._expire(session, claim)
-        one = OneClaim(session, claim, self._live, self._time, self._clock, look, self.floors)
+        one = OneClaim(session, claim, self._live, self._time, self._clock, look, self.floors, self._locked)
         claimed = await one.run(lambda: self.look(session, claim, known_only=True), dropped)
         if look.has_arrivals or self.floors.are_used:
             # Others are about to merge them, or something lies below a floor: soon looked at again.
@@ -85,9 +93,13 @@ class Claimer:
     async def _expire(self, session: Session, claim: Claim) -> list[Dropped]:
         """A job that has expired is told by the claim that would have started it."""
         lanes = [lane_id(queue, (), "") for queue in claim.rooms]
-        async with session.transaction():
-            waiting = Waiting(session, self._time.now(), self._time.limit_now())
-            return await waiting.expire(EXPIRED_A_VISIT, lanes, list(claim.tasks))
+
+        async def expire(held: frozenset[str]) -> list[Dropped]:
+            async with session.transaction():
+                waiting = Waiting(session, self._time.now(), self._time.limit_now())
+                return await waiting.expire(EXPIRED_A_VISIT, lanes, list(claim.tasks), held=held)
+
+        return await without_held(expire)
 
     def _without_paused(self, claim: Claim) -> Claim:
         """The claim without the queues that are paused, as far as it is known."""

@@ -120,10 +120,13 @@ async def finish_plain(
 
 
 async def finish(
-    session: Session, node: str, endings: Sequence[Ending], now: int, limit_now: int
+    session: Session, node: str, endings: Sequence[Ending], now: int, limit_now: int, held: frozenset[str] = frozenset()
 ) -> dict[str, bool | None]:
-    """Write any endings, inside a transaction; by their ids, what the protocol's `finish` says of each."""
-    by_id = {ending.id: ending for ending in endings}
+    """Write any endings, inside a transaction; by their ids, what the protocol's `finish` says of each.
+
+    Those of jobs that are `held` are not written. Raises FollowersHeld.
+    """
+    by_id = {ending.id: ending for ending in endings if ending.id not in held}
     running = [
         job
         for job in _jobs(await session.fetch("running_of", node=node, ids=list(by_id)))
@@ -175,8 +178,8 @@ async def finish(
     await tell_followers(session, _cancelled(backs, superseded), now, limit_now, as_told=as_told)
     # One that is not to be had is another's for the moment. Whether it ends here is known when that one is through.
     written: dict[str, bool | None] = {job.id: None for job in running} | {job.id: True for job in jobs}
-    gone = [ending for ending in endings if ending.id not in written]
-    return written | await _written_before(session, node, gone)
+    gone = [ending for ending in endings if ending.id not in written and ending.id not in held]
+    return written | dict.fromkeys(held) | await _written_before(session, node, gone)
 
 
 async def _written_before(session: Session, node: str, endings: Sequence[Ending]) -> dict[str, bool]:
@@ -315,10 +318,44 @@ async def close_buckets(session: Session, draws: Sequence[Draw], until: int) -> 
     )
 
 
-async def leave(session: Session, node: str, now: int, limit_now: int) -> Recovered:
-    """A node has stopped: what it still owned goes back unspent."""
-    await session.execute("remove_node", id=node, beat=None)
-    jobs = await _lock_all(session, node)
+async def leave(session: Session, node: str, now: int, limit_now: int, held: frozenset[str]) -> Recovered:
+    """A node has stopped: what it still owned goes back unspent. Raises FollowersHeld of jobs that are not `held`."""
+    await session.fetch("lock_node", id=node, beat=None)
+    left = await _take_back_unspent(session, node, now, limit_now, held)
+    await _remove(session, node, "left")
+    return left
+
+
+async def recover(
+    session: Session, node: str, beat: int, now: int, limit_now: int, held: frozenset[str]
+) -> Recovered | None:
+    """A node is gone, unless it was heard since: its jobs wait again, and the poisonous among them are failed.
+
+    What somebody else has locked, or what is `held`, stays with the node, which is recovered again later. None if that
+    is all there is. Raises FollowersHeld.
+    """
+    found = await session.row("lock_node", id=node, beat=beat)
+    if found is None:
+        return None
+    take_back = _take_back_unspent if found["gone"] == "left" else _take_back_lost
+    recovered = await take_back(session, node, now, limit_now, held)
+    is_removed = await _remove(session, node, found["gone"] or "dead")
+    if found["gone"] is not None and not is_removed and not recovered.returned and not recovered.poisonous:
+        return None
+    return recovered
+
+
+async def _remove(session: Session, node: str, gone: str) -> bool:
+    """Whether the node is forgotten, which it is when it owns no job any more."""
+    if await session.fetch("running", node=node):
+        await session.execute("mark_gone", id=node, gone=gone)
+        return False
+    await session.execute("remove_node", id=node)
+    return True
+
+
+async def _take_back_unspent(session: Session, node: str, now: int, limit_now: int, held: frozenset[str]) -> Recovered:
+    jobs = await _lock_all(session, node, held)
     await _keep_attempts(session, [(job.id, "interrupted", None) for job in jobs], now)
     superseded = await supersede(session, jobs, now)
     backs = [Back(job, unspent=True) for job in jobs if job not in superseded]
@@ -329,11 +366,8 @@ async def leave(session: Session, node: str, now: int, limit_now: int) -> Recove
     return Recovered(returned=[back.job.id for back in backs if not back.job.cancel_requested])
 
 
-async def recover(session: Session, node: str, beat: int, now: int, limit_now: int) -> Recovered | None:
-    """A node has died, unless it was heard since: its jobs wait again, and the poisonous among them are failed."""
-    if not await session.execute("remove_node", id=node, beat=beat):
-        return None
-    jobs = await _lock_all(session, node)
+async def _take_back_lost(session: Session, node: str, now: int, limit_now: int, held: frozenset[str]) -> Recovered:
+    jobs = await _lock_all(session, node, held)
     await _keep_attempts(session, [(job.id, "lost", None) for job in jobs], now)
     doomed = [job for job in jobs if is_poisonous(job.lost + 1) and not job.cancel_requested]
     returned = [job for job in jobs if not is_poisonous(job.lost + 1) or job.cancel_requested]
@@ -358,10 +392,11 @@ async def recover(session: Session, node: str, beat: int, now: int, limit_now: i
     )
 
 
-async def _lock_all(session: Session, node: str) -> list[Running]:
-    jobs = _jobs(await session.fetch("running", node=node))
+async def _lock_all(session: Session, node: str, held: frozenset[str]) -> list[Running]:
+    """The running jobs of a node, locked; but for those that are `held`, or that somebody else has locked."""
+    jobs = [job for job in _jobs(await session.fetch("running", node=node)) if job.id not in held]
     await _lock_buckets_of(session, jobs, {})
-    return _jobs(await session.fetch("lock_running", node=node, ids=[job.id for job in jobs]))
+    return _jobs(await session.fetch("lock_ending", node=node, ids=[job.id for job in jobs]))
 
 
 async def _give_all(session: Session, jobs: Iterable[tuple[Running, JobState]], limit_now: int) -> None:

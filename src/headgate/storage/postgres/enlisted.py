@@ -7,19 +7,24 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from headgate.errors import UnfitConnection
+from headgate.errors import StorageUnavailable, UnfitConnection
 from headgate.jobs.job import NewJob
 from headgate.storage.enlisting import Enlisted
 from headgate.storage.postgres.addition import add_tied
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.history import note_enqueued
 from headgate.storage.postgres.statements import Statement
-from headgate.storage.postgres.unique import add_unique
+from headgate.storage.postgres.unique import RanMeanwhile, add_unique
 
 INTRANS = 2
 """What libpq calls a connection with a transaction open that is fine."""
 
 IDLE = 0
+
+TRIES = 100
+"""How often another job under the key may begin to run just when one is stored."""
+
+UNDO = "ROLLBACK TO SAVEPOINT headgate_add; RELEASE SAVEPOINT headgate_add"
 
 
 async def session_of(caller: Enlisted, statements: dict[str, Statement], name: str) -> Session:
@@ -52,16 +57,26 @@ async def add_enlisted(
         await add_tied(session, jobs, limit_now, now=now)
         await note_enqueued(session, jobs, now)
         return {}
-    # What was stored before a duplicate is met must not be there if the caller goes on.
-    await session.script("SAVEPOINT headgate_add")
-    try:
-        others = await add_unique(session, jobs, limit_now, now=now)
-    except Exception:
-        await session.script("ROLLBACK TO SAVEPOINT headgate_add; RELEASE SAVEPOINT headgate_add")
-        raise
-    await session.script("RELEASE SAVEPOINT headgate_add")
+    others = await _add_unique(session, jobs, limit_now, now)
     await note_enqueued(session, [job for job in jobs if job.id not in others], now)
     return others
+
+
+async def _add_unique(session: Session, jobs: Sequence[NewJob], limit_now: int, now: int) -> Mapping[str, str]:
+    # What was stored before a duplicate is met must not be there if the caller goes on.
+    for _ in range(TRIES):
+        await session.script("SAVEPOINT headgate_add")
+        try:
+            others = await add_unique(session, jobs, limit_now, now=now, is_users=True)
+        except RanMeanwhile:
+            await session.script(UNDO)
+        except Exception:
+            await session.script(UNDO)
+            raise
+        else:
+            await session.script("RELEASE SAVEPOINT headgate_add")
+            return others
+    raise StorageUnavailable("other jobs under the same unique keys began to run all the time; nothing was stored")
 
 
 async def _require_same_place(session: Session, identity: str, *, has_unique: bool) -> None:

@@ -2,12 +2,14 @@
 
 A leader is locked before its followers, a job before its batch, and a batch before its followers. Whoever adds a job
 that follows another locks that first: it is blocked only where the leader's end is sure to look for it.
+
+A follower may be locked by a user's transaction that replaces it. It is not waited for: its leader does not end yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from headgate.jobs.batch import BatchRecord, NewBatch, ended_as
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
@@ -38,6 +40,29 @@ from headgate.storage.stored_rows import draws_and_terms
 
 LEADERS_AT_ONCE = 100
 """Of how many leaders followers are looked for in one commit."""
+
+
+R = TypeVar("R")
+
+
+class FollowersHeld(Exception):
+    """Somebody else has followers of these jobs locked, so that their ends cannot be written now; others' can."""
+
+    def __init__(self, leaders: Collection[str]) -> None:
+        super().__init__(*leaders)
+        self.leaders = frozenset(leaders)
+
+
+async def without_held(work: Callable[[frozenset[str]], Awaitable[R]]) -> R:
+    """Do `work`, a transaction, without the jobs that it meets whose followers are held."""
+    held: frozenset[str] = frozenset()
+    while True:
+        try:
+            return await work(held)
+        except FollowersHeld as met:
+            if met.leaders <= held:
+                raise AssertionError(f"{sorted(met.leaders)} were to be left out") from met
+            held |= met.leaders
 
 
 class _Follower(NamedTuple):
@@ -86,55 +111,88 @@ async def tell_followers(
     """Let go or cancel those who follow jobs that have just become final, and whoever follows these.
 
     Where they are many, the first ones; that others are left is noted, for `release_followers`. All of them are noted
-    for the charts but those that are final `as_told` by their attempts: of these their nodes do it.
+    for the charts but those that are final `as_told` by their attempts: of these their nodes do it. Raises
+    FollowersHeld of those among them whose ends reach jobs that somebody else has locked.
     """
-    leaders = await _leaders(session, [*as_told, *ended], now, limit_now)
-    cancelled = await _release(session, leaders, Portion(), now, limit_now)
+    told = [*as_told, *ended]
+    # For whose end among them each is told.
+    roots = {job.id: {job.id} for job in told}
+    leaders = await _leaders(session, told, roots, now, limit_now)
+    cancelled = await _release(session, leaders, roots, Portion(), now, limit_now)
     await note_unrun(session, [job.id for job in ended] + cancelled, now)
 
 
-async def release_followers(session: Session, most: int, now: int, limit_now: int) -> int:
-    """Go on with some leaders of whose followers others are left; with how many of them."""
+async def release_followers(
+    session: Session, most: int, now: int, limit_now: int, held: frozenset[str] = frozenset()
+) -> int:
+    """Go on with some leaders of whose followers others are left; with how many of them.
+
+    Those that are `held` stay as they are noted. Raises FollowersHeld.
+    """
     rows = await session.fetch("take_ended_leaders", count=LEADERS_AT_ONCE)
-    leaders = sorted(EndedLeader(id, JobState(state), after) for id, state, after in rows)
+    ended = sorted(EndedLeader(id, JobState(state), after) for id, state, after in rows)
+    await _keep_ended(session, [each for each in ended if each.id in held])
+    leaders = [each for each in ended if each.id not in held]
     if leaders:
-        await note_unrun(session, await _release(session, leaders, Portion(most), now, limit_now), now)
+        roots = {each.id: {each.id} for each in leaders}
+        await note_unrun(session, await _release(session, leaders, roots, Portion(most), now, limit_now), now)
     return len(leaders)
 
 
-async def _leaders(session: Session, ended: Sequence[Ended], now: int, limit_now: int) -> list[EndedLeader]:
+async def _leaders(
+    session: Session, ended: Sequence[Ended], roots: dict[str, set[str]], now: int, limit_now: int
+) -> list[EndedLeader]:
     """Those of the jobs that others follow, and their batches that are final now, in the order of their ids."""
     states = {job.id: job.state for job in ended if job.is_followed}
     states |= await _count(session, batch_counts(ended), now, limit_now)
+    for job in ended:
+        if job.batch in states:
+            roots.setdefault(job.batch, set()).update(roots[job.id])
     return [EndedLeader(id, state) for id, state in sorted(states.items())]
 
 
 async def _release(
-    session: Session, leaders: Sequence[EndedLeader], portion: Portion, now: int, limit_now: int
+    session: Session,
+    leaders: Sequence[EndedLeader],
+    roots: dict[str, set[str]],
+    portion: Portion,
+    now: int,
+    limit_now: int,
 ) -> list[str]:
     """Release and cancel a portion of their followers, and note what is left; the ids of those that are cancelled."""
     unrun: list[str] = []
     while leaders and portion.left > 0:
-        followers = await _lock_followers(session, leaders, portion.left)
+        followers = await _lock_followers(session, leaders, roots, portion.left)
         portion.take(leaders, [(job.leader, job.id) for job in followers])
         cancelled = await _tell(session, followers, {each.id: each.state for each in leaders}, now, limit_now)
         unrun += [job.id for job in cancelled]
-        leaders = await _leaders(session, cancelled, now, limit_now)
-    left = [*portion.rest, *leaders]
-    if left:
-        ids, states, afters = zip(*left, strict=True)
-        await session.execute("keep_ended_leaders", ids=ids, states=states, afters=afters)
+        leaders = await _leaders(session, cancelled, roots, now, limit_now)
+    await _keep_ended(session, [*portion.rest, *leaders])
     return unrun
 
 
-async def _lock_followers(session: Session, leaders: Sequence[EndedLeader], most: int) -> list[_Follower]:
+async def _keep_ended(session: Session, left: Sequence[EndedLeader]) -> None:
+    if left:
+        ids, states, afters = zip(*left, strict=True)
+        await session.execute("keep_ended_leaders", ids=ids, states=states, afters=afters)
+
+
+async def _lock_followers(
+    session: Session, leaders: Sequence[EndedLeader], roots: dict[str, set[str]], most: int
+) -> list[_Follower]:
     rows = await session.fetch(
         "lock_followers",
         leaders=[leader.id for leader in leaders],
         afters=[leader.after for leader in leaders],
         count=most,
     )
-    return [_follower(row) for row in rows]
+    held = [row for row in rows if row["draws"] is None]
+    if held:
+        raise FollowersHeld({root for row in held for root in roots[row["follows"]]})
+    followers = [_follower(row) for row in rows]
+    for job in followers:
+        roots.setdefault(job.id, set()).update(roots[job.leader])
+    return followers
 
 
 async def _tell(

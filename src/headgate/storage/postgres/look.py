@@ -88,6 +88,7 @@ class Look:
         self.paused = frozenset(row["paused"])
         self.revision: int = row["revision"]
         self.has_arrivals: bool = row["has_arrivals"]
+        self.has_notes: bool = row["has_notes"]
         self.has_expired: bool = row["has_expired"]
         self.opened = _decode_buckets(row["opened"])
         self.due = decode_lanes(row["due"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from headgate.jobs.job import Draw
 from headgate.limits.concurrency import OF_BATCH, Permits, Semaphore, dump_permits, load_permits, without_unused
@@ -37,12 +37,15 @@ async def give_permits(session: Session, jobs: Iterable[Given], limit_now: int) 
     leaving = leaving_holders(jobs)
     if jobs:
         await session.execute("keep_permits", ids=[str(job.seq) for job in jobs], held=[job.kept for job in jobs])
-    if not leaving:
-        return leaving.keys()
+    await take_from(session, leaving, limit_now)
+    return leaving.keys()
+
+
+async def take_from(session: Session, leaving: Mapping[Draw, Sequence[str]], limit_now: int) -> None:
+    """Take one use of a permit from each of these holders of these buckets."""
     locked = await lock_buckets(session, leaving)
     left = [(row.id, permits_left(row.state, leaving[Draw(row.limit, row.key)])) for row in locked.rows]
     await _write(session, left, limit_now)
-    return leaving.keys()
 
 
 async def _write(session: Session, left: Sequence[tuple[bytes, Permits]], limit_now: int) -> None:

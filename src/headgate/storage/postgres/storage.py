@@ -10,10 +10,11 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
+import asyncpg
 import msgspec
 
 from headgate.clock import SECOND, Clock, sleep
-from headgate.errors import ForkedConnection, StorageUnavailable
+from headgate.errors import ForkedConnection, JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import NO_GATES, GatedJob, KnownGates, Regated
@@ -22,6 +23,7 @@ from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.report import LogLine, Report
 from headgate.jobs.uniqueness import key_of
+from headgate.limits.concurrency import dump_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage import permits
@@ -39,11 +41,12 @@ from headgate.storage.postgres.addition import add_jobs
 from headgate.storage.postgres.bucket_views import lock_buckets
 from headgate.storage.postgres.buckets import Buckets
 from headgate.storage.postgres.claimer import Claimer
-from headgate.storage.postgres.database import SUMMARIES, Database, Session, checked_url, place_of
+from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, place_of
 from headgate.storage.postgres.enlisted import add_enlisted, session_of
-from headgate.storage.postgres.following import batch_record, release_followers
+from headgate.storage.postgres.following import FollowersHeld, batch_record, release_followers, without_held
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.permits import give_permits
+from headgate.storage.postgres.replacement_notes import holders_in, read_notes
 from headgate.storage.postgres.rows import as_json, drawn, limit_needle
 from headgate.storage.postgres.schema import create, drop, migrate
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
@@ -91,6 +94,14 @@ FEW = 5_000
 
 OBSTRUCTED_FOR = 60 * SECOND
 """How long locked jobs are looked out for after endings could not be written."""
+
+IN_TURNS = {"lock_timeout": "100ms"}
+"""What a transaction is told that may wait for a user's: it gives way to others, and tries again."""
+
+HELD_PAUSE = 0.05
+
+A_SECOND = {"lock_timeout": "1s"}
+"""What a transaction is told that changes one job for somebody who waits for it."""
 
 _decode_limits = msgspec.json.Decoder(list[tuple[str]]).decode
 
@@ -264,16 +275,29 @@ class PostgresStorage:
         """By itself: it waits for whoever has a transaction open under one of the keys, and nobody else is to."""
 
         async def add() -> Mapping[str, str]:
-            return await self._transact(
-                lambda session: add_unique(session, jobs, self.limit_now(), batches, self.now())
+            return await self._database.transact(
+                lambda session: add_unique(session, jobs, self.limit_now(), batches, self.now()), IN_TURNS
             )
 
-        # One connection a key, however many want it, and not all connections, however many keys.
-        async with self._keys.held(key_of(job) for job in jobs if key_of(job) is not None), self._unique:
+        async def add_once() -> Mapping[str, str]:
+            until = self._clock.monotonic() + PATIENCE
+            while True:
+                # Not all connections, however many keys; nor any for as long as somebody waits under his.
+                async with self._unique:
+                    try:
+                        return await add()
+                    except StorageUnavailable as error:
+                        is_held = isinstance(error.__cause__, asyncpg.LockNotAvailableError)
+                        if not is_held or self._clock.monotonic() > until:
+                            raise
+                await sleep(self._clock, HELD_PAUSE)
+
+        # One attempt a key, however many want it.
+        async with self._keys.held(key_of(job) for job in jobs if key_of(job) is not None):
             if any(job.on_conflict == "replace" for job in jobs):
                 # Not again after a lost reply: what has replaced it since would be lost.
-                return await add()
-            return await self._database.repeated(add)
+                return await add_once()
+            return await self._database.repeated(add_once)
 
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         """As `Enlists.add_in`."""
@@ -316,9 +340,14 @@ class PostgresStorage:
         rest = [ending for ending in endings_ if ending.id not in plain]
         written: Mapping[str, bool | None] = {}
         if rest:
-            written = await self._transact(
-                lambda session: endings.finish(session, node, rest, now, limit_now), prepares=endings.STATEMENTS
-            )
+
+            def finish(held: frozenset[str]) -> Awaitable[Mapping[str, bool | None]]:
+                return self._transact(
+                    lambda session: endings.finish(session, node, rest, now, limit_now, held),
+                    prepares=endings.STATEMENTS,
+                )
+
+            written = await without_held(finish)
         self._changed()
         return [ending.id in plain or written[ending.id] for ending in endings_]
 
@@ -342,25 +371,27 @@ class PostgresStorage:
             self._changed()
 
     async def cancel(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
-        state = await self._transact(lambda session: self._waiting(session).cancel(job_id, deed))
+        state = await self._when_free(job_id, lambda session: self._waiting(session).cancel(job_id, deed))
         await self._merge()
         self._changed()
         return state
 
     async def retry(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
-        state = await self._transact(lambda session: self._waiting(session).retry(job_id, deed))
+        state = await self._when_free(job_id, lambda session: self._waiting(session).retry(job_id, deed))
         self._changed()
         return state
 
     async def run_now(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
-        state = await self._transact(lambda session: self._waiting(session).run_now(job_id, deed))
+        state = await self._when_free(job_id, lambda session: self._waiting(session).run_now(job_id, deed))
         self._changed()
         return state
 
     async def reschedule(
         self, job_id: str, *, run_at: int | None = None, priority: int | None = None, deed: Deed | None = None
     ) -> JobState | None:
-        state = await self._transact(lambda session: self._waiting(session).reschedule(job_id, run_at, priority, deed))
+        state = await self._when_free(
+            job_id, lambda session: self._waiting(session).reschedule(job_id, run_at, priority, deed)
+        )
         self._changed()
         return state
 
@@ -597,9 +628,12 @@ class PostgresStorage:
                 row["beat_at"],
                 row["beat"],
                 row["running"],
-                row["boot_id"] == boot_id
-                and row["pid_space"] == space
-                and not is_running(row["pid"], row["process_started"]),
+                row["gone"] is not None
+                or (
+                    row["boot_id"] == boot_id
+                    and row["pid_space"] == space
+                    and not is_running(row["pid"], row["process_started"])
+                ),
                 _slots(row["id"], row["queues"]),
                 row["version"],
                 tuple(row["lingering"]),
@@ -608,14 +642,20 @@ class PostgresStorage:
         ]
 
     async def leave(self, node: str) -> Recovered:
-        recovered = await self._transact(lambda session: endings.leave(session, node, self.now(), self.limit_now()))
+        def leave(held: frozenset[str]) -> Awaitable[Recovered]:
+            return self._transact(lambda session: endings.leave(session, node, self.now(), self.limit_now(), held))
+
+        recovered = await without_held(leave)
         self._changed()
         return recovered
 
     async def recover(self, node: str, beat: int) -> Recovered | None:
-        recovered = await self._transact(
-            lambda session: endings.recover(session, node, beat, self.now(), self.limit_now())
-        )
+        def recover(held: frozenset[str]) -> Awaitable[Recovered | None]:
+            return self._transact(
+                lambda session: endings.recover(session, node, beat, self.now(), self.limit_now(), held)
+            )
+
+        recovered = await without_held(recover)
         if recovered is not None:
             self._changed()
         return recovered
@@ -623,7 +663,10 @@ class PostgresStorage:
     # --------------------------------------------------------------------------------------- housekeeping
 
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
-        dropped = await self._transact(lambda session: self._waiting(session).expire(count))
+        def expire(held: frozenset[str]) -> Awaitable[list[Dropped]]:
+            return self._transact(lambda session: self._waiting(session).expire(count, held=held))
+
+        dropped = await without_held(expire)
         if dropped:
             await self._merge()
             self._changed()
@@ -633,7 +676,11 @@ class PostgresStorage:
         if not await self._run(lambda session: session.value("has_ended_leaders")):
             return 0
         now, limit_now = self.now(), self.limit_now()
-        found = await self._transact(lambda session: release_followers(session, count, now, limit_now))
+
+        def release(held: frozenset[str]) -> Awaitable[int]:
+            return self._transact(lambda session: release_followers(session, count, now, limit_now, held))
+
+        found = await without_held(release)
         if found:
             self._changed()
         return found
@@ -740,10 +787,14 @@ class PostgresStorage:
 
     async def check(self) -> Sequence[str]:
         async def look(session: Session) -> list[str]:
-            found = [row[0] for row in await session.fetch("check")]
+            found = [row[0] for row in await session.fetch("check", now=self.now())]
             holders = [Holder(row[0], *draws_and_terms(*row[:3]), row[3]) for row in await session.fetch("holders")]
             rows = await session.fetch("buckets_of_permits")
             buckets = {Draw(row[0], row[1]): PermitBucket(row[2], row[3]) for row in rows}
+            # What replaced jobs give back counts as given.
+            for draw, leaving in holders_in(await read_notes(session)).items():
+                if draw in buckets:
+                    buckets[draw] = PermitBucket(dump_permits(permits.permits_left(buckets[draw].state, leaving)), None)
             holding = permits.holding_batches(bucket.state for bucket in buckets.values())
             pending = {row[0] for row in await session.fetch("pending_batches", ids=sorted(holding))}
             rules = LiveRules(await read_settings(session))
@@ -924,6 +975,22 @@ class PostgresStorage:
         self._require_usable()
         return await self._database.transact(work, prepares=prepares)
 
+    async def _when_free(self, job_id: str, work: Callable[[Session], Awaitable[R]]) -> R:
+        """Do `work`, a transaction that changes a job, when nobody else holds that or its followers. Raises JobHeld."""
+        self._require_usable()
+        until = self._clock.monotonic() + SECOND
+        while True:
+            try:
+                return await self._database.transact(work, A_SECOND)
+            except FollowersHeld as error:
+                if self._clock.monotonic() > until:
+                    raise _held(job_id, "what follows it") from error
+            except StorageUnavailable as error:
+                if isinstance(error.__cause__, asyncpg.LockNotAvailableError):
+                    raise _held(job_id, "it") from error
+                raise
+            await sleep(self._clock, 0.1)
+
     async def _survey(self, work: Callable[[Session], Awaitable[R]]) -> R:
         self._require_usable()
         return await self._database.survey(work)
@@ -935,6 +1002,13 @@ class PostgresStorage:
     async def _repeat(self, work: Callable[[Session], Awaitable[R]]) -> R:
         self._require_usable()
         return await self._database.repeat(work)
+
+
+def _held(job_id: str, what: str) -> JobHeld:
+    return JobHeld(
+        f"job {job_id} was not changed: somebody's open transaction holds {what}, to replace or to follow it; "
+        "try again when that has ended (`headgate status` shows what is in the way)"
+    )
 
 
 async def _limits_waited_for(session: Session) -> set[str]:

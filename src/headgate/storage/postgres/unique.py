@@ -3,6 +3,9 @@
 A conflicting insertion waits for whoever else has one open under the same key. So once a job is inserted, the index
 lets nobody else wait under its key, and a later statement sees every job that was claimed before: whichever of several
 comes first, the others find it.
+
+The transaction may be a user's, and stay open for long. So all that is locked are jobs under the key: the one that is
+replaced, or the one that runs and gets a successor.
 """
 
 from __future__ import annotations
@@ -20,15 +23,17 @@ from headgate.jobs.uniqueness import Following, Kept, Replaced, Stands, Stored, 
 from headgate.storage.permits import Given
 from headgate.storage.postgres.addition import add_tied
 from headgate.storage.postgres.arrivals import Arrival, Lane, arrive
-from headgate.storage.postgres.bucket_views import lock_buckets
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.permits import give_permits
+from headgate.storage.postgres.replacement_notes import ReplacementNote, give_back, keep_notes, note_of
 from headgate.storage.postgres.rows import as_json, optional_json
-from headgate.storage.postgres.waiting import concerned
 from headgate.storage.stored_rows import draws_and_terms
 
 TRIES = 100
 """How often another job may vanish between being met and being looked at."""
+
+
+class RanMeanwhile(Exception):
+    """A job under the key was claimed while another one was stored, which is to be undone."""
 
 
 class Standing(NamedTuple):
@@ -47,15 +52,22 @@ class Standing(NamedTuple):
 
 
 async def add_unique(
-    session: Session, jobs: Sequence[NewJob], limit_now: int, batches: Sequence[NewBatch] = (), now: int = 0
+    session: Session,
+    jobs: Sequence[NewJob],
+    limit_now: int,
+    batches: Sequence[NewBatch] = (),
+    now: int = 0,
+    *,
+    is_users: bool = False,
 ) -> dict[str, str]:
     """Store jobs some of which have unique keys, in a transaction that is undone if this raises DuplicateJob.
 
-    By their ids, those for which another one stands.
+    By their ids, those for which another one stands. In a transaction that is a user's no bucket is locked, and
+    RanMeanwhile is raised where it has to be undone and begun anew.
     """
     # A repeat after a lost reply changes nothing.
     stored = {row[0] for row in await session.fetch("stored_ids", ids=[job.id for job in jobs])}
-    adding = Unique(session, limit_now)
+    adding = Unique(session, limit_now, is_users=is_users)
     others: dict[str, str] = {}
     if batches:
         await add_tied(session, (), limit_now, batches, now)
@@ -68,15 +80,20 @@ async def add_unique(
             other = await adding.add(following(job, others))
             if other is not None:
                 others[job.id] = other
+    if adding.notes:
+        # Last of all, as others may be waited for under a key.
+        await (keep_notes(session, adding.notes) if is_users else give_back(session, adding.notes, limit_now))
     return others
 
 
 class Unique:
     """Stores one job after the other."""
 
-    def __init__(self, session: Session, limit_now: int) -> None:
+    def __init__(self, session: Session, limit_now: int, *, is_users: bool) -> None:
         self._session = session
         self._limit_now = limit_now
+        self._is_users = is_users
+        self.notes: list[ReplacementNote] = []
 
     async def add(self, job: NewJob) -> str | None:
         """The id of the job that stands for this one, None if it was stored."""
@@ -111,6 +128,9 @@ class Unique:
             return True
         is_there = any(row.id == job.id for row in rows)
         if is_there and any(row.state == "running" for row in rows):
+            if self._is_users:
+                # Deleted, it would still stand in the index until the commit: who runs could not wait again.
+                raise RanMeanwhile
             await self._session.execute("unstore_job", id=job.id)
             if next(row for row in rows if row.id == job.id).state == "waiting":
                 lane = Lane(job.queue, job.draws, job.variant)
@@ -130,22 +150,15 @@ class Unique:
         return any(row.id == job.id for row in await self._standing(job))
 
     async def _replaced(self, row: Standing, new: NewJob) -> bool:
-        """Whether it still waits, and asks for what the new one asks for."""
-        await lock_buckets(self._session, concerned(row.draws, row.held, row.terms, has_costs=row.has_costs))
+        """Whether it still waited, and asks for what the new one asks for."""
         locked = [_read(found) for found in await self._session.fetch("lock_standing", id=row.id)]
         if not locked or locked[0].state not in ("waiting", "blocked"):
             return False
         now = locked[0]
-        if (now.draws, now.held, now.has_costs) != (row.draws, row.held, row.has_costs):
-            # Other buckets have to be locked first.
-            return False
         waited = Waited(
             now.id, now.queue, now.draws, now.terms, now.held, now.passed, now.has_costs, now.delayed, now.run_at
         )
         after = replacement(waited, new)
-        if after.gone and now.terms is not None:
-            given = Given(now.id, now.id, now.draws, now.terms, after.gone, now.held & ~after.gone)
-            await give_permits(self._session, [given], self._limit_now)
         before, lane, job = Lane(*waited.lane), Lane(*after.lane), after.new
         await self._session.execute(
             "replace_job",
@@ -172,8 +185,12 @@ class Unique:
         if now.state == "waiting":
             here = Arrival(lane, 1, not job.delayed, job.run_at if job.delayed else None)
             await arrive(self._session, [Arrival(before, -1), here], self._limit_now)
-            if now.has_costs:
-                await self._session.execute("reopen_behind", lanes=[before.id], limit_now=self._limit_now)
+        given = None
+        if after.gone and now.terms is not None:
+            given = Given(now.id, now.id, now.draws, now.terms, after.gone, now.held & ~after.gone)
+        note = note_of(given, before.id if now.has_costs and now.state == "waiting" else None, before.draws)
+        if note is not None:
+            self.notes.append(note)
         return True
 
 

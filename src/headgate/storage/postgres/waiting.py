@@ -1,4 +1,8 @@
-"""Waiting jobs that leave their lanes without having run, or go to another one."""
+"""Waiting jobs that leave their lanes without having run, or go to another one.
+
+Jobs are locked first, and the buckets that they concern after them. A user's transaction may hold a job, so nobody who
+holds a bucket waits for one.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +93,7 @@ class Waiting:
 
     async def retry(self, job_id: str, deed: Deed | None = None) -> JobState | None:
         """Let a failed or cancelled job wait again; the state it was in."""
-        found = await self._locked(job_id, with_leader=True)
+        found = await self._locked(job_id, with_leader=True, with_buckets=False)
         if found is None:
             return None
         require_retriable(job_id, found.state)
@@ -99,15 +103,17 @@ class Waiting:
                 raise key_taken(id, rival)
         await note(self._session, deed, self._now)
         ended = Ended(found.id, found.state, found.is_followed, found.batch)
-        await following.come_back(self._session, ended, self._now)
         terms = found.terms
+        # This may wait for whoever stores another under its unique key, so batches and buckets are locked after it.
         if is_held_back:
-            await give_permits(self._session, found.gives(found.held), self._limit_now)
             await following.block(self._session, [found.id], self._now, is_retry=True)
+            await following.come_back(self._session, ended, self._now)
+            await give_permits(self._session, found.gives(found.held), self._limit_now)
             return found.state
         lane = lane_of(found.queue, found.draws, terms, found.held)
         give_up_at = None if terms is None or not terms.patience else self._now + terms.patience
         await self._session.execute("retry_job", id=found.id, lane=lane.id, now=self._now, give_up_at=give_up_at)
+        await following.come_back(self._session, ended, self._now)
         await arrive(self._session, [Arrival(lane, 1, is_ready=True)], self._limit_now)
         return found.state
 
@@ -159,10 +165,19 @@ class Waiting:
         return found.state
 
     async def expire(
-        self, count: int, lanes: Sequence[bytes] | None = None, tasks: Sequence[str] = ()
+        self,
+        count: int,
+        lanes: Sequence[bytes] | None = None,
+        tasks: Sequence[str] = (),
+        *,
+        held: frozenset[str] = frozenset(),
     ) -> list[Dropped]:
-        """End up to so many jobs whose time to start has passed; of all, or of these tasks in these lanes."""
-        rows = await self._session.fetch("expired", now=self._now, count=count, lanes=lanes, tasks=tasks)
+        """End up to so many jobs whose time to start has passed; of all, or of these tasks in these lanes.
+
+        Those that somebody else has locked, or that are `held`, are left for later. Raises FollowersHeld.
+        """
+        asked = {"count": count, "lanes": lanes, "tasks": tasks, "held": list(held)}
+        rows = await self._session.fetch("expired", now=self._now, **asked)
         late = [_Late.read(row, self._now) for row in rows]
         await lock_buckets(self._session, {draw for job in late for draw in job.concerned})
         waiting = await self._session.fetch("lock_waiting", ids=[job.id for job in late])
@@ -221,8 +236,8 @@ class Waiting:
         return {job.id for job in plain}
 
     async def regate(self, job: Regated) -> bool:
-        """Move a job that still waits to the lane of what it asks for now."""
-        found = await self._locked(job.id)
+        """Move a job that still waits to the lane of what it asks for now, unless somebody else has it locked."""
+        found = await self._locked(job.id, waits=False)
         if found is None or found.state is not JobState.WAITING or found.draws != job.before:
             return False
         held = kept_permits(job.id, found.draws, found.terms, found.held, job.draws, job.terms)
@@ -268,17 +283,26 @@ class Waiting:
                     )
         return await give_up_unused(self._session, draw, self._limit_now)
 
-    async def _locked(self, job_id: str, *, with_leader: bool = False) -> Found | None:
-        """The job, locked after the buckets that it may give permits back to, and after what it follows."""
-        rows = await self._session.fetch("find_job", id=job_id)
+    async def _locked(
+        self, job_id: str, *, with_leader: bool = False, with_buckets: bool = True, waits: bool = True
+    ) -> Found | None:
+        """The job, locked after what it follows, and before the buckets that it may give permits back to.
+
+        Where it does not wait for it, None also for one that somebody else has locked.
+        """
+        if with_leader:
+            rows = await self._session.fetch("find_job", id=job_id)
+            if not rows:
+                return None
+            await following.lock_leader(self._session, _found(rows[0]).follows)
+        rows = await self._session.fetch("lock_job" if waits else "lock_job_free", id=job_id)
         if not rows:
             return None
         found = _found(rows[0])
-        await lock_buckets(self._session, concerned(found.draws, found.held, found.terms, has_costs=found.has_costs))
-        if with_leader:
-            await following.lock_leader(self._session, found.follows)
-        rows = await self._session.fetch("lock_job", id=job_id)
-        return _found(rows[0]) if rows else None
+        if with_buckets:
+            asked = concerned(found.draws, found.held, found.terms, has_costs=found.has_costs)
+            await lock_buckets(self._session, asked)
+        return found
 
     async def _left(self, lane: Lane, *, have_costs: bool) -> None:
         await arrive(self._session, [Arrival(lane, -1)], self._limit_now)
@@ -292,7 +316,7 @@ class Waiting:
 
 
 def concerned(draws: Sequence[Draw], held: int, terms: GateTerms | None, *, has_costs: bool) -> list[Draw]:
-    """The buckets to lock before a job leaves its lane.
+    """The buckets to lock when a job leaves its lane.
 
     Those whose permits it or its batch holds; and for a costly one all, as a claim may be about to close one for its
     cost.

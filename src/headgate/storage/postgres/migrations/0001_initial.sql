@@ -102,6 +102,16 @@ CREATE TABLE headgate.arrival (
     wakes_at  bigint
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
+-- What a replaced job asks for no more: permits that it held, and a cost for which a bucket may have been closed. Replacing
+-- may happen in a user's transaction, which is to hold no bucket; whoever claims next gives back what is noted here.
+-- Of permits these are the buckets and who holds them; of a cost the lane where it stood, and all that this draws on.
+CREATE TABLE headgate.replacement_note (
+    id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    permits  text COLLATE "C" NOT NULL,
+    lane     bytea CHECK (length(lane) = 16),
+    draws    text COLLATE "C" NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+
 -- The gates of each release, by what they are of (a task in a queue), whether the backlog is where it would have it, and
 -- which is the newest one of a live release: claims of others start no job of that subject.
 CREATE TABLE headgate.task_gate (
@@ -382,5 +392,7 @@ CREATE TABLE headgate.node (
     queues           text NOT NULL DEFAULT '{}',
     version          text NOT NULL DEFAULT '',
     -- The jobs whose attempts were told to end and take a slot still.
-    lingering        text[] NOT NULL DEFAULT '{}'
+    lingering        text[] NOT NULL DEFAULT '{}',
+    -- Set when it has left or was found dead while users' transactions held jobs of its: they are taken back later.
+    gone             text COLLATE "C" CHECK (gone IN ('left', 'dead'))
 );

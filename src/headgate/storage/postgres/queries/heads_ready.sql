@@ -5,7 +5,7 @@ FROM unnest(:lanes::bytea[], :counts::integer[]) AS visited (lane, most)
 CROSS JOIN LATERAL (
     SELECT * FROM (
         SELECT * FROM headgate.job
-        WHERE job.lane = visited.lane AND waiting AND NOT delayed AND (:all::boolean OR gate = ANY(@known))
+        WHERE job.lane = visited.lane AND waiting AND NOT delayed AND (:all::boolean OR gate = ANY(@known)) AND @not_locked
         ORDER BY priority DESC, run_at, id
         LIMIT visited.most
     ) AS plain
@@ -15,7 +15,7 @@ CROSS JOIN LATERAL (
     CROSS JOIN LATERAL (
         SELECT * FROM headgate.job
         WHERE job.lane = visited.lane AND waiting AND delayed AND priority = level AND run_at <= :now
-            AND (:all::boolean OR gate = ANY(@known))
+            AND (:all::boolean OR gate = ANY(@known)) AND @not_locked
         ORDER BY run_at, id
         LIMIT visited.most
     ) AS ripe

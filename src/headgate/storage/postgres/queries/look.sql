@@ -7,10 +7,11 @@ SELECT
     now,
     limit_now,
     ahead,
-    EXISTS (SELECT 1 FROM headgate.node WHERE id = :node) AS has_joined,
+    EXISTS (SELECT 1 FROM headgate.node WHERE id = :node AND gone IS NULL) AS has_joined,
     ARRAY(SELECT queue FROM headgate.paused_queue) AS paused,
     (SELECT revision FROM headgate.limit_revision) AS revision,
     EXISTS (SELECT 1 FROM headgate.arrival WHERE draws <> '[]' AND queue = ANY(:queues::text[])) AS has_arrivals,
+    EXISTS (SELECT 1 FROM headgate.replacement_note) AS has_notes,
     EXISTS (
         SELECT 1
         FROM (

@@ -2,6 +2,6 @@
 SELECT
     id, name, pid, started_at, beat_at, beat,
     (SELECT count(*) FROM headgate.job WHERE state = 'running' AND job.node = node.id) AS running, pid_space, process_started, boot_id,
-    queues, version, lingering
+    queues, version, lingering, gone
 FROM headgate.node
 ORDER BY started_at, id

@@ -1,5 +1,6 @@
 -- What a claim of gated jobs comes to: charged buckets, lanes that have moved, and jobs that are the node's to run.
--- It counts as made only if all the jobs still wait in the lanes in which they were read, as they were read.
+-- It counts as made only if all the jobs, which come back, still wait in the lanes in which they were read, as they were
+-- read, and nobody else has one of them locked: that may be a user's transaction, for which nobody is to wait.
 WITH charged AS (
     UPDATE headgate.bucket SET state = new.state, idle_at = new.idle_at
     FROM unnest(:buckets::bytea[], :states::text[], :idle_at::bigint[]) AS new (id, state, idle_at)
@@ -12,10 +13,15 @@ moved AS (
     FROM unnest(:lanes::bytea[], :gone::integer[], :since::bigint[], :behind::bytea[], :wakes_at::bigint[],
         :opened_at::bigint[]) AS new (id, gone, since, behind, wakes_at, opened_at)
     WHERE lane.id = new.id
+),
+free AS (
+    SELECT id FROM headgate.job WHERE id = ANY(:ids::text[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE headgate.job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
     cancel_requested = false, charged_at = :limit_now, held = new.held, uncharged = new.uncharged
 FROM unnest(:ids::text[], :job_lanes::bytea[], :fences::integer[], :held::bigint[], :uncharged::bigint[])
     AS new (id, lane, fence, held, uncharged)
+JOIN free ON free.id = new.id
 WHERE job.id = new.id AND job.lane = new.lane AND job.fence = new.fence AND job.state = 'waiting'
+RETURNING job.id

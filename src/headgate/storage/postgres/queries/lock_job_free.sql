@@ -1,0 +1,2 @@
+-- As lock_job, unless somebody else has it locked.
+SELECT @found_job FROM headgate.job WHERE id = :id FOR UPDATE SKIP LOCKED
