@@ -1,0 +1,93 @@
+"""Every enlisted verb, held open in a user's transaction for 30 s under load: whoever it does not concern goes on.
+
+HEADGATE_HELD_SECONDS is for how long, HEADGATE_HELD_AT_ONCE how many verbs at the same time, each with a database of
+its own. HEADGATE_HELD_TABLE names a file that the table of the documentation is written to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.durability.held_verb import VERBS
+from tests.postgres_server import server_in
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SECONDS = float(os.environ.get("HEADGATE_HELD_SECONDS", "30"))
+AT_ONCE = int(os.environ.get("HEADGATE_HELD_AT_ONCE", "4"))
+
+KINDS = (
+    "other keys",
+    "a shared limit",
+    "no limits",
+    "other unique keys",
+    "endings",
+    "cancellations",
+    "recovery",
+)
+
+PROMPT = 3.0
+"""Seconds more than with nothing held. A busy machine delays everything; a lock that is waited for, by 5 s at least."""
+
+
+def test_a_verb_that_a_transaction_holds_open_delays_nobody_else(tmp_path: Path) -> None:
+    measured = asyncio.run(_measured(tmp_path))
+    if "HEADGATE_HELD_TABLE" in os.environ:
+        Path(os.environ["HEADGATE_HELD_TABLE"]).write_text(_table(measured))
+    for verb, seen in measured.items():
+        assert seen["contradictions"] == [], verb
+        assert seen["swept"] == 0, verb
+        assert set(seen["worst"]) == set(KINDS), (verb, seen)
+        more = {kind: seconds - measured["nothing"]["worst"][kind] for kind, seconds in seen["worst"].items()}
+        assert max(more.values()) < PROMPT, (verb, more)
+
+
+async def _measured(tmp_path: Path) -> dict[str, Any]:
+    room = asyncio.Semaphore(AT_ONCE)
+    with server_in(tmp_path) as server:
+
+        async def measure(number: int, verb: str) -> dict[str, Any]:
+            async with room:
+                url = await _database(server.url, f"held_{number}")
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "tests.durability.held_verb", url, "headgate", verb, str(SECONDS)),
+                    stdout=asyncio.subprocess.PIPE,
+                    cwd=Path(__file__).parents[2],
+                )
+                try:
+                    told, _ = await process.communicate()
+                finally:
+                    if process.returncode is None:
+                        process.kill()
+                assert process.returncode == 0, verb
+                measured: dict[str, Any] = json.loads(told)
+                return measured
+
+        found = await asyncio.gather(*(measure(number, verb) for number, verb in enumerate(VERBS)))
+    return dict(zip(VERBS, found, strict=True))
+
+
+async def _database(url: str, name: str) -> str:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(f"CREATE DATABASE {name}")
+    finally:
+        await connection.close()
+    address, _, _ = url.rpartition("/")
+    return f"{address}/{name}"
+
+
+def _table(measured: dict[str, Any]) -> str:
+    lines = [f"| held open for {SECONDS:g} s | " + " | ".join(KINDS) + " |", "| --- |" + " ---: |" * len(KINDS)]
+    for verb, seen in measured.items():
+        times = [f"{seen['median'][kind]:.2f} / {seen['worst'][kind]:.2f}" for kind in KINDS]
+        lines.append(f"| {verb} | " + " | ".join(times) + " |")
+    return "\n".join(lines) + "\n"
