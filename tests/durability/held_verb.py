@@ -407,9 +407,10 @@ async def main(url: str, schema: str, words: str, seconds: float) -> dict[str, A
         swept = [node.statistics()["swept"] for app in (left.app, right.app) if (node := app._node) is not None]
         # What is in the middle of being written is there a moment later.
         contradictions = list(await left.app._storage.check())
-        if contradictions:
-            await asyncio.sleep(2)
-            contradictions = list(await left.app._storage.check())
+        for _ in range(20):
+            if contradictions:
+                await asyncio.sleep(1)
+                contradictions = list(await left.app._storage.check())
     await user.close()
     return {**measured, "swept": sum(swept), "contradictions": contradictions}
 
