@@ -211,7 +211,8 @@ async def test_a_dead_nodes_jobs_are_taken_over_although_some_cannot_be_read(pla
             await app.tasks["held"].enqueue("b"),
         ]
         rooms = {"default": Room(slots=10)}
-        claimed = await storage.claim(Claim("dead", rooms=rooms, rules=app._registry.rules, tasks=app._registry.names))
+        known = app._registry
+        claimed = await storage.claim(Claim("dead", rooms, known.rules, known.names, known.gates()))
         assert len(claimed.jobs) == 5
         bad, good = jobs[1:3], [jobs[0], *jobs[3:]]
         for job, value in zip(bad, (BROKEN, WRONG), strict=True):

@@ -76,7 +76,7 @@ def test_a_list_has_a_gauge_for_each_key_and_finds_keys_by_how_they_begin(target
 
 
 def test_a_key_is_a_pattern_only_where_it_is_said_to_be(target: str) -> None:
-    limit = "sync:strict"
+    limit = "sync:rate"
 
     def settings() -> list[tuple[str, str]]:
         return [(each["scope"], each["target"]) for each in json.loads(call("settings", target, "--json").stdout)]
