@@ -562,7 +562,7 @@ def test_what_people_did_is_told_with_who_did_it(project: Project) -> None:
     ]
     assert entries[4]["detail"] == "key 'acme'"
     assert "until" in entries[3]["detail"]
-    assert entries[1]["detail"] == "member 'acme': into tier 'gold'"
+    assert entries[1]["detail"] == "key 'acme': into tier 'gold'"
     assert len(answer("audit", "--actor", "bob@desk")) == 3
     assert len(answer("audit", "--before", str(entries[2]["number"]), "--count", "2")) == 2
     assert len(answer("audit", "--subject", "mail")) == 2

@@ -11,7 +11,7 @@ SHORTEST = 8
 
 @click.command()
 def password() -> None:
-    """Print the hash of a password, which stands in its place in the users of a dashboard.
+    """Print the hash of a password, for the users of a dashboard.
 
     The password is asked for twice without being shown, or read from the standard input if that is no terminal. It is
     never an argument: arguments are shown to everybody on the machine.

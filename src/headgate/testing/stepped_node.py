@@ -168,6 +168,8 @@ class SteppedNode(NodeInTest):
         assert self._loop is not None
         ending = self._endings[job.id] = self._loop.create_future()
         recorded = self.recorded[job.id] = self._loop.create_future()
+        if not self._own_lease.holds(self._clock.monotonic()):
+            await self._renew_lease()
         self._start(job)
         try:
             attempt: KeptAttempt = await asyncio.shield(ending)
@@ -183,6 +185,10 @@ class SteppedNode(NodeInTest):
             del self.recorded[job.id]
             recorded.cancel()
         return attempt
+
+    def _lease_renewed(self, sent_at: int) -> None:
+        # Without the timer that ends it: a test lets hours pass in a moment, in which no heartbeat is sent.
+        self._own_lease.renew(sent_at)
 
     def _conclude(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> None:
         assert isinstance(attempt, KeptAttempt)
