@@ -7,8 +7,8 @@ its own time, and how the lanes of a key that is not owned are passed over. What
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 from zlib import crc32
 
 import msgspec
@@ -18,7 +18,7 @@ from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.audit import Deed
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.job import Attempt, ChargedElsewhere, ClaimedJob, Draw, JobError, JobState, NewJob
+from headgate.jobs.job import Attempt, ChargedElsewhere, ClaimedJob, Draw, JobError, JobRecord, JobState, NewJob
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import AnyRule
 from headgate.storage.memory import MemoryStorage
@@ -128,6 +128,20 @@ class InKeyTime(msgspec.Struct, frozen=True):
         return str(self.real.describe())
 
 
+class _RecordInKeyTime:
+    """A job's record, of which a node that has lost the reply of its claim makes the job as that gave it out."""
+
+    def __init__(self, record: JobRecord, in_key_time: Callable[[ClaimedJob], ClaimedJob]) -> None:
+        self._record = record
+        self._in_key_time = in_key_time
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._record, name)
+
+    def as_claimed(self) -> ClaimedJob:
+        return self._in_key_time(self._record.as_claimed())
+
+
 class Shard(MemoryStorage):
     """One database of several. `names` are all of them: a key that never moved is where its hash says."""
 
@@ -167,9 +181,13 @@ class Shard(MemoryStorage):
             elif place.owner == self.name and place.to is None:
                 rules[limit] = _in_key_time(rule, place.ahead)
         claimed = await super().claim(replace(claim, rules=rules))
-        return replace(claimed, jobs=[self._charged_in_key_time(job) for job in claimed.jobs])
+        return replace(claimed, jobs=[self.in_key_time(job) for job in claimed.jobs])
 
-    def _charged_in_key_time(self, job: ClaimedJob) -> ClaimedJob:
+    async def job(self, job_id: str) -> JobRecord | None:
+        record = await super().job(job_id)
+        return None if record is None else cast(JobRecord, _RecordInKeyTime(record, self.in_key_time))
+
+    def in_key_time(self, job: ClaimedJob) -> ClaimedJob:
         charges: list[ChargedElsewhere | None] = []
         for index, draw in enumerate(job.draws):
             if draw.key:
