@@ -67,6 +67,12 @@ browser: ## Install the Chromium that the tests of the dashboard drive, where th
 		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends chromium; \
 	} >/dev/null
 
+.PHONY: pooler
+pooler: ## Install the PgBouncer that some tests stand behind, where there is none (Debian, Ubuntu; needs root)
+	@command -v pgbouncer >/dev/null || { \
+		apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends pgbouncer; \
+	} >/dev/null
+
 .PHONY: clean
 clean: ## Remove .venv, caches and build output
 	rm -rf $(VENV) build dist site htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
