@@ -158,7 +158,7 @@ LANE = lane_id("default", (Draw("monthly", "acme"),), "")
 async def pages_of_heads(postgres: PostgresServer, floor: int) -> int:
     """How many pages are read to find the first jobs of a lane from its floor on."""
     sql, names = load_statements("headgate")["heads"]
-    values = {"lanes": [LANE], "counts": [50], "floors": [floor]}
+    values = {"lanes": [LANE], "counts": [50], "floors": [floor], "locked": []}
     async with session_at(postgres.url) as session:
         for name, setting in database.SETTINGS.items():
             await session.execute(f"SET {name} = '{setting}'")

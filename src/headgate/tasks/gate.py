@@ -32,7 +32,7 @@ class BoundLimit:
     ) -> None:
         self.limit = limit
         self.name = name
-        self.where = f"limit {name!r} of {where}"
+        self.where: str = f"limit {name!r} of {where}"
         self._key = compile_key(limit.key, parameters, self.where, fields)
         self._one_for_all = limit.key is None
         if self._one_for_all and isinstance(limit.rule, SharedCounter):

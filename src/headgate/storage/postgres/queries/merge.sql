@@ -23,7 +23,7 @@ come AS (
 INSERT INTO headgate.lane AS known (id, queue, draws, variant, waiting, since, wakes_at)
 SELECT
     lane, queue, draws, variant, jobs,
-    CASE WHEN is_ready THEN greatest(since, :after::bigint + row_number() OVER (ORDER BY first)) END,
+    CASE WHEN is_ready THEN greatest(since, :after::bigint) + row_number() OVER (ORDER BY first) END,
     wakes_at
 FROM come
 ORDER BY lane
