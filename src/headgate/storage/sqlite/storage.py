@@ -583,7 +583,14 @@ class SqliteStorage:
         """A search in payloads, on a connection of its own, since it reads whole tables and lists must not wait."""
         self._require_usable()
         if self._searcher is None:
-            self._searcher = await asyncio.to_thread(Reader, self.path, "searches")
+            searcher = await asyncio.to_thread(Reader, self.path, "searches")
+            try:
+                # The store may have been closed meanwhile.
+                self._require_usable()
+            except BaseException:
+                await searcher.close()
+                raise
+            self._searcher = searcher
         until = self._clock.monotonic() + microseconds(SEARCH_TIMEOUT)
         query = partial(fetch, statement=statement, **asked)
         try:
