@@ -20,9 +20,9 @@ from headgate.storage.postgres import arrivals, floors
 from headgate.storage.postgres.addition import add_jobs
 from headgate.storage.postgres.claim import SOON
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.rows import bucket_id
-from headgate.storage.postgres.statements import load_statements
+from headgate.storage.postgres.dialect import statements_of
 from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.row_ids import bucket_id
 from headgate.testing.conformance.hands import Hands, at_once, rate, recover
 from headgate.testing.conformance.ties import add_batch, follow
 from headgate.testing.manual_clock import ManualClock
@@ -509,7 +509,7 @@ async def test_a_job_committed_long_after_it_was_added_is_found_below_the_floors
     monkeypatch.setattr(floors, "SLOW", -1)
     world.rule(r=PLENTY)
     job = world.left.new(draws=[("r", "z")])
-    session = Session(world.connection, load_statements(world.schema), is_pooled=False)
+    session = Session(world.connection, statements_of(world.schema), is_pooled=False)
     async with world.connection.transaction():
         await add_jobs(session, [job], world.left.storage.limit_now())
         world.clock.advance(2)

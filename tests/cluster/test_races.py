@@ -108,7 +108,7 @@ class World:
         """A user's transaction that is open for long, with a job in it."""
         from headgate.storage.postgres.addition import add_jobs
         from headgate.storage.postgres.database import Session
-        from headgate.storage.postgres.statements import load_statements
+        from headgate.storage.postgres.dialect import statements_of
 
         connection = await asyncpg.connect(url)
         try:
@@ -120,7 +120,7 @@ class World:
                         # It replaces a job that waits, or whose node may die, or follows one that runs.
                         others = await store.add_in(connection, [self.unique(job)])
                     else:
-                        session = Session(connection, load_statements(store.schema), is_pooled=False)
+                        session = Session(connection, statements_of(store.schema), is_pooled=False)
                         await add_jobs(session, [job], store.limit_now())
                     await asyncio.sleep(self.random.uniform(0.05, 0.4))
                 self.added |= {job.id} - others.keys()

@@ -12,8 +12,9 @@ import asyncpg
 
 from headgate.clock import SECOND
 from headgate.jobs.job import Draw
-from headgate.storage.postgres.rows import as_json, bucket_id, lane_id
+from headgate.storage.json_text import as_json
 from headgate.storage.postgres.statements import load_statements
+from headgate.storage.row_ids import bucket_id, lane_id
 
 HOUR = 3600 * SECOND
 
@@ -122,7 +123,7 @@ class Backlog:
 
 _BUCKETS = """
 INSERT INTO headgate.bucket (id, limit_name, key, idle_at, opens_at)
-SELECT id, 'api', (place - 1)::text, $2, $2 FROM unnest($1::bytea[]) WITH ORDINALITY AS known (id, place)
+SELECT id, 'api', (place - 1)::text, $2, $2 FROM unnest($1::text[]) WITH ORDINALITY AS known (id, place)
 """
 
 _JOBS = """
@@ -132,7 +133,7 @@ INSERT INTO headgate.job (
 )
 SELECT
     lpad(to_hex(n), 8, '0') || '-0000-7000-8000-000000000000',
-    CASE n % 3 WHEN 0 THEN $3::bytea WHEN 1 THEN ($4::bytea[])[1] ELSE ($4::bytea[])[1 + n % $6] END,
+    CASE n % 3 WHEN 0 THEN $3::text WHEN 1 THEN ($4::text[])[1] ELSE ($4::text[])[1 + n % $6] END,
     CASE n % 3 WHEN 0 THEN '[]' WHEN 1 THEN ($5::text[])[1] ELSE ($5::text[])[1 + n % $6] END,
     is_waiting, n % 50 = 7, CASE WHEN n % 100 = 0 THEN 5 ELSE 0 END, 0,
     CASE WHEN n % 100 = 7 THEN at + 7200000000 ELSE at END,

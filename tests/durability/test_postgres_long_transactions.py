@@ -11,7 +11,7 @@ import pytest
 from headgate import Job
 from headgate.storage.postgres.addition import add_jobs
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.statements import load_statements
+from headgate.storage.postgres.dialect import statements_of
 from headgate.tasks.task import Call
 from tests.durability.postgres import ask, session_at
 from tests.durability.work import Work
@@ -28,7 +28,7 @@ async def enqueue_in(connection: Any, work: Work, keys: list[str]) -> list[str]:
     """Enqueue in a transaction of the caller's, as the app would; the ids."""
     calls: list[Call[Any]] = [Call((key,), {}) for key in keys]
     jobs = work.app._intake._new_jobs(work.gated, work.gated._options, calls)
-    session = Session(connection, load_statements("headgate"), is_pooled=False)
+    session = Session(connection, statements_of("headgate"), is_pooled=False)
     await add_jobs(session, jobs, work.app._storage.limit_now())
     return [job.id for job in jobs]
 

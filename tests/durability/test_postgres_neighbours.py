@@ -12,9 +12,9 @@ import pytest
 
 from headgate.jobs.job import Draw
 from headgate.storage.postgres import database
-from headgate.storage.postgres.rows import lane_id
 from headgate.storage.postgres.statements import load_statements
 from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.row_ids import lane_id
 from tests.durability.postgres import Endings, count_endings, session_at
 from tests.durability.processes import Children
 from tests.durability.wire import Wire

@@ -29,7 +29,7 @@ FOR_ALL_KEYS = ""
 """The key of the bucket in which a dynamic window keeps the one state of all its keys."""
 
 
-RowId = int | bytes
+RowId = int | str
 """What a store knows a lane or a bucket by."""
 
 Ask = tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]

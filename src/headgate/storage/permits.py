@@ -35,6 +35,11 @@ class Holder(msgspec.Struct, array_like=True):
     held: int
 
 
+def drawn(draws: Sequence[Draw], chosen: int) -> list[Draw]:
+    """Those of the draws of a job that are in a set of them: bit i is the i-th."""
+    return [draw for index, draw in enumerate(draws) if chosen >> index & 1]
+
+
 def leaving_holders(jobs: Iterable[Given]) -> dict[Draw, list[str]]:
     """Who leaves each bucket."""
     leaving: dict[Draw, list[str]] = {}

@@ -7,8 +7,10 @@ be read is replaced by a blank, the row names that field, and each process logs 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any, Generic, TypeVar, cast, get_type_hints
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -36,8 +38,15 @@ _decode_terms = msgspec.json.Decoder(GateTerms).decode
 _logged: set[tuple[str, str, str]] = set()
 
 
+class Field(NamedTuple):
+    """A column of a row: a number or text as it is stored, a truth value, or JSON text that is decoded."""
+
+    name: str
+    kind: Literal["plain", "boolean", "json"]
+
+
 class RowDecoder(Generic[R]):
-    """Reads rows of one kind, a struct or a named tuple, from the JSON array that a statement returns.
+    """Reads rows of one kind, a struct or a named tuple, from what a statement returns: a JSON array, or its columns.
 
     `what` is what a row is called in the log. A field that cannot be read is replaced by its value in `blanks` (or what
     a function there makes of the unreadable one), or by the emptiest value of its type; the struct's field
@@ -56,6 +65,9 @@ class RowDecoder(Generic[R]):
             if name != "unreadable"
         ]
         self._tells = "unreadable" in names
+        self.fields = [Field(name, _kind_of(types[name])) for name in names if name != "unreadable"]
+        converters = ((place, _converter(types[field.name], field)) for place, field in enumerate(self.fields))
+        self._converters = [(place, convert) for place, convert in converters if convert is not None]
 
     def decode(self, text: str | bytes) -> list[R]:
         """The rows; those that cannot be read are blank in part."""
@@ -67,6 +79,17 @@ class RowDecoder(Generic[R]):
     def decode_one(self, text: str | bytes) -> R:
         """A statement's only row."""
         return self.decode(f"[{text if isinstance(text, str) else text.decode()}]")[0]
+
+    def of(self, row: Iterable[Any]) -> R:
+        """One row from its columns, as they are stored, in the order of its fields."""
+        values = list(row)
+        try:
+            for place, convert in self._converters:
+                if values[place] is not None:
+                    values[place] = convert(values[place])
+        except (msgspec.DecodeError, UnicodeError, ValueError):
+            return self.repaired(list(row))
+        return self._kind(*values)
 
     def repaired(self, row: Sequence[Any]) -> R:
         """One row from its values, as far as they can be read; what is JSON may be text or decoded already."""
@@ -158,6 +181,38 @@ def _value(raw: msgspec.Raw) -> Any:
     except (msgspec.DecodeError, UnicodeError):
         # A number beyond all bounds, for instance: whatever it is to be, it is not that.
         return cast(Any, bytes(raw))
+
+
+def _kinds(kind: Any) -> list[Any]:
+    """The types that a column may have, but for NULL."""
+    if get_origin(kind) in (Union, UnionType):
+        return [each for part in get_args(kind) for each in _kinds(part)]
+    return [] if kind is NoneType else [kind]
+
+
+def _kind_of(kind: Any) -> Literal["plain", "boolean", "json"]:
+    kinds = _kinds(kind)
+    if kinds == [bool]:
+        return "boolean"
+    return "plain" if all(_is_plain(one) for one in kinds) else "json"
+
+
+def _is_plain(kind: Any) -> bool:
+    if get_origin(kind) is Literal or kind is Any:
+        return True
+    return isinstance(kind, type) and issubclass(kind, (int, str, float, bytes, Enum))
+
+
+def _converter(kind: Any, field: Field) -> Any:
+    """What makes a value of its field's type from a column; None where it is one already."""
+    kinds = _kinds(kind)
+    if field.kind == "json":
+        return msgspec.json.Decoder(kind).decode
+    if field.kind == "boolean":
+        return bool
+    if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
+        return kinds[0]
+    return None
 
 
 def _blank(kind: Any) -> Any:

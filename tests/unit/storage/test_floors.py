@@ -10,7 +10,7 @@ from headgate.storage.claiming import Head
 from headgate.storage.postgres.floors import SLACK, SLOW, Floors
 from headgate.testing.manual_clock import ManualClock
 
-LANE = b"lane"
+LANE = "lane"
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_what_is_slow_begins_at_what_was_taken_last(floors: Floors) -> None:
     floors.saw([50 * SLACK, 40 * SLACK], [], 60 * SLACK)
     floors.took(SLOW + 1)
     floors.begin()
-    assert (floors.of(LANE), floors.of(b"other")) == (9 * SLACK, 0)
+    assert (floors.of(LANE), floors.of("other")) == (9 * SLACK, 0)
     assert (floors.due, floors.opened) == (39 * SLACK, 59 * SLACK)
 
 

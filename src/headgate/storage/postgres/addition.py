@@ -8,10 +8,11 @@ from typing import Any
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import JobState, NewJob
 from headgate.storage.following import Place, leaders_of
-from headgate.storage.postgres.arrivals import Lane
+from headgate.storage.json_text import as_json, optional_json
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.following import places_of, store_ties
-from headgate.storage.postgres.rows import as_json, optional_json
+from headgate.storage.postgres.procedure_transaction import PostgresTransaction
+from headgate.storage.procedures.following import places_of, store_ties
+from headgate.storage.procedures.lanes import Lane
 
 INSERTED_AT_ONCE = 5000
 """How many jobs of a transaction one statement stores, so that none comes near to its timeout."""
@@ -36,10 +37,11 @@ async def add_tied(
     session: Session, jobs: Sequence[NewJob], limit_now: int, batches: Sequence[NewBatch] = (), now: int = 0
 ) -> None:
     """The same for any jobs, inside a transaction."""
-    placed = await places_of(session, jobs, batches)
+    tx = PostgresTransaction(session, now, limit_now)
+    placed = await places_of(tx, jobs, batches)
     for start in range(0, len(jobs), INSERTED_AT_ONCE):
         await _insert(session, jobs[start : start + INSERTED_AT_ONCE], placed, limit_now)
-    await store_ties(session, jobs, batches, placed, now)
+    await store_ties(tx, jobs, batches, placed)
 
 
 async def _insert(session: Session, jobs: Sequence[NewJob], placed: Mapping[str, Place], limit_now: int) -> None:

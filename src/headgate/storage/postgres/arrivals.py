@@ -6,72 +6,14 @@ transaction that a user holds open keeps no lane from anybody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from headgate.jobs.job import Draw
-from headgate.jobs.terms import GateTerms, without
 from headgate.storage.postgres.bucket_views import lock_buckets
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.rows import as_json, bucket_id, lane_id
+from headgate.storage.row_ids import bucket_id
 
 MERGED_AT_ONCE = 10_000
-
-
-class Lane(NamedTuple):
-    """A lane by what it is."""
-
-    queue: str
-    draws: tuple[Draw, ...]
-    variant: str
-
-    @property
-    def id(self) -> bytes:
-        return lane_id(self.queue, self.draws, self.variant)
-
-
-class Arrival(NamedTuple):
-    """So many jobs came to a lane, or left it; `wakes_at` is when the earliest delayed one is due."""
-
-    lane: Lane
-    jobs: int
-    is_ready: bool = False
-    wakes_at: int | None = None
-
-
-def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, passes: int = 0) -> Lane:
-    """The lane of a job that passes some of its draws."""
-    asked = without(draws, passes)
-    return Lane(queue, asked, terms.variant(passes) if terms is not None and asked else "")
-
-
-async def arrive(session: Session, arrivals: Iterable[Arrival], limit_now: int) -> None:
-    """Write down what came and what left at that limit time."""
-    rows = [
-        (
-            each.lane.id,
-            each.lane.queue,
-            as_json(each.lane.draws),
-            each.lane.variant,
-            each.jobs,
-            each.is_ready,
-            each.wakes_at,
-        )
-        for each in arrivals
-    ]
-    if rows:
-        lanes, queues, draws, variants, jobs, are_ready, wakes_at = zip(*rows, strict=True)
-        await session.execute(
-            "arrive",
-            lanes=lanes,
-            queues=queues,
-            draws=draws,
-            variants=variants,
-            jobs=jobs,
-            are_ready=are_ready,
-            wakes_at=wakes_at,
-            limit_now=limit_now,
-        )
 
 
 async def merge(session: Session, after: int) -> tuple[int, bool]:
@@ -89,7 +31,7 @@ async def merge(session: Session, after: int) -> tuple[int, bool]:
     return place, bool(rows) and rows[0][2] >= MERGED_AT_ONCE
 
 
-async def _empty(session: Session, lanes: Sequence[bytes]) -> None:
+async def _empty(session: Session, lanes: Sequence[str]) -> None:
     # Buckets before lanes, and a look into the lanes only when they are held: a job that comes now arrives anew.
     behind = {Draw(*row) for row in await session.fetch("lanes_behind", lanes=lanes)}
     await lock_buckets(session, behind)

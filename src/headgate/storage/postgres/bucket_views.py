@@ -12,7 +12,8 @@ from headgate.limits.rule import NEVER
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.rows import BucketRow, bucket_id
+from headgate.storage.postgres.rows import BucketRow
+from headgate.storage.row_ids import bucket_id
 from headgate.storage.stored_rows import load_state
 
 
@@ -60,7 +61,7 @@ class BucketViews:
                 rows = await session.fetch("rivals", limit=view.draw.limit, limit_now=self._limit_now)
                 view.rivals = {row[0] for row in rows}
 
-    def charges(self) -> tuple[list[bytes], list[str | None], list[int]]:
+    def charges(self) -> tuple[list[str], list[str | None], list[int]]:
         """The states that have changed, as columns: id, state, idle_at."""
         changed = [view for view in self._found.values() if view.charged]
         stored = [view.stored for view in changed]

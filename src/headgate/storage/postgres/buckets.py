@@ -14,14 +14,16 @@ from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
 from headgate.storage.endings import limit_in_use
 from headgate.storage.fetched import dump_balance, load_balance
+from headgate.storage.json_text import limit_needle
 from headgate.storage.live_rules import EditSetting, LimitSetting, edited
 from headgate.storage.postgres.bucket_views import BucketViews, lock_buckets, lock_existing
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.rows import bucket_id, limit_needle
+from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.server_time import StoreTime
 from headgate.storage.postgres.settings import CachedRules, read_settings
-from headgate.storage.postgres.waiting import Waiting
+from headgate.storage.procedures.waiting import release_idle
 from headgate.storage.protocol import Amendment, Deposit
+from headgate.storage.row_ids import bucket_id
 
 
 class Buckets:
@@ -101,7 +103,7 @@ class Buckets:
         locked = await lock_buckets(self._session, [deposit.draw for deposit in deposits])
         states = {Draw(row.limit, row.key): row.state for row in locked.rows}
         left: list[int] = []
-        emptied: list[tuple[bytes, str, int]] = []
+        emptied: list[tuple[str, str, int]] = []
         for deposit in deposits:
             balance = load_balance(states.get(deposit.draw))
             # Another deposit may lie there by now, and is another's to withdraw.
@@ -147,7 +149,7 @@ class Buckets:
 
     async def reset(self, draw: Draw, now: int) -> int:
         """Forget a bucket; of permits those that no running job holds. How many are still held."""
-        held = await Waiting(self._session, now, self._time.limit_now()).release_idle(draw)
+        held = await release_idle(PostgresTransaction(self._session, now, self._time.limit_now()), draw)
         await self._session.execute("reset_bucket", id=bucket_id(draw), keep_state=held > 0)
         await self._reopen(draw.limit, draw.key or None)
         return held

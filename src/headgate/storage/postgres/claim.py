@@ -29,18 +29,21 @@ from headgate.jobs.job import Draw
 from headgate.storage.admission import RowId
 from headgate.storage.claiming import ClaimPlan, Head, LaneRow, Move, Visit
 from headgate.storage.following import Ended
+from headgate.storage.permits import drawn
 from headgate.storage.postgres.bucket_views import BucketViews, ensure_rows, lock_buckets
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.floors import Floors
-from headgate.storage.postgres.following import FollowersHeld, tell_followers
 from headgate.storage.postgres.heads import head_of
 from headgate.storage.postgres.locked_jobs import LockedJobs
 from headgate.storage.postgres.look import Look, decode_lanes
-from headgate.storage.postgres.permits import give_permits
-from headgate.storage.postgres.rows import bucket_id, drawn, lane_id, optional_json
+from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.server_time import StoreTime
 from headgate.storage.postgres.settings import CachedRules
+from headgate.storage.procedures.following import FollowersHeld, tell_followers
+from headgate.storage.procedures.permits import give_permits
+from headgate.storage.procedures.waiting import DroppedRow
 from headgate.storage.protocol import Claim, Claimed, Dropped
+from headgate.storage.row_ids import bucket_id, lane_id
 
 SOON = SECOND // 50
 """When to look again for what another node holds at this moment."""
@@ -251,7 +254,7 @@ class OneClaim:
         mixed = [visit for visit in visits if visit.wakes_by(plan.now)]
         plain = [visit for visit in visits if not visit.wakes_by(plan.now)]
         if plain:
-            floors = [self._floors.of(_bytes(visit.row.id)) for visit in plain]
+            floors = [self._floors.of(str(visit.row.id)) for visit in plain]
             began = self._clock.monotonic()
             heads = await self._heads("heads", plain, most, floors=floors)
             self._floors.took(self._clock.monotonic() - began)
@@ -338,19 +341,16 @@ class OneClaim:
             ids, states, errors = zip(*dropped, strict=True)
             lanes = {head.seq: visit.row.id for visit in plan.visits for head in (*visit.heads, *visit.expired)}
             kept = {given.seq: given.kept for given in plan.given}
-            ended = await session.fetch(
-                "drop_waiting",
-                ids=ids,
-                lanes=[lanes[id] for id in ids],
-                states=states,
-                errors=[optional_json(error) for error in errors],
-                held=[kept.get(id, 0) for id in ids],
-                now=plan.now,
-            )
+            rows = [
+                DroppedRow(str(id), str(lanes[id]), state, error, kept.get(id, 0))
+                for id, state, error in zip(ids, states, errors, strict=True)
+            ]
+            ended = await session.fetch("drop_waiting", dropped=rows, now=plan.now)
             if len(ended) != len(dropped):
                 await self._pass_over_locked(set(ids) - {row["id"] for row in ended})
         # After the charges, which know nothing of what comes back.
-        reopened = await give_permits(session, plan.given, plan.limit_now)
+        tx = PostgresTransaction(session, plan.now, plan.limit_now)
+        reopened = await give_permits(tx, plan.given)
         lines = plan.lines_of_batches
         has_let_in = bool(lines) and bool(
             await session.execute(
@@ -372,7 +372,7 @@ class OneClaim:
             has_told = any(each.is_followed or each.batch is not None for each in told)
             # After the timers, which know nothing of permits that come back with the last job of a batch.
             try:
-                await tell_followers(session, told, plan.now, plan.limit_now)
+                await tell_followers(tx, told)
             except FollowersHeld as held:
                 self._pass_over(held.leaders)
         return self._told(
@@ -447,7 +447,7 @@ class OneClaim:
         """What was taken is committed: the next claim may begin after it."""
         for visit in self._plan.visits:
             if visit.taken:
-                self._floors.taken(_bytes(visit.row.id), visit.heads[: visit.taken])
+                self._floors.taken(str(visit.row.id), visit.heads[: visit.taken])
 
     def _told(self, *, progressed: bool, reopened: bool, still_open: bool) -> Claimed:
         plan, look = self._plan, self._look
@@ -483,11 +483,6 @@ def _together(first: Claimed, second: Claimed) -> Claimed:
         astray=sorted({*first.astray, *second.astray}),
         has_strange_lanes=first.has_strange_lanes or second.has_strange_lanes,
     )
-
-
-def _bytes(id: RowId) -> bytes:
-    assert isinstance(id, bytes)
-    return id
 
 
 def _is_unsure(visit: Visit, now: int) -> bool:

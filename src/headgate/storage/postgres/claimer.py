@@ -10,16 +10,17 @@ from headgate.storage.postgres.arrivals import merge
 from headgate.storage.postgres.claim import SOON, TRIES, OneClaim, Overtaken
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.floors import Floors
-from headgate.storage.postgres.following import without_held
 from headgate.storage.postgres.limit_time import correct_limit_time
 from headgate.storage.postgres.locked_jobs import LockedJobs
 from headgate.storage.postgres.look import Look
+from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.replacement_notes import give_back_noted
-from headgate.storage.postgres.rows import lane_id
 from headgate.storage.postgres.server_time import StoreTime
 from headgate.storage.postgres.settings import CachedRules
-from headgate.storage.postgres.waiting import Waiting
+from headgate.storage.procedures import waiting
+from headgate.storage.procedures.following import without_held
 from headgate.storage.protocol import Claim, Claimed, Dropped
+from headgate.storage.row_ids import lane_id
 
 MERGE_EVERY = SECOND
 """How often counts are brought up to date at least, where no lane waits for it."""
@@ -96,8 +97,8 @@ class Claimer:
 
         async def expire(held: frozenset[str]) -> list[Dropped]:
             async with session.transaction():
-                waiting = Waiting(session, self._time.now(), self._time.limit_now())
-                return await waiting.expire(EXPIRED_A_VISIT, lanes, list(claim.tasks), held=held)
+                tx = PostgresTransaction(session, self._time.now(), self._time.limit_now())
+                return await waiting.expire(tx, EXPIRED_A_VISIT, lanes, list(claim.tasks), held=held)
 
         return await without_held(expire)
 

@@ -15,7 +15,7 @@ import asyncpg
 
 from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
-from headgate.storage.postgres.statements import Statement, load_statements
+from headgate.storage.postgres.dialect import AnyStatement, statements_of
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.urls import displayed_url, without_secrets
 
@@ -123,7 +123,7 @@ class Session:
     def __init__(
         self,
         connection: Any,
-        statements: dict[str, Statement],
+        statements: Mapping[str, AnyStatement],
         *,
         is_pooled: bool,
         bounds: Bounds = Bounds(),  # noqa: B008  # it is immutable
@@ -140,8 +140,8 @@ class Session:
             # Parsing and running a statement by itself may meet two server connections.
             async with self.transaction():
                 return await self.fetch(statement, **values)
-        sql, names = self._statements[statement]
-        rows: list[Any] = await self._connection.fetch(sql, *[values[each] for each in names])
+        known = self._statements[statement]
+        rows: list[Any] = await self._connection.fetch(known.sql, *known.bind(values))
         return rows
 
     async def row(self, statement: str, /, **values: Any) -> Any:
@@ -159,8 +159,8 @@ class Session:
         if self._is_pooled and not self._in_transaction:
             async with self.transaction():
                 return await self.execute(statement, **values)
-        sql, names = self._statements[statement]
-        status: str = await self._connection.execute(sql, *[values[each] for each in names])
+        known = self._statements[statement]
+        status: str = await self._connection.execute(known.sql, *known.bind(values))
         return int(status.rpartition(" ")[2])
 
     async def script(self, sql: str) -> None:
@@ -221,7 +221,7 @@ class Database:
         self._clock = clock
         self._size = size
         self._random = Random()
-        self.statements = load_statements(schema)
+        self.statements = statements_of(schema)
         self._surveys = self._lookups = asyncio.Semaphore()
         self._searches = Searches(clock, at_once=1)
         self._pool: asyncpg.Pool[Any] | None = None
@@ -390,12 +390,12 @@ class Database:
 
     async def _end_statement(self, pid: int, began_at: Any) -> None:
         """End what a transaction does in the server; by a connection of its own, as the pool may be busy."""
-        sql, names = self.statements["end_statement"]
+        known = self.statements["end_statement"]
         values = {"pid": pid, "began_at": began_at}
         try:
             connection = await connect(self.url)
             try:
-                await connection.fetch(sql, *[values[each] for each in names])
+                await connection.fetch(known.sql, *known.bind(values))
             finally:
                 connection.terminate()
         except Exception as error:

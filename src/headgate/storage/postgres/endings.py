@@ -11,19 +11,21 @@ from headgate.jobs.terms import GateTerms, spread, without
 from headgate.jobs.uniqueness import superseded_error
 from headgate.storage.endings import EndedHere, poison_error
 from headgate.storage.following import Ended
-from headgate.storage.permits import Given, draws_of_batch
-from headgate.storage.postgres.arrivals import Arrival, arrive, lane_of
-from headgate.storage.postgres.bucket_views import lock_buckets
+from headgate.storage.json_text import optional_json
+from headgate.storage.permits import Given, drawn, draws_of_batch
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.following import tell_followers
-from headgate.storage.postgres.permits import give_permits
-from headgate.storage.postgres.rows import bucket_id, drawn, optional_json, readable_error
+from headgate.storage.postgres.procedure_transaction import PostgresTransaction
+from headgate.storage.postgres.rows import readable_error
+from headgate.storage.procedures.following import tell_followers
+from headgate.storage.procedures.lanes import arrival_of, arrive, lane_of
+from headgate.storage.procedures.permits import give_permits, lock_buckets
 from headgate.storage.protocol import Recovered
+from headgate.storage.row_ids import bucket_id
 from headgate.storage.stored_rows import draws_and_terms
 
 STATEMENTS = (
     "running_of",
-    "lock_buckets",
+    "buckets_for_update",
     "lock_ending",
     "settle_charges",
     "keep_attempts",
@@ -32,7 +34,7 @@ STATEMENTS = (
     "give_back",
     "arrive",
     "keep_permits",
-    "give_permits",
+    "write_permits",
     "close_buckets",
     "ended_here",
 )
@@ -52,7 +54,7 @@ class Running(NamedTuple):
     passed: int
     lost: int
     uncharged: int
-    lane: bytes
+    lane: str
     is_followed: bool
     batch: str | None
     is_unique: bool
@@ -170,12 +172,12 @@ async def finish(
     given = [job.gives(ending.state) for job, ending in finished]
     given += [back.job.gives(_state_after(back)) for back in backs]
     given += [job.gives(JobState.CANCELLED) for job in superseded]
-    await give_permits(session, [each for each in given if each is not None], limit_now)
+    await give_permits(PostgresTransaction(session, now, limit_now), [each for each in given if each is not None])
     for job, ending in returned:
         if ending.closed_for is not None and job.rates:
             await close_buckets(session, job.rates, limit_now + ending.closed_for)
     as_told = [job.ended(ending.state) for job, ending in finished]
-    await tell_followers(session, _cancelled(backs, superseded), now, limit_now, as_told=as_told)
+    await tell_followers(PostgresTransaction(session, now, limit_now), _cancelled(backs, superseded), as_told=as_told)
     # One that is not to be had is another's for the moment. Whether it ends here is known when that one is through.
     written: dict[str, bool | None] = {job.id: None for job in running} | {job.id: True for job in jobs}
     gone = [ending for ending in endings if ending.id not in written and ending.id not in held]
@@ -238,7 +240,7 @@ async def _lock_buckets_of(session: Session, jobs: Iterable[Running], endings: d
         ending = endings.get(job.id)
         if isinstance(ending, Returned) and ending.closed_for is not None:
             draws.update(job.rates)
-    await lock_buckets(session, draws)
+    await lock_buckets(PostgresTransaction(session, 0, 0), draws)
 
 
 async def _settle(session: Session, endings: Sequence[tuple[Running, Ending]]) -> None:
@@ -297,13 +299,8 @@ async def _wait_again(session: Session, backs: Sequence[Back], now: int, limit_n
         lanes=lane_ids,
     )
     await arrive(
-        session,
-        [
-            Arrival(lanes[id], 1, not delayed, due_at if delayed else None)
-            for id, waits, delayed, due_at in written
-            if waits
-        ],
-        limit_now,
+        PostgresTransaction(session, now, limit_now),
+        [arrival_of(lanes[id], due_at, delayed=delayed) for id, waits, delayed, due_at in written if waits],
     )
 
 
@@ -362,7 +359,7 @@ async def _take_back_unspent(session: Session, node: str, now: int, limit_now: i
     await _wait_again(session, backs, now, limit_now)
     left = [(back.job, _state_after(back)) for back in backs] + [(job, JobState.CANCELLED) for job in superseded]
     await _give_all(session, left, limit_now)
-    await tell_followers(session, _cancelled(backs, superseded), now, limit_now)
+    await tell_followers(PostgresTransaction(session, now, limit_now), _cancelled(backs, superseded))
     return Recovered(returned=[back.job.id for back in backs if not back.job.cancel_requested])
 
 
@@ -385,7 +382,7 @@ async def _take_back_lost(session: Session, node: str, now: int, limit_now: int,
     left = [(job, JobState.FAILED) for job in doomed] + [(back.job, _state_after(back)) for back in backs]
     await _give_all(session, left + [(job, JobState.CANCELLED) for job in superseded], limit_now)
     ended = [job.ended(JobState.FAILED) for job in doomed] + _cancelled(backs, superseded)
-    await tell_followers(session, ended, now, limit_now)
+    await tell_followers(PostgresTransaction(session, now, limit_now), ended)
     return Recovered(
         returned=[back.job.id for back in backs if not back.job.cancel_requested],
         poisonous=[job.id for job in doomed],
@@ -401,7 +398,8 @@ async def _lock_all(session: Session, node: str, held: frozenset[str]) -> list[R
 
 async def _give_all(session: Session, jobs: Iterable[tuple[Running, JobState]], limit_now: int) -> None:
     given = [job.gives(state) for job, state in jobs]
-    await give_permits(session, [each for each in given if each is not None], limit_now)
+    tx = PostgresTransaction(session, limit_now, limit_now)
+    await give_permits(tx, [each for each in given if each is not None])
 
 
 def _jobs(rows: Iterable[Any]) -> list[Running]:

@@ -12,8 +12,8 @@ from headgate.jobs.job import NewJob
 from headgate.storage.enlisting import Enlisted
 from headgate.storage.postgres.addition import add_tied
 from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.dialect import AnyStatement
 from headgate.storage.postgres.history import note_enqueued
-from headgate.storage.postgres.statements import Statement
 from headgate.storage.postgres.unique import RanMeanwhile, add_unique
 
 INTRANS = 2
@@ -27,7 +27,7 @@ TRIES = 100
 UNDO = "ROLLBACK TO SAVEPOINT headgate_add; RELEASE SAVEPOINT headgate_add"
 
 
-async def session_of(caller: Enlisted, statements: dict[str, Statement], name: str) -> Session:
+async def session_of(caller: Enlisted, statements: Mapping[str, AnyStatement], name: str) -> Session:
     """The caller's connection as a session. Raises UnfitConnection without a transaction."""
     connection = caller.connection
     match caller.driver:
@@ -100,7 +100,7 @@ async def _require_same_place(session: Session, identity: str, *, has_unique: bo
 class PsycopgSession(Session):
     """Statements by name on a psycopg connection, which answers at once."""
 
-    def __init__(self, connection: Any, statements: dict[str, Statement]) -> None:
+    def __init__(self, connection: Any, statements: Mapping[str, AnyStatement]) -> None:
         super().__init__(connection, statements, is_pooled=False)
 
     async def fetch(self, statement: str, /, **values: Any) -> list[Any]:
@@ -136,23 +136,23 @@ def _rows(cursor: Any) -> list[Any]:
 
 
 def _cursor(connection: Any) -> Any:
-    from psycopg.rows import tuple_row
+    from psycopg.rows import namedtuple_row
 
     # Whatever the caller has its own rows made into.
-    return connection.cursor(row_factory=tuple_row)
+    return connection.cursor(row_factory=namedtuple_row)
 
 
-def _translated(statement: Statement, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _translated(statement: AnyStatement, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     # psycopg takes a tuple for a row, where asyncpg takes it for an array.
-    told = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    return _for_psycopg(statement), {name: told[name] for name in statement.names}
+    bound = zip(statement.names, statement.bind(values), strict=True)
+    return _for_psycopg(statement.sql, statement.names), {
+        name: list(value) if isinstance(value, tuple) else value for name, value in bound
+    }
 
 
 @lru_cache(500)
-def _for_psycopg(statement: Statement) -> str:
-    return re.sub(
-        r"\$(\d+)", lambda found: f"%({statement.names[int(found[1]) - 1]})s", statement.sql.replace("%", "%%")
-    )
+def _for_psycopg(sql: str, names: tuple[str, ...]) -> str:
+    return re.sub(r"\$(\d+)", lambda found: f"%({names[int(found[1]) - 1]})s", sql.replace("%", "%%"))
 
 
 def _require_psycopg_transaction(connection: Any) -> None:

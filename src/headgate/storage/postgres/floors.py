@@ -28,7 +28,7 @@ class Floors:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lanes: dict[bytes, int] = {}
+        self._lanes: dict[str, int] = {}
         self._due = 0
         self._opened = 0
         self._swept_at = 0
@@ -50,7 +50,7 @@ class Floors:
         """Whether anything is passed over at this moment."""
         return self._are_used
 
-    def of(self, lane: bytes) -> int:
+    def of(self, lane: str) -> int:
         """Where to begin in a lane."""
         return self._lanes.get(lane, 0) if self._are_used else 0
 
@@ -64,7 +64,7 @@ class Floors:
         """Where to begin among opened buckets."""
         return self._opened if self._are_used else 0
 
-    def taken(self, lane: bytes, heads: Sequence[Head]) -> None:
+    def taken(self, lane: str, heads: Sequence[Head]) -> None:
         """These jobs were taken from the front of a lane."""
         last = heads[-1]
         # Those of the lowest priority are taken last: no older job is left then.

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from headgate.jobs.history import ALL, KEPT_FOR, SHORTEST, Flush, JobsStep, LimitStep
 from headgate.jobs.job import NewJob
+from headgate.storage.json_text import as_json
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.rows import as_json
 from headgate.storage.stored_rows import note_unreadable
 
 _decode_counts = msgspec.json.Decoder(tuple[int, ...]).decode
@@ -60,12 +60,6 @@ async def note_enqueued(session: Session, jobs: Sequence[NewJob], now: int) -> N
         await session.execute(
             "note_enqueued", queues=[job.queue for job in jobs], tasks=[job.task for job in jobs], now=now
         )
-
-
-async def note_unrun(session: Session, ids: Sequence[str], now: int) -> None:
-    """Note jobs that have become final in this transaction, and of which no attempt tells."""
-    if ids:
-        await session.execute("note_unrun", ids=ids, now=now)
 
 
 async def gather(session: Session, count: int) -> int:

@@ -34,12 +34,12 @@ class Ungated(msgspec.Struct, array_like=True):
 class _StoredLane(msgspec.Struct, array_like=True):
     """A lane with its draws as the text that is stored."""
 
-    id: bytes
+    id: str
     queue: str
     draws: str
     waiting: int
     since: int | None
-    behind: bytes | None
+    behind: str | None
     wakes_at: int | None
     variant: str
     opened_at: int | None

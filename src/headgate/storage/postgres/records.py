@@ -14,10 +14,11 @@ from headgate.jobs.job import Attempt, Draw, JobError, JobOptions, JobRecord, Jo
 from headgate.jobs.terms import GateTerms
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import ask_of
-from headgate.storage.postgres.arrivals import lane_of
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.rows import bucket_id, lane_id, readable_error
+from headgate.storage.postgres.rows import readable_error
+from headgate.storage.procedures.lanes import lane_of
 from headgate.storage.protocol import BucketRecord, Standing
+from headgate.storage.row_ids import bucket_id, lane_id
 from headgate.storage.stored_rows import RowDecoder, draws_and_terms, note_unreadable
 
 T = TypeVar("T")

@@ -13,11 +13,13 @@ from typing import NamedTuple
 import msgspec
 
 from headgate.jobs.job import Draw
+from headgate.storage.json_text import as_json
 from headgate.storage.permits import Given, leaving_holders
-from headgate.storage.postgres.bucket_views import lock_buckets
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.permits import take_from
-from headgate.storage.postgres.rows import as_json, decode_draws
+from headgate.storage.postgres.procedure_transaction import PostgresTransaction
+from headgate.storage.postgres.rows import decode_draws
+from headgate.storage.procedures.lanes import reopen_behind
+from headgate.storage.procedures.permits import lock_buckets, take_from
 from headgate.storage.stored_rows import note_unreadable
 
 TAKEN_AT_ONCE = 1000
@@ -32,11 +34,11 @@ class ReplacementNote(NamedTuple):
     """
 
     permits: Sequence[tuple[Draw, str]]
-    lane: bytes | None
+    lane: str | None
     draws: Sequence[Draw]
 
 
-def note_of(given: Given | None, lane: bytes | None, draws: Sequence[Draw]) -> ReplacementNote | None:
+def note_of(given: Given | None, lane: str | None, draws: Sequence[Draw]) -> ReplacementNote | None:
     """What is to be noted of a job, if it gives anything back."""
     leaving = leaving_holders([] if given is None else [given])
     if not leaving and lane is None:
@@ -70,11 +72,10 @@ async def give_back_noted(session: Session, limit_now: int) -> None:
 async def give_back(session: Session, notes: Sequence[ReplacementNote], limit_now: int) -> None:
     """Whoever waits for what is given back is looked at by the next claim."""
     leaving = holders_in(notes)
-    await lock_buckets(session, [*leaving, *(draw for note in notes if note.lane is not None for draw in note.draws)])
-    await take_from(session, leaving, limit_now)
-    lanes = [note.lane for note in notes if note.lane is not None]
-    if lanes:
-        await session.execute("reopen_behind", lanes=lanes, limit_now=limit_now)
+    tx = PostgresTransaction(session, limit_now, limit_now)
+    await lock_buckets(tx, [*leaving, *(draw for note in notes if note.lane is not None for draw in note.draws)])
+    await take_from(tx, leaving)
+    await reopen_behind(tx, [note.lane for note in notes if note.lane is not None])
 
 
 def holders_in(notes: Iterable[ReplacementNote]) -> dict[Draw, list[str]]:
@@ -86,7 +87,7 @@ def holders_in(notes: Iterable[ReplacementNote]) -> dict[Draw, list[str]]:
     return leaving
 
 
-def _read(row: tuple[int, str, bytes | None, str]) -> ReplacementNote:
+def _read(row: tuple[int, str, str | None, str]) -> ReplacementNote:
     id, permits, lane, draws = row
     try:
         return ReplacementNote(_decode_permits(permits), lane, decode_draws(draws))

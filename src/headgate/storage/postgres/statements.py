@@ -7,12 +7,12 @@ the schema becomes the one that was chosen, and the names become the numbers tha
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headgate.errors import DeclarationError
-from headgate.storage.postgres.rows import as_json
+from headgate.storage.json_text import as_json
 from headgate.storage.stored_rows import UNREADABLE_DRAWS
 
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
@@ -32,6 +32,10 @@ class Statement(NamedTuple):
 
     sql: str
     names: tuple[str, ...]
+
+    def bind(self, values: Mapping[str, Any]) -> list[Any]:
+        """The values in their order."""
+        return [values[each] for each in self.names]
 
 
 def checked_schema(schema: str) -> str:

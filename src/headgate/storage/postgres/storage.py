@@ -28,34 +28,36 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage import permits
 from headgate.storage.batcher import Batcher
+from headgate.storage.driver import Transaction
 from headgate.storage.endings import prunable_at_once
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import PostgresFacts, TableFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
+from headgate.storage.json_text import as_json, limit_needle
 from headgate.storage.key_locks import KeyLocks
 from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules
 from headgate.storage.migrations import Migration
-from headgate.storage.permits import Holder, PermitBucket
+from headgate.storage.permits import Holder, PermitBucket, drawn
 from headgate.storage.postgres import endings, history, records, schedules, trail
 from headgate.storage.postgres.addition import add_jobs
-from headgate.storage.postgres.bucket_views import lock_buckets
 from headgate.storage.postgres.buckets import Buckets
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, place_of
 from headgate.storage.postgres.enlisted import add_enlisted, session_of
-from headgate.storage.postgres.following import FollowersHeld, batch_record, release_followers, without_held
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
-from headgate.storage.postgres.permits import give_permits
+from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.replacement_notes import holders_in, read_notes
-from headgate.storage.postgres.rows import as_json, drawn, limit_needle
 from headgate.storage.postgres.schema import create, drop, migrate
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.settings import CachedRules, read_settings
 from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.statements import checked_schema
 from headgate.storage.postgres.unique import add_unique
-from headgate.storage.postgres.waiting import Waiting
 from headgate.storage.postgres.wake_ups import WakeUps
+from headgate.storage.procedures import waiting
+from headgate.storage.procedures.audit import keep_deed
+from headgate.storage.procedures.following import FollowersHeld, release_followers, without_held
+from headgate.storage.procedures.permits import give_permits, lock_buckets
 from headgate.storage.process import is_running, pid_space, process_started
 from headgate.storage.protocol import (
     FINAL_STATES,
@@ -371,27 +373,25 @@ class PostgresStorage:
             self._changed()
 
     async def cancel(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
-        state = await self._when_free(job_id, lambda session: self._waiting(session).cancel(job_id, deed))
+        state = await self._when_free(job_id, lambda tx: waiting.cancel(tx, job_id, deed))
         await self._merge()
         self._changed()
         return state
 
     async def retry(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
-        state = await self._when_free(job_id, lambda session: self._waiting(session).retry(job_id, deed))
+        state = await self._when_free(job_id, lambda tx: waiting.retry(tx, job_id, deed))
         self._changed()
         return state
 
     async def run_now(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
-        state = await self._when_free(job_id, lambda session: self._waiting(session).run_now(job_id, deed))
+        state = await self._when_free(job_id, lambda tx: waiting.run_now(tx, job_id, deed))
         self._changed()
         return state
 
     async def reschedule(
         self, job_id: str, *, run_at: int | None = None, priority: int | None = None, deed: Deed | None = None
     ) -> JobState | None:
-        state = await self._when_free(
-            job_id, lambda session: self._waiting(session).reschedule(job_id, run_at, priority, deed)
-        )
+        state = await self._when_free(job_id, lambda tx: waiting.reschedule(tx, job_id, run_at, priority, deed))
         self._changed()
         return state
 
@@ -400,7 +400,7 @@ class PostgresStorage:
         return [written.get(report.id, False) for report in reports]
 
     async def note(self, deed: Deed) -> None:
-        await self._run(lambda session: trail.note(session, deed, self.now()))
+        await self._run(lambda session: keep_deed(self._tx(session), deed))
 
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
         await self._transact(lambda session: self._buckets(session).deposit(deposits))
@@ -445,27 +445,24 @@ class PostgresStorage:
 
     async def regate(self, jobs: Sequence[Regated]) -> int:
         leaving = [job for job in jobs if not job.stays]
-        plain = await self._transact(lambda session: self._waiting(session).regate_plain(leaving)) if leaving else set()
+        plain: set[str] = set()
+        if leaving:
+            plain = await self._transact(lambda session: waiting.regate_plain(self._tx(session), leaving))
         moved = len(plain) + sum([await self._regate(job) for job in leaving if job.id not in plain])
         stays = [job for job in jobs if job.stays]
         if stays:
-            words = {
-                "ids": [job.id for job in stays],
-                "draws": [as_json(job.before) for job in stays],
-                "gates": [job.gate for job in stays],
-            }
-            moved += await self._run(lambda session: session.execute("restamp", **words))
+            moved += await self._run(lambda session: waiting.restamp(self._tx(session), stays))
         await self._merge()
         self._changed()
         return moved
 
     async def _regate(self, job: Regated) -> bool:
-        return await self._transact(lambda session: self._waiting(session).regate(job))
+        return await self._transact(lambda session: waiting.regate(self._tx(session), job))
 
     async def change(self, setting: LimitSetting, *, remove: bool = False, deed: Deed | None = None) -> None:
         async def change(session: Session) -> None:
             await self._buckets(session).change(setting, remove=remove)
-            await trail.note(session, deed, self.now())
+            await keep_deed(self._tx(session), deed)
 
         await self._transact(change)
         await self._transact(lambda session: self._buckets(session).reopen(setting))
@@ -475,7 +472,7 @@ class PostgresStorage:
         async def change(session: Session) -> LimitSetting | None:
             becomes = await self._buckets(session).edit_setting(about, edit)
             if becomes is not None:
-                await trail.note(session, deed, self.now())
+                await keep_deed(self._tx(session), deed)
             return becomes
 
         becomes: LimitSetting | None = await self._transact(change)
@@ -488,14 +485,14 @@ class PostgresStorage:
     async def penalize(self, draw: Draw, until: int, *, deed: Deed | None = None) -> None:
         async def close(session: Session) -> None:
             await endings.close_buckets(session, [draw], until)
-            await trail.note(session, deed, self.now())
+            await keep_deed(self._tx(session), deed)
 
         await self._transact(close)
 
     async def reset(self, draw: Draw, *, deed: Deed | None = None) -> int:
         async def reset(session: Session) -> int:
             held = await self._buckets(session).reset(draw, self.now())
-            await trail.note(session, deed, self.now())
+            await keep_deed(self._tx(session), deed)
             return held
 
         held = await self._transact(reset)
@@ -507,7 +504,7 @@ class PostgresStorage:
         async def forget(session: Session) -> bool:
             was_there = await self._buckets(session).forget(limit)
             if was_there:
-                await trail.note(session, deed, self.now())
+                await keep_deed(self._tx(session), deed)
             return was_there
 
         return await self._transact(forget)
@@ -522,7 +519,7 @@ class PostgresStorage:
         async def change(session: Session) -> bool:
             is_changed = await session.execute(statement, **values) == 1
             if is_changed:
-                await trail.note(session, deed, self.now())
+                await keep_deed(self._tx(session), deed)
             return is_changed
 
         is_changed = await self._transact(change)
@@ -664,7 +661,7 @@ class PostgresStorage:
 
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
         def expire(held: frozenset[str]) -> Awaitable[list[Dropped]]:
-            return self._transact(lambda session: self._waiting(session).expire(count, held=held))
+            return self._transact(lambda session: waiting.expire(self._tx(session), count, held=held))
 
         dropped = await without_held(expire)
         if dropped:
@@ -675,10 +672,9 @@ class PostgresStorage:
     async def release_followers(self, count: int = FOLLOWERS_AT_ONCE) -> int:
         if not await self._run(lambda session: session.value("has_ended_leaders")):
             return 0
-        now, limit_now = self.now(), self.limit_now()
 
         def release(held: frozenset[str]) -> Awaitable[int]:
-            return self._transact(lambda session: release_followers(session, count, now, limit_now, held))
+            return self._transact(lambda session: release_followers(self._tx(session), count, held))
 
         found = await without_held(release)
         if found:
@@ -709,7 +705,8 @@ class PostgresStorage:
                 if row["held"] and row["terms"] is not None
             }
             held = {draw for held, draws, _ in holders.values() for draw in drawn(draws, held)}
-            await lock_buckets(session, held)
+            tx = self._tx(session)
+            await lock_buckets(tx, held)
             ids = [row["id"] for row in found]
             locked = await session.fetch("lock_prunable", ids=ids, before=finished_before)
             ids = [row["id"] for row in locked]
@@ -718,7 +715,7 @@ class PostgresStorage:
                 for id, row_held in locked
                 if id in holders and row_held and (terms := holders[id][2]) is not None
             ]
-            await give_permits(session, given, self.limit_now())
+            await give_permits(tx, given)
             if ids:
                 await session.execute("prune_attempts", ids=ids)
                 await session.execute("prune_lines", ids=ids)
@@ -809,7 +806,7 @@ class PostgresStorage:
         return found[0] if found else None
 
     async def batch(self, batch_id: str) -> BatchRecord | None:
-        return await self._look_up(lambda session: batch_record(session, batch_id))
+        return await self._look_up(lambda session: _batch_record(session, batch_id))
 
     async def batches(
         self, *, pending_only: bool = False, cursor: str | None = None, count: int = 50
@@ -964,8 +961,8 @@ class PostgresStorage:
     def _buckets(self, session: Session) -> Buckets:
         return Buckets(session, self._live, self._time, self._clock)
 
-    def _waiting(self, session: Session) -> Waiting:
-        return Waiting(session, self.now(), self.limit_now())
+    def _tx(self, session: Session) -> PostgresTransaction:
+        return PostgresTransaction(session, self.now(), self.limit_now())
 
     async def _run(self, work: Callable[[Session], Awaitable[R]]) -> R:
         self._require_usable()
@@ -975,13 +972,13 @@ class PostgresStorage:
         self._require_usable()
         return await self._database.transact(work, prepares=prepares)
 
-    async def _when_free(self, job_id: str, work: Callable[[Session], Awaitable[R]]) -> R:
+    async def _when_free(self, job_id: str, work: Callable[[Transaction], Awaitable[R]]) -> R:
         """Do `work`, a transaction that changes a job, when nobody else holds that or its followers. Raises JobHeld."""
         self._require_usable()
         until = self._clock.monotonic() + SECOND
         while True:
             try:
-                return await self._database.transact(work, A_SECOND)
+                return await self._database.transact(lambda session: work(self._tx(session)), A_SECOND)
             except FollowersHeld as error:
                 if self._clock.monotonic() > until:
                     raise _held(job_id, "what follows it") from error
@@ -1011,6 +1008,11 @@ def _held(job_id: str, what: str) -> JobHeld:
     )
 
 
+async def _batch_record(session: Session, batch_id: str) -> BatchRecord | None:
+    row = await session.row("batch", id=batch_id)
+    return None if row is None else BatchRecord(*row)
+
+
 async def _limits_waited_for(session: Session) -> set[str]:
     rows = await session.fetch("limits_waited_for")
     return {limit for row in rows for (limit,) in _limits(row[0])}
@@ -1032,7 +1034,7 @@ def _slots(node: str, text: str) -> dict[str, int]:
         return {}
 
 
-async def _few_lanes(session: Session, filter: JobFilter, needle: str | None) -> list[bytes] | None:
+async def _few_lanes(session: Session, filter: JobFilter, needle: str | None) -> list[str] | None:
     """The lanes of the waiting jobs that a filter lets through by what they draw on, if those are few.
 
     Where they are many, a page of them is found sooner in the order of all jobs.

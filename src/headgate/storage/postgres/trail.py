@@ -5,25 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
+from headgate.jobs.audit import AuditEntry, AuditFilter
 from headgate.jobs.report import LogLine, Report, too_many
+from headgate.storage.json_text import as_json
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.rows import as_json
-
-
-async def note(session: Session, deed: Deed | None, now: int) -> None:
-    """Keep what somebody did, in the transaction that does it."""
-    if deed is not None:
-        cut = deed.cut()
-        await session.execute(
-            "keep_deed",
-            now=now,
-            actor=cut.actor,
-            action=cut.action,
-            kind=cut.kind,
-            subject=cut.subject,
-            detail=cut.detail,
-        )
 
 
 async def audit_log(session: Session, filter: AuditFilter) -> list[AuditEntry]:

@@ -20,12 +20,13 @@ from headgate.jobs.job import Draw, NewJob
 from headgate.jobs.replacing import Waited, replacement
 from headgate.jobs.terms import GateTerms
 from headgate.jobs.uniqueness import Following, Kept, Replaced, Stands, Stored, decide, following, successor
+from headgate.storage.json_text import as_json, optional_json
 from headgate.storage.permits import Given
 from headgate.storage.postgres.addition import add_tied
-from headgate.storage.postgres.arrivals import Arrival, Lane, arrive
 from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.replacement_notes import ReplacementNote, give_back, keep_notes, note_of
-from headgate.storage.postgres.rows import as_json, optional_json
+from headgate.storage.procedures.lanes import Arrival, Lane, arrival_of, arrive
 from headgate.storage.stored_rows import draws_and_terms
 
 TRIES = 100
@@ -92,6 +93,7 @@ class Unique:
     def __init__(self, session: Session, limit_now: int, *, is_users: bool) -> None:
         self._session = session
         self._limit_now = limit_now
+        self._tx = PostgresTransaction(session, limit_now, limit_now)
         self._is_users = is_users
         self.notes: list[ReplacementNote] = []
 
@@ -134,7 +136,7 @@ class Unique:
             await self._session.execute("unstore_job", id=job.id)
             if next(row for row in rows if row.id == job.id).state == "waiting":
                 lane = Lane(job.queue, job.draws, job.variant)
-                await arrive(self._session, [Arrival(lane, -1)], self._limit_now)
+                await arrive(self._tx, [Arrival(lane, -1)])
             return False
         return is_there
 
@@ -183,8 +185,8 @@ class Unique:
         if not after.draws_alike:
             await self._session.execute("forget_starts", id=now.id)
         if now.state == "waiting":
-            here = Arrival(lane, 1, not job.delayed, job.run_at if job.delayed else None)
-            await arrive(self._session, [Arrival(before, -1), here], self._limit_now)
+            here = arrival_of(lane, job.run_at, delayed=job.delayed)
+            await arrive(self._tx, [Arrival(before, -1), here])
         given = None
         if after.gone and now.terms is not None:
             given = Given(now.id, now.id, now.draws, now.terms, after.gone, now.held & ~after.gone)

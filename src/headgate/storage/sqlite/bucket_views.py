@@ -11,6 +11,7 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import LiveRules
+from headgate.storage.row_ids import bucket_id
 from headgate.storage.sqlite.rows import BucketRow, decode_buckets, decode_keys
 from headgate.storage.sqlite.statements import as_json, execute, fetch
 from headgate.storage.stored_rows import load_state
@@ -52,7 +53,11 @@ class BucketViews:
 
     def charge(self) -> bool:
         """Write the states that have changed; whether there were any."""
-        rows = [(view.draw.limit, view.draw.key, *view.stored) for view in self._found.values() if view.charged]
+        rows = [
+            (bucket_id(view.draw), view.draw.limit, view.draw.key, *view.stored)
+            for view in self._found.values()
+            if view.charged
+        ]
         if rows:
             execute(self._connection, "charge", buckets=as_json(rows))
         return bool(rows)
@@ -85,4 +90,9 @@ class BucketViews:
 
 def ensure_rows(connection: sqlite3.Connection, draws: Sequence[Draw], limit_now: int) -> None:
     """Give buckets a row that lanes can wait behind, where they have none yet."""
-    execute(connection, "ensure_buckets", draws=as_json(draws), limit_now=limit_now)
+    execute(
+        connection,
+        "ensure_buckets",
+        draws=as_json([(bucket_id(draw), draw.limit, draw.key) for draw in draws]),
+        limit_now=limit_now,
+    )

@@ -14,16 +14,19 @@ from headgate.jobs.job import Draw
 from headgate.limits.concurrency import load_permits
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
+from headgate.storage.driver import run_to_end
 from headgate.storage.endings import limit_in_use
 from headgate.storage.fetched import dump_balance, load_balance
 from headgate.storage.live_rules import EditSetting, LimitSetting, edited
+from headgate.storage.procedures.audit import keep_deed
+from headgate.storage.procedures.waiting import release_idle
 from headgate.storage.protocol import Amendment, Deposit
+from headgate.storage.row_ids import bucket_id
 from headgate.storage.sqlite.bucket_views import BucketViews
+from headgate.storage.sqlite.procedure_transaction import SqliteTransaction
 from headgate.storage.sqlite.rows import decode_buckets
 from headgate.storage.sqlite.settings import CachedRules, decode_settings
 from headgate.storage.sqlite.statements import as_json, execute, fetch
-from headgate.storage.sqlite.trail import keep_deed
-from headgate.storage.sqlite.waiting import Waiting
 
 _decode_states = msgspec.json.Decoder(list[str]).decode
 
@@ -31,14 +34,11 @@ _decode_states = msgspec.json.Decoder(list[str]).decode
 class Buckets:
     """Amends, resets and visits buckets, and changes the settings of limits, at one limit time."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, live: CachedRules, now: int, limit_now: int, waiting: Waiting
-    ) -> None:
+    def __init__(self, connection: sqlite3.Connection, live: CachedRules, tx: SqliteTransaction) -> None:
         self._connection = connection
         self._live = live
-        self._now = now
-        self._limit_now = limit_now
-        self._waiting = waiting
+        self._limit_now = tx.limit_now
+        self._tx = tx
 
     def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
         """Let starts count as what they were and when; a refund may open its bucket earlier."""
@@ -54,7 +54,9 @@ class Buckets:
 
     def deposit(self, deposits: Sequence[Deposit]) -> None:
         """Lay down what was fetched from elsewhere; who waits for it is looked at now, or when more can be fetched."""
-        rows = [(d.draw.limit, d.draw.key, dump_balance(d.balance), d.balance.idle_at) for d in deposits]
+        rows = [
+            (bucket_id(d.draw), d.draw.limit, d.draw.key, dump_balance(d.balance), d.balance.idle_at) for d in deposits
+        ]
         execute(self._connection, "charge", buckets=as_json(rows))
         timers = [
             (d.draw.limit, d.draw.key, self._limit_now if d.balance.left else d.balance.opens_at) for d in deposits
@@ -67,7 +69,7 @@ class Buckets:
         found = decode_buckets(fetch(self._connection, "buckets_of", draws=draws))
         states = {Draw(row.limit, row.key): row.state for row in found}
         left: list[int] = []
-        emptied: list[tuple[str, str, str, int]] = []
+        emptied: list[tuple[str, str, str, str, int]] = []
         for deposit in deposits:
             balance = load_balance(states.get(deposit.draw))
             # Another deposit may lie there by now, and is another's to withdraw.
@@ -75,7 +77,9 @@ class Buckets:
             left.append(mine)
             if mine:
                 empty = replace(balance, left=0)
-                emptied.append((deposit.draw.limit, deposit.draw.key, dump_balance(empty), empty.idle_at))
+                emptied.append(
+                    (bucket_id(deposit.draw), deposit.draw.limit, deposit.draw.key, dump_balance(empty), empty.idle_at)
+                )
         if emptied:
             execute(self._connection, "charge", buckets=as_json(emptied))
         return left
@@ -114,7 +118,7 @@ class Buckets:
                 tier=setting.tier,
             )
         execute(self._connection, "next_revision")
-        keep_deed(self._connection, deed, self._now)
+        run_to_end(keep_deed(self._tx, deed))
         self._reopen(setting.limit, setting.target if setting.scope == "key" else None)
 
     def edit_setting(self, about: LimitSetting, edit: EditSetting, deed: Deed | None) -> bool:
@@ -126,13 +130,15 @@ class Buckets:
 
     def penalize(self, draw: Draw, until: int, deed: Deed | None) -> None:
         """Nothing starts on the bucket before that limit time."""
-        keep_deed(self._connection, deed, self._now)
-        execute(self._connection, "close_buckets", draws=as_json([draw]), until=until)
+        run_to_end(keep_deed(self._tx, deed))
+        execute(
+            self._connection, "close_buckets", draws=as_json([(bucket_id(draw), draw.limit, draw.key)]), until=until
+        )
 
     def reset(self, draw: Draw, deed: Deed | None) -> int:
         """Forget a bucket; of permits those that no running job holds. How many are still held."""
-        keep_deed(self._connection, deed, self._now)
-        held = self._waiting.release_idle(draw)
+        run_to_end(keep_deed(self._tx, deed))
+        held = run_to_end(release_idle(self._tx, draw))
         execute(self._connection, "reset_bucket", limit=draw.limit, key=draw.key, keep_state=int(held > 0))
         self._reopen(draw.limit, draw.key or None)
         return held
@@ -149,7 +155,7 @@ class Buckets:
         if not forgotten:
             return False
         execute(self._connection, "next_revision")
-        keep_deed(self._connection, deed, self._now)
+        run_to_end(keep_deed(self._tx, deed))
         return True
 
     def _reopen(self, limit: str, key: str | None = None) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import msgspec
 
 from headgate.jobs.job import Draw
 from headgate.storage.claiming import ClaimPlan, Head, LaneRow, Move, Visit
+from headgate.storage.driver import run_to_end
+from headgate.storage.procedures.permits import give_permits
 from headgate.storage.protocol import Claim, Claimed
 from headgate.storage.sqlite.bucket_views import BucketViews, ensure_rows
-from headgate.storage.sqlite.following import Following
-from headgate.storage.sqlite.permits import give_permits
+from headgate.storage.sqlite.procedure_transaction import SqliteTransaction
 from headgate.storage.sqlite.rows import BucketRow, decode_buckets
 from headgate.storage.sqlite.settings import CachedRules
 from headgate.storage.sqlite.statements import as_json, execute, fetch
@@ -63,9 +64,11 @@ class ClaimTransaction:
         live: CachedRules,
         now: int,
         limit_now: int,
-        following: Following,
+        tx: SqliteTransaction,
+        tell: Callable[[Sequence[int]], bool],
     ) -> None:
-        self._following = following
+        self._tx = tx
+        self._tell = tell
         self._connection = connection
         self._claim = claim
         self._live = live
@@ -138,7 +141,7 @@ class ClaimTransaction:
             self._read_heads(visits, plan.heads_wanted(visits, wanted))
         return visits
 
-    def _lanes_behind(self, grants: Mapping[int | bytes, int], *, known_only: bool) -> list[LaneRow]:
+    def _lanes_behind(self, grants: Mapping[int | str, int], *, known_only: bool) -> list[LaneRow]:
         return _decode_lanes(
             fetch(
                 self._connection,
@@ -209,7 +212,7 @@ class ClaimTransaction:
         if self._buckets.charge():
             execute(self._connection, "use_limit_time", limit_now=self._limit_now)
         # After the charges, which know nothing of what comes back.
-        reopened = give_permits(self._connection, plan.given, self._limit_now)
+        reopened = run_to_end(give_permits(self._tx, plan.given))
         moves = [move for visit in plan.visits if (move := self._move(visit)) is not None]
         if moves:
             self._ensure_rows()
@@ -220,7 +223,7 @@ class ClaimTransaction:
         )
         still_open = self._set_timers(reopened) or has_let_in
         # After the lanes have their new places: others may come to them.
-        has_told = self._following.tell([int(row[0]) for row in rows])
+        has_told = self._tell([int(row[0]) for row in rows])
         progressed = has_taken or bool(moves) or has_let_in
         return plan.claimed(progressed=progressed, reopened=bool(reopened) or has_told, still_open=still_open)
 

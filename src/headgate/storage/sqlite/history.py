@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from headgate.jobs.history import KEPT_FOR, Flush
-from headgate.storage.sqlite.statements import as_json, execute, fetch
+from headgate.storage.sqlite.statements import as_json, execute
 
 Note = tuple[str, str, int, int, int]
 """A queue, a task, and how many of its jobs were enqueued, failed and were cancelled."""
@@ -18,12 +18,6 @@ def note(connection: sqlite3.Connection, notes: Sequence[Note], now: int) -> Non
     """Count what nobody else counts. One commit at a time writes to a file, so it is added at once."""
     if notes:
         execute(connection, "note_history", notes=as_json(notes), now=now, lengths=_LENGTHS)
-
-
-def note_unrun(connection: sqlite3.Connection, seqs: Sequence[int], now: int) -> None:
-    """Count jobs that have just become final, and of which no attempt tells."""
-    notes = fetch(connection, "unrun", seqs=as_json(seqs))
-    execute(connection, "note_history", notes=notes, now=now, lengths=_LENGTHS)
 
 
 def note_flush(connection: sqlite3.Connection, flush: Flush, portion: int, now: int) -> bool:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.terms import GateTerms
-from headgate.limits.concurrency import OF_BATCH, Semaphore, dump_permits, load_permits, without_unused
-from headgate.limits.rule import NEVER
 from headgate.storage import permits
+from headgate.storage.driver import Transaction, run_to_end
 from headgate.storage.live_rules import LiveRules
-from headgate.storage.permits import Given, Holder, PermitBucket, leaving_holders, permits_left
+from headgate.storage.permits import Given, Holder, PermitBucket
+from headgate.storage.procedures.permits import give_permits
 from headgate.storage.sqlite.rows import decode_buckets
 from headgate.storage.sqlite.settings import decode_settings
-from headgate.storage.sqlite.statements import as_json, execute, fetch
+from headgate.storage.sqlite.statements import as_json, fetch
 from headgate.storage.stored_rows import RowDecoder
 
 _decode_batches = RowDecoder(BatchRecord, "batch").decode
@@ -42,7 +42,7 @@ class Holding(Protocol):
     def held(self) -> int: ...
 
 
-def give_all(connection: sqlite3.Connection, left: Iterable[tuple[Holding, JobState]], limit_now: int) -> None:
+def give_all(tx: Transaction, left: Iterable[tuple[Holding, JobState]]) -> None:
     """Take back what these jobs hold and do not keep in their new states."""
     given: list[Given] = []
     for row, state in left:
@@ -50,50 +50,7 @@ def give_all(connection: sqlite3.Connection, left: Iterable[tuple[Holding, JobSt
             kept = row.terms.kept(row.held, state)
             given.append(Given(row.seq, row.id, row.draws, row.terms, row.held & ~kept, kept))
     if given:
-        give_permits(connection, given, limit_now)
-
-
-def give_permits(connection: sqlite3.Connection, jobs: Iterable[Given], limit_now: int) -> Set[Draw]:
-    """Take permits from their holders; whoever waits for one is looked at by the next claim. The buckets of it."""
-    jobs = list(jobs)
-    leaving = leaving_holders(jobs)
-    if jobs:
-        execute(connection, "keep_permits", jobs=as_json([(job.seq, job.kept) for job in jobs]))
-    if not leaving:
-        return leaving.keys()
-    rows: list[tuple[str, str, str, int]] = []
-    for row in decode_buckets(fetch(connection, "buckets_of", draws=as_json(list(leaving)))):
-        left = permits_left(row.state, leaving[Draw(row.limit, row.key)])
-        rows.append((row.limit, row.key, dump_permits(left), NEVER if left.holders else limit_now))
-    execute(connection, "give_permits", buckets=as_json(rows), limit_now=limit_now)
-    return leaving.keys()
-
-
-def give_up(connection: sqlite3.Connection, holdings: Iterable[tuple[str, Draw]], limit_now: int) -> None:
-    """Batches are final, and hold permits of these buckets no more."""
-    leaving: dict[Draw, list[str]] = {}
-    for batch, draw in holdings:
-        leaving.setdefault(draw, []).append(OF_BATCH + batch)
-    rows: list[tuple[str, str, str, int]] = []
-    for row in decode_buckets(fetch(connection, "buckets_of", draws=as_json(list(leaving)))) if leaving else ():
-        held = left = load_permits(row.state)
-        for holder in leaving[Draw(row.limit, row.key)]:
-            left = Semaphore.release(left, holder)
-        if left is not held:
-            rows.append((row.limit, row.key, dump_permits(left), NEVER if left.holders else limit_now))
-    if rows:
-        execute(connection, "give_permits", buckets=as_json(rows), limit_now=limit_now)
-
-
-def give_up_unused(connection: sqlite3.Connection, draw: Draw, limit_now: int) -> int:
-    """Take permits from batches of which no job runs; how many are held by others."""
-    (row,) = decode_buckets(fetch(connection, "buckets_of", draws=as_json([draw])))
-    held = load_permits(row.state)
-    left = without_unused(held)
-    if left != held:
-        buckets = [(draw.limit, draw.key, dump_permits(left), NEVER if left.holders else limit_now)]
-        execute(connection, "give_permits", buckets=as_json(buckets), limit_now=limit_now)
-    return left.held
+        run_to_end(give_permits(tx, given))
 
 
 def contradictions(connection: sqlite3.Connection) -> Iterator[str]:

@@ -9,7 +9,7 @@ from headgate.storage.stored_rows import RowDecoder
 
 
 class BucketRow(msgspec.Struct, array_like=True):
-    id: int
+    id: str
     limit: str
     key: str
     state: str | None

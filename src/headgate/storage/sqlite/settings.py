@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from headgate.storage.live_rules import LimitSetting, LiveRules
+from headgate.storage.sqlite.procedure_transaction import Places
 from headgate.storage.sqlite.statements import fetch
 from headgate.storage.stored_rows import RowDecoder
 
@@ -21,6 +22,7 @@ class CachedRules:
         self.rules = LiveRules()
         self.gates: Mapping[str, str] = {}
         """The newest gate of each subject."""
+        self.places = Places()
         self._revision = 0
 
     def forget(self) -> None:

@@ -12,16 +12,8 @@ import sqlite3
 from importlib import resources
 from typing import Any
 
-import msgspec
-
+from headgate.storage.json_text import as_json as as_json
 from headgate.storage.stored_rows import UNREADABLE_DRAWS
-
-_encode = msgspec.json.Encoder().encode
-
-
-def as_json(value: Any) -> str:
-    """A value as the JSON text that a statement takes."""
-    return _encode(value).decode()
 
 
 def _load() -> dict[str, str]:

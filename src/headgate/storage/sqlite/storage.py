@@ -31,12 +31,14 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import ask_of
 from headgate.storage.batcher import Batcher
+from headgate.storage.driver import run_to_end
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import SAFE_FOR_SEVERAL, SqliteFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
 from headgate.storage.outlast import outlast
+from headgate.storage.procedures import waiting
 from headgate.storage.protocol import (
     FINAL_STATES,
     GATE_LIVES,
@@ -322,24 +324,27 @@ class SqliteStorage:
 
     async def cancel(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.waiting.cancel(job_id, deed), wakes=True)
+            _Write(lambda transaction: run_to_end(waiting.cancel(transaction.tx, job_id, deed)), wakes=True)
         )
 
     async def retry(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.waiting.retry(job_id, deed), wakes=True)
+            _Write(lambda transaction: run_to_end(waiting.retry(transaction.tx, job_id, deed)), wakes=True)
         )
 
     async def run_now(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.waiting.run_now(job_id, deed), wakes=True)
+            _Write(lambda transaction: run_to_end(waiting.run_now(transaction.tx, job_id, deed)), wakes=True)
         )
 
     async def reschedule(
         self, job_id: str, *, run_at: int | None = None, priority: int | None = None, deed: Deed | None = None
     ) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.waiting.reschedule(job_id, run_at, priority, deed), wakes=True)
+            _Write(
+                lambda transaction: run_to_end(waiting.reschedule(transaction.tx, job_id, run_at, priority, deed)),
+                wakes=True,
+            )
         )
 
     async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool]:
@@ -428,7 +433,7 @@ class SqliteStorage:
 
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.waiting.expire(count), wakes=True)
+            _Write(lambda transaction: run_to_end(waiting.expire(transaction.tx, count)), wakes=True)
         )
 
     async def release_followers(self, count: int = FOLLOWERS_AT_ONCE) -> int:
@@ -745,7 +750,7 @@ class SqliteStorage:
 
     async def regate(self, jobs: Sequence[Regated]) -> int:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.waiting.regate(jobs), wakes=True)
+            _Write(lambda transaction: _regate(transaction, jobs), wakes=True)
         )
 
     async def settings(self) -> Sequence[LimitSetting]:
@@ -868,6 +873,12 @@ class SqliteStorage:
             return int(self._writer.execute("PRAGMA data_version").fetchone()[0])
         except sqlite3.Error as error:
             raise self._translated(error) from error
+
+
+def _regate(transaction: Transaction, jobs: Sequence[Regated]) -> int:
+    tx = transaction.tx
+    moved = sum(run_to_end(waiting.regate(tx, job)) for job in jobs if not job.stays)
+    return moved + run_to_end(waiting.restamp(tx, [job for job in jobs if job.stays]))
 
 
 def _index_of(filter: JobFilter) -> str | None:

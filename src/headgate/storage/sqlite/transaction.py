@@ -24,8 +24,11 @@ from headgate.jobs.lifecycle import (
 )
 from headgate.jobs.report import Report, too_many
 from headgate.jobs.terms import GateTerms, spread, without
+from headgate.storage.driver import run_to_end
 from headgate.storage.endings import EndedHere, poison_error, prunable_at_once
-from headgate.storage.following import final_at_once
+from headgate.storage.following import Ended, Place, final_at_once
+from headgate.storage.procedures import following
+from headgate.storage.procedures.audit import keep_deed
 from headgate.storage.process import is_running, pid_space, process_started
 from headgate.storage.protocol import (
     Beat,
@@ -34,18 +37,17 @@ from headgate.storage.protocol import (
     NodeRecord,
     Recovered,
 )
+from headgate.storage.row_ids import bucket_id, lane_id
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.storage.sqlite import history, schedules
 from headgate.storage.sqlite.buckets import Buckets
 from headgate.storage.sqlite.claim import ClaimTransaction
-from headgate.storage.sqlite.following import Following
 from headgate.storage.sqlite.lanes import Lanes
 from headgate.storage.sqlite.permits import give_all
+from headgate.storage.sqlite.procedure_transaction import SqliteTransaction
 from headgate.storage.sqlite.settings import CachedRules
 from headgate.storage.sqlite.statements import as_json, execute, fetch
-from headgate.storage.sqlite.trail import keep_deed
 from headgate.storage.sqlite.unique import Unique, rivals, supersede
-from headgate.storage.sqlite.waiting import Waiting
 from headgate.storage.stored_rows import RowDecoder
 
 
@@ -96,6 +98,7 @@ _decode_running = RowDecoder(Running, "job").decode
 _decode_ended = RowDecoder(EndedHere, "job").decode
 _decode_prunable = RowDecoder(Prunable, "job").decode
 _decode_nodes = RowDecoder(NodeRow, "node").decode
+_decode_ties = RowDecoder(Ended, "job", state=JobState.FAILED).decode
 _decode_ids = msgspec.json.Decoder(list[str]).decode
 _decode_queues = msgspec.json.Decoder(frozenset[str]).decode
 
@@ -110,10 +113,9 @@ class Transaction:
         self._live = live
         self._now = clock.now()
         self._limit_now = clock.monotonic() + ahead
-        self._lanes = Lanes(connection, self._limit_now)
-        self._following = Following(connection, self._now, self._limit_now, self._lanes.of)
-        self.waiting = Waiting(connection, self._now, self._limit_now, self._lanes, self._following)
-        self.buckets = Buckets(connection, live, self._now, self._limit_now, self.waiting)
+        self.tx = SqliteTransaction(connection, self._now, self._limit_now, live.places)
+        self._lanes = Lanes(connection, self.tx)
+        self.buckets = Buckets(connection, live, self.tx)
 
     # ---------------------------------------------------------------------------------------------- jobs
 
@@ -121,7 +123,7 @@ class Transaction:
         if not jobs and not batches:
             return
         are_plain = all(job.is_plain for job in jobs)
-        placed = None if are_plain and not batches else self._following.places(jobs, batches)
+        placed = None if are_plain and not batches else run_to_end(following.places_of(self.tx, jobs, batches))
         rows = as_json(jobs)
         lanes = as_json(_lanes_of([job for job in jobs if placed is None or placed[job.id].enters_lane], jobs))
         execute(self._connection, "add_lanes", lanes=lanes)
@@ -135,15 +137,26 @@ class Transaction:
             self.add(new, batches)
             return
         if placed is not None:
-            self._following.add(jobs, batches, placed)
+            self._keep_back(jobs, placed)
+            run_to_end(following.store_ties(self.tx, jobs, batches, placed))
         unrun = final_at_once(jobs, placed or {})
         history.note(self._connection, [(job.queue, job.task, 0, *_ends(state)) for job, state in unrun], self._now)
-        execute(self._connection, "add_arm", lanes=lanes, limit_now=self._limit_now)
+        execute(self._connection, "add_arm", lanes=lanes, limit_now=self.tx.take_places(max(1, len(jobs))))
+
+    def _keep_back(self, jobs: Sequence[NewJob], placed: Mapping[str, Place]) -> None:
+        """Keep new jobs that follow others out of their lanes."""
+        kept = [
+            (job.id, "blocked" if placed[job.id].is_blocked else placed[job.id].state, placed[job.id].error)
+            for job in jobs
+            if not placed[job.id].enters_lane
+        ]
+        if kept:
+            execute(self._connection, "place_jobs", jobs=as_json(kept))
 
     def add_all(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
         """Store jobs, with unique keys or without. Raises DuplicateJob before anything is written."""
         if any(job.unique_key is not None for job in jobs):
-            return Unique(self._connection, self.add, self._lanes, self._limit_now).add(jobs, batches)
+            return Unique(self._connection, self.add, self._lanes, self.tx).add(jobs, batches)
         self.add(jobs, batches)
         return {}
 
@@ -174,8 +187,8 @@ class Transaction:
         if paused:
             rooms = {queue: room for queue, room in claim.rooms.items() if queue not in paused}
             claim = replace(claim, rooms=rooms)
-        following = Following(self._connection, now, limit_now, self._lanes.of)
-        return ClaimTransaction(self._connection, claim, self._live, now, limit_now, following).run()
+        tx = SqliteTransaction(self._connection, now, limit_now, self._live.places)
+        return ClaimTransaction(self._connection, claim, self._live, now, limit_now, tx, self._tell).run()
 
     def pause_queue(self, queue: str, deed: Deed | None) -> bool:
         """Let no claim take a job of a queue; whether it was not paused before."""
@@ -192,7 +205,7 @@ class Transaction:
 
     def note(self, deed: Deed | None) -> None:
         """Keep what somebody did, in the commit that does it."""
-        keep_deed(self._connection, deed, self._now)
+        run_to_end(keep_deed(self.tx, deed))
 
     def report(self, node: str, reports: Sequence[Report], most_lines: int) -> list[bool]:
         """Keep what running attempts say of themselves, where they still are the node's."""
@@ -241,7 +254,7 @@ class Transaction:
         if finished:
             rows = [(running[e.id, e.fence].seq, e.state, e.result, e.error) for e in finished]
             execute(self._connection, "finish", now=self._now, endings=as_json(rows))
-            give_all(self._connection, [(running[e.id, e.fence], e.state) for e in finished], self._limit_now)
+            give_all(self.tx, [(running[e.id, e.fence], e.state) for e in finished])
         superseded: list[int] = []
         for ending in returned:
             row = running[ending.id, ending.fence]
@@ -270,13 +283,17 @@ class Transaction:
         found = fetch(self._connection, "ended_here", node=node, ids=as_json(ids))
         return {job.id: job for job in _decode_ended(found)}
 
-    def _tell(self, seqs: Sequence[int], *, as_told: Sequence[int] = ()) -> None:
-        """These jobs have become final: whoever follows them hears of it in the same commit."""
-        self._following.tell(seqs, as_told=as_told)
+    def _tell(self, seqs: Sequence[int], *, as_told: Sequence[int] = ()) -> bool:
+        """These jobs have become final: whoever follows them hears of it in the same commit; whether anybody does."""
+        ended = _decode_ties(fetch(self._connection, "ended_all", seqs=as_json(seqs))) if seqs else []
+        told = _decode_ties(fetch(self._connection, "ended", seqs=as_json(as_told))) if as_told else []
+        if ended or told:
+            run_to_end(following.tell_followers(self.tx, ended, as_told=told))
+        return any(job.is_followed or job.batch is not None for job in (*ended, *told))
 
     def release_followers(self, count: int) -> int:
         """As `Storage.release_followers`."""
-        return self._following.release(count)
+        return run_to_end(following.release_followers(self.tx, count))
 
     def _settle(self, charges: Sequence[tuple[Running, Charge]]) -> None:
         if charges:
@@ -291,7 +308,12 @@ class Transaction:
         permits = 0 if row.terms is None else row.terms.permits
         draws = without(row.draws, permits)
         if draws:
-            execute(self._connection, "close_buckets", draws=as_json(draws), until=until)
+            execute(
+                self._connection,
+                "close_buckets",
+                draws=as_json([(bucket_id(draw), draw.limit, draw.key) for draw in draws]),
+                until=until,
+            )
 
     def _keep_attempts(self, attempts: Sequence[tuple[int, str, JobError | None]]) -> None:
         if attempts:
@@ -323,7 +345,7 @@ class Transaction:
         )
         if terms is None:
             return
-        give_all(self._connection, [(row, state)], self._limit_now)
+        give_all(self.tx, [(row, state)])
         passed = terms.free_retries if is_retry else row.passed
         held = terms.kept(row.held, state)
         lane = self._lanes.of(row.queue, row.draws, terms, held | passed)
@@ -408,7 +430,7 @@ class Transaction:
         for job in poisonous:
             error = as_json(poison_error(job.lost + 1))
             execute(self._connection, "fail_poisonous", seq=job.seq, now=self._now, error=error)
-        give_all(self._connection, [(job, JobState.FAILED) for job in poisonous], self._limit_now)
+        give_all(self.tx, [(job, JobState.FAILED) for job in poisonous])
         left = [job for job in owned if job.seq not in doomed]
         returned, ended = self._all_wait_again(left, unspent=False, lost=True)
         self._tell([*doomed, *ended])
@@ -435,7 +457,7 @@ class Transaction:
         if rival is None:
             return False
         supersede(self._connection, {row.seq: rival}, self._now)
-        give_all(self._connection, [(row, JobState.CANCELLED)], self._limit_now)
+        give_all(self.tx, [(row, JobState.CANCELLED)])
         return True
 
     # --------------------------------------------------------------------------------------- housekeeping
@@ -456,9 +478,9 @@ class Transaction:
             execute(self._connection, "prune_batches", before=finished_before, count=count)
             return 0
         # A permit that was kept for a job until it succeeds is not kept longer than the job.
-        give_all(self._connection, [(row, JobState.SUCCEEDED) for row in rows], self._limit_now)
+        give_all(self.tx, [(row, JobState.SUCCEEDED) for row in rows])
         seqs = as_json([row.seq for row in rows])
-        execute(self._connection, "prune_attempts", seqs=seqs)
+        execute(self._connection, "prune_attempts", ids=as_json([row.id for row in rows]))
         if any(row.lines for row in rows):
             execute(self._connection, "prune_lines", seqs=seqs)
         execute(self._connection, "prune_deeds", ids=as_json([row.id for row in rows]))
@@ -500,8 +522,8 @@ def _ends(state: JobState) -> tuple[int, int]:
     return int(state is JobState.FAILED), int(state is JobState.CANCELLED)
 
 
-LaneArrivals = tuple[str, str, str, int, int, int | None]
-"""A lane's queue, draws and variant, how many jobs it gets, how many are ready, when the first delayed one is due."""
+LaneArrivals = tuple[str, str, str, str, int, int, int | None]
+"""A lane: id, queue, draws, variant; how many jobs come, how many are ready, when the first delayed one is due."""
 
 
 def _lanes_of(entering: Sequence[NewJob], jobs: Sequence[NewJob]) -> list[LaneArrivals]:
@@ -524,7 +546,15 @@ def _lanes_of(entering: Sequence[NewJob], jobs: Sequence[NewJob]) -> list[LaneAr
         elif job.run_at < earliest.get(lane, job.run_at + 1):
             earliest[lane] = job.run_at
     return [
-        (queue, as_json(draws), variant, total, ready, earliest.get((queue, draws, variant)))
+        (
+            lane_id(queue, draws, variant),
+            queue,
+            as_json(draws),
+            variant,
+            total,
+            ready,
+            earliest.get((queue, draws, variant)),
+        )
         for (queue, draws, variant), (total, ready) in lanes.items()
     ]
 

@@ -25,9 +25,12 @@ from headgate.jobs.uniqueness import (
     successor,
     superseded_error,
 )
+from headgate.storage.driver import run_to_end
 from headgate.storage.permits import Given
+from headgate.storage.procedures.lanes import Lane
+from headgate.storage.procedures.permits import give_permits
 from headgate.storage.sqlite.lanes import Lanes
-from headgate.storage.sqlite.permits import give_permits
+from headgate.storage.sqlite.procedure_transaction import SqliteTransaction
 from headgate.storage.sqlite.statements import as_json, execute, fetch
 from headgate.storage.stored_rows import RowDecoder
 
@@ -38,7 +41,6 @@ class Standing(msgspec.Struct, array_like=True):
     seq: int
     id: str
     state: str
-    lane: int
     queue: str
     draws: tuple[Draw, ...]
     terms: GateTerms | None
@@ -68,12 +70,12 @@ class Unique:
         connection: sqlite3.Connection,
         store: Callable[[Sequence[NewJob], Sequence[NewBatch]], None],
         lanes: Lanes,
-        limit_now: int,
+        tx: SqliteTransaction,
     ) -> None:
         self._connection = connection
         self._store = store
         self._lanes = lanes
-        self._limit_now = limit_now
+        self._tx = tx
 
     def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> dict[str, str]:
         """By their ids, those for which another one stands. Raises DuplicateJob before anything is written."""
@@ -124,13 +126,13 @@ class Unique:
         after = replacement(waited, new)
         if after.gone and row.terms is not None:
             given = Given(row.seq, row.id, row.draws, row.terms, after.gone, 0)
-            give_permits(self._connection, [given], self._limit_now)
+            run_to_end(give_permits(self._tx, [given]))
         in_lane = row.state == "waiting"
-        lane = row.lane if after.stays else self._lanes.find(*after.lane)
+        before, lane = Lane(*waited.lane), Lane(*after.lane)
         if in_lane and not after.stays:
-            self._lanes.leave(row.lane, 1, have_costs=bool(row.has_costs))
+            self._lanes.leave(before, have_costs=bool(row.has_costs))
         job = as_json(after.new)
-        execute(self._connection, "replace_job", seq=row.seq, new=job, lane=lane, held=after.held)
+        execute(self._connection, "replace_job", seq=row.seq, new=job, lane=lane.id, held=after.held)
         if not after.draws_alike:
             execute(self._connection, "forget_starts", seq=row.seq)
         if in_lane and after.stays:

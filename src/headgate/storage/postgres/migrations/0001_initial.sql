@@ -43,7 +43,7 @@ CREATE TABLE headgate.paused_queue (
 -- waiting is merged from arrivals, so it may lag behind what was just added or claimed. Of the lanes without draws,
 -- where jobs wait that no limit holds, it is all that is kept.
 CREATE TABLE headgate.lane (
-    id        bytea PRIMARY KEY CHECK (length(id) = 16),
+    id        text COLLATE "C" PRIMARY KEY,
     queue     text COLLATE "C" NOT NULL,
     draws     text COLLATE "C" NOT NULL,
     variant   text COLLATE "C" NOT NULL DEFAULT '',
@@ -53,7 +53,7 @@ CREATE TABLE headgate.lane (
               GENERATED ALWAYS AS (regexp_replace(draws, '","([^"\\]|\\.)*"\]', '"]', 'g')) STORED,
     waiting   bigint NOT NULL DEFAULT 0,
     since     bigint,
-    behind    bytea CHECK (length(behind) = 16),
+    behind    text COLLATE "C",
     wakes_at  bigint,
     opened_at bigint,
     CHECK (behind IS NULL OR since IS NOT NULL)
@@ -66,7 +66,7 @@ CREATE INDEX lane_behind ON headgate.lane (behind, queue, since, id) WHERE behin
 -- opens_at is set while a lane waits behind the bucket; with idle_at and closed_until it is limit time.
 -- idle_at has no index, so that charging a bucket that nobody waits for touches no index at all.
 CREATE TABLE headgate.bucket (
-    id            bytea PRIMARY KEY CHECK (length(id) = 16),
+    id            text COLLATE "C" PRIMARY KEY,
     limit_name    text COLLATE "C" NOT NULL,
     key           text COLLATE "C" NOT NULL,
     state         text,
@@ -79,7 +79,7 @@ CREATE INDEX bucket_limit ON headgate.bucket (limit_name, key);
 
 -- What plain code was answered that drew on a bucket under an id; a repeat is answered the same until then.
 CREATE TABLE headgate.bucket_note (
-    bucket  bytea NOT NULL CHECK (length(bucket) = 16),
+    bucket  text COLLATE "C" NOT NULL,
     id      text COLLATE "C" NOT NULL,
     note    text,
     until   bigint NOT NULL,
@@ -92,7 +92,7 @@ CREATE INDEX bucket_note_until ON headgate.bucket_note (until);
 -- than by its claim leave a negative one. since is limit time, and the place in the line of the lanes.
 CREATE TABLE headgate.arrival (
     id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    lane      bytea NOT NULL CHECK (length(lane) = 16),
+    lane      text COLLATE "C" NOT NULL,
     queue     text COLLATE "C" NOT NULL,
     draws     text COLLATE "C" NOT NULL,
     variant   text COLLATE "C" NOT NULL,
@@ -108,7 +108,7 @@ CREATE TABLE headgate.arrival (
 CREATE TABLE headgate.replacement_note (
     id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     permits  text COLLATE "C" NOT NULL,
-    lane     bytea CHECK (length(lane) = 16),
+    lane     text COLLATE "C",
     draws    text COLLATE "C" NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
@@ -126,7 +126,7 @@ CREATE TABLE headgate.task_gate (
 
 CREATE TABLE headgate.job (
     id                text COLLATE "C" PRIMARY KEY,
-    lane              bytea NOT NULL CHECK (length(lane) = 16),
+    lane              text COLLATE "C" NOT NULL,
     -- Set while the state is 'waiting'.
     waiting           boolean NOT NULL,
     delayed           boolean NOT NULL,

@@ -8,7 +8,7 @@ WITH new AS (
         id, task, queue, gate, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options,
         terms, give_up_at, state, state = 'waiting', error, CASE WHEN state <> 'waiting' THEN enqueued_at END
     FROM unnest(
-        :ids::text[], :tasks::text[], :queues::text[], :gates::text[], :lanes::bytea[], :payloads::text[], :priorities::smallint[],
+        :ids::text[], :tasks::text[], :queues::text[], :gates::text[], :lanes::text[], :payloads::text[], :priorities::smallint[],
         :delayed::boolean[], :run_at::bigint[], :enqueued_at::bigint[], :expires_at::bigint[], :draws::text[],
         :costs::text[], :headers::text[], :options::text[], :terms::text[], :give_up_at::bigint[], :states::text[],
         :errors::text[]
@@ -24,7 +24,7 @@ SELECT
     known.lane, known.queue, known.draws, known.variant, count(*), bool_or(NOT new.delayed), :limit_now::bigint,
     min(new.run_at) FILTER (WHERE new.delayed)
 FROM new
-JOIN unnest(:lane_ids::bytea[], :lane_queues::text[], :lane_draws::text[], :lane_variants::text[])
+JOIN unnest(:lane_ids::text[], :lane_queues::text[], :lane_draws::text[], :lane_variants::text[])
     WITH ORDINALITY AS known (lane, queue, draws, variant, place) USING (lane)
 WHERE new.waiting
 GROUP BY known.lane, known.queue, known.draws, known.variant, known.place

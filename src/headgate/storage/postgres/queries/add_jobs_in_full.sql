@@ -11,7 +11,7 @@ WITH new AS (
         CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END, unique_key, audit,
         origin, origin::json ->> 'follows', origin::json ->> 'batch', origin::json ->> 'schedule'
     FROM unnest(
-        :ids::text[], :tasks::text[], :queues::text[], :gates::text[], :lanes::bytea[], :payloads::text[], :priorities::smallint[],
+        :ids::text[], :tasks::text[], :queues::text[], :gates::text[], :lanes::text[], :payloads::text[], :priorities::smallint[],
         :delayed::boolean[], :run_at::bigint[], :enqueued_at::bigint[], :expires_at::bigint[], :draws::text[],
         :costs::text[], :headers::text[], :options::text[], :terms::text[], :give_up_at::bigint[], :states::text[],
         :errors::text[], :unique_keys::text[], :origins::text[], :audits::smallint[]
@@ -36,7 +36,7 @@ SELECT
     known.lane, known.queue, known.draws, known.variant, count(*), bool_or(NOT new.delayed), :limit_now::bigint,
     min(new.run_at) FILTER (WHERE new.delayed)
 FROM new
-JOIN unnest(:lane_ids::bytea[], :lane_queues::text[], :lane_draws::text[], :lane_variants::text[])
+JOIN unnest(:lane_ids::text[], :lane_queues::text[], :lane_draws::text[], :lane_variants::text[])
     WITH ORDINALITY AS known (lane, queue, draws, variant, place) USING (lane)
 WHERE new.waiting
 GROUP BY known.lane, known.queue, known.draws, known.variant, known.place

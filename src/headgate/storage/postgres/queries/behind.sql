@@ -1,7 +1,7 @@
 -- The lanes of each queue that have waited longest behind each opened bucket, as many of each as it grants.
 WITH @instant
 SELECT coalesce(json_agg(@lane_row), '[]') AS lanes
-FROM unnest(:buckets::bytea[], :counts::integer[]) AS opened (bucket, grants)
+FROM unnest(:buckets::text[], :counts::integer[]) AS opened (bucket, grants)
 CROSS JOIN unnest(:queues::text[]) AS wanted
 CROSS JOIN LATERAL (
     SELECT * FROM headgate.lane

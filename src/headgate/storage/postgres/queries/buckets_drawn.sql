@@ -14,7 +14,7 @@ SELECT
     bucket.opens_at,
     coalesce(bucket.closed_until, 0) AS closed_until,
     coalesce(line.lanes, 0) AS lanes
-FROM unnest(:ids::bytea[], :limits::text[], :keys::text[]) WITH ORDINALITY AS drawn (id, limit_name, key, place)
+FROM unnest(:ids::text[], :limits::text[], :keys::text[]) WITH ORDINALITY AS drawn (id, limit_name, key, place)
 LEFT JOIN headgate.bucket ON bucket.id = drawn.id
 LEFT JOIN LATERAL (
     SELECT sum(waiting) AS waiting, count(*) AS lanes FROM headgate.lane WHERE behind = drawn.id

@@ -14,22 +14,22 @@ WITH line AS (
         FROM headgate.arrival GROUP BY lane
     ) AS arrived ON arrived.lane = lane.id
 )
-SELECT format('lane %s counts %s waiting jobs and has %s', encode(id, 'hex'), waiting, found)
+SELECT format('lane %s counts %s waiting jobs and has %s', id, waiting, found)
 FROM line CROSS JOIN LATERAL (SELECT count(*) AS found FROM headgate.job WHERE job.lane = line.id AND job.waiting) AS jobs
 WHERE waiting <> found
 UNION ALL
-SELECT format('lane %s waits behind bucket %s, which has no timer', encode(id, 'hex'), encode(behind, 'hex'))
+SELECT format('lane %s waits behind bucket %s, which has no timer', id, behind)
 FROM line
 WHERE behind IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM headgate.bucket WHERE bucket.id = line.behind AND opens_at IS NOT NULL)
 UNION ALL
-SELECT format('lane %s sleeps although job %s is ready', encode(line.id, 'hex'), min(job.id))
+SELECT format('lane %s sleeps although job %s is ready', line.id, min(job.id))
 FROM line JOIN headgate.job ON job.lane = line.id AND job.waiting AND NOT job.delayed
 WHERE line.gated AND line.since IS NULL AND NOT line.is_ready
     AND (line.wakes_at IS NULL OR line.wakes_at > :now::bigint + 1000000)
 GROUP BY line.id
 UNION ALL
-SELECT format('lane %s would oversleep job %s', encode(line.id, 'hex'), min(job.id))
+SELECT format('lane %s would oversleep job %s', line.id, min(job.id))
 FROM line JOIN headgate.job ON job.lane = line.id AND job.waiting AND job.delayed
 WHERE line.gated AND line.since IS NULL AND (line.wakes_at IS NULL OR job.run_at < line.wakes_at) AND NOT line.is_ready
 GROUP BY line.id

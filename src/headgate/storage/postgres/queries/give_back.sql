@@ -17,7 +17,7 @@ SET state = CASE WHEN cancel_requested THEN 'cancelled' ELSE 'waiting' END,
     settled = NULL
 FROM unnest(
     :ids::text[], :unspent::integer[], :lost::integer[], :run_at::bigint[], :errors::text[], :give_up_at::bigint[],
-    :held::bigint[], :passed::bigint[], :lanes::bytea[]
+    :held::bigint[], :passed::bigint[], :lanes::text[]
 ) AS back (id, unspent, lost, run_at, error, give_up_at, held, passed, lane)
 WHERE job.id = back.id AND job.finished_at IS NULL AND NOT job.waiting
 RETURNING job.id, job.waiting, job.delayed, job.run_at

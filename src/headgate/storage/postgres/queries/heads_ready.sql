@@ -1,7 +1,7 @@
 -- The first ready jobs of each lane, those that asked for a time and are due among them: :all, or those that are known
 -- to the node.
 SELECT @head
-FROM unnest(:lanes::bytea[], :counts::integer[]) AS visited (lane, most)
+FROM unnest(:lanes::text[], :counts::integer[]) AS visited (lane, most)
 CROSS JOIN LATERAL (
     SELECT * FROM (
         SELECT * FROM headgate.job

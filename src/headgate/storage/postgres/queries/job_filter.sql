@@ -23,7 +23,7 @@ AND (
 )
 -- A job that passes some of its draws waits in a lane without them.
 AND (
-    :lanes::bytea[] IS NULL
+    :lanes::text[] IS NULL
     OR job.state = 'blocked'
     OR (job.waiting AND job.lane = ANY(:lanes))
     OR (job.waiting AND (job.held | job.passed) <> 0)

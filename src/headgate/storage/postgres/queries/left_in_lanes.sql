@@ -15,4 +15,4 @@ SELECT
             LIMIT 1
         ) AS earliest
     ) AS earliest
-FROM unnest(:lanes::bytea[]) AS wanted (lane)
+FROM unnest(:lanes::text[]) AS wanted (lane)

@@ -3,5 +3,5 @@ WITH @me
 SELECT bucket.id, limit_name, key, state, opens_at, closed_until, @server_clock AS now, (SELECT ahead FROM headgate.limit_time)
 FROM me
 CROSS JOIN LATERAL (
-    SELECT * FROM headgate.bucket WHERE id = ANY(:ids::bytea[]) ORDER BY id FOR UPDATE
+    SELECT * FROM headgate.bucket WHERE id = ANY(:ids::text[]) ORDER BY id FOR UPDATE
 ) AS bucket

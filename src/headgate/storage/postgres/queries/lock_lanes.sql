@@ -5,10 +5,10 @@ FROM headgate.limit_revision
 LEFT JOIN (
     SELECT id, waiting, since, behind, wakes_at, opened_at
     FROM headgate.lane
-    WHERE id = ANY(:lanes::bytea[])
+    WHERE id = ANY(:lanes::text[])
         AND (
             (behind IS NULL AND since IS NOT NULL)
-            OR behind = ANY(:opened::bytea[])
+            OR behind = ANY(:opened::text[])
             OR (since IS NULL AND wakes_at <= :now)
         )
     FOR UPDATE SKIP LOCKED

@@ -29,10 +29,10 @@ SELECT
                 LIMIT 10
             )
         ) AS next
-        WHERE late_at <= now AND lane = ANY(:open_lanes::bytea[])
+        WHERE late_at <= now AND lane = ANY(:open_lanes::text[])
     ) AS has_expired,
     (
-        SELECT coalesce(json_agg(json_build_array(encode(id, 'base64'), limit_name, key, state, opens_at, closed_until)), '[]')
+        SELECT coalesce(json_agg(json_build_array(id, limit_name, key, state, opens_at, closed_until)), '[]')
         FROM (
             SELECT * FROM headgate.bucket
             WHERE opens_at <= (SELECT limit_now FROM instant) AND opens_at >= :opened_floor::bigint
@@ -70,7 +70,7 @@ SELECT
     ) AS woken,
     (
         SELECT coalesce(json_agg(json_build_array(ready, ripe, next_wake, unknown, ripe_unknown)), '[]')
-        FROM unnest(:open_lanes::bytea[], :floors::bigint[]) WITH ORDINALITY AS open (lane, floor, number)
+        FROM unnest(:open_lanes::text[], :floors::bigint[]) WITH ORDINALITY AS open (lane, floor, number)
         CROSS JOIN LATERAL (
             SELECT
                 count(*) FILTER (WHERE gate = ANY(@known)) AS ready,

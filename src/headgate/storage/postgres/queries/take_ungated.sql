@@ -10,7 +10,7 @@ taken AS (
         ARRAY(
             SELECT first.id
             FROM me
-            CROSS JOIN unnest(:lanes::bytea[], :counts::integer[], :floors::bigint[]) AS visited (lane, most, floor)
+            CROSS JOIN unnest(:lanes::text[], :counts::integer[], :floors::bigint[]) AS visited (lane, most, floor)
             CROSS JOIN LATERAL (
                 SELECT id FROM headgate.job AS first
                 WHERE first.lane = visited.lane AND waiting AND NOT delayed AND run_at >= visited.floor

@@ -3,7 +3,7 @@ WITH @me_as_read,
 candidate AS (
     SELECT first.id, first.lane, first.priority, first.run_at
     FROM me
-    CROSS JOIN unnest(:lanes::bytea[], :counts::integer[]) AS visited (visited_lane, most)
+    CROSS JOIN unnest(:lanes::text[], :counts::integer[]) AS visited (visited_lane, most)
     CROSS JOIN LATERAL (
         SELECT * FROM (
             SELECT id, lane, priority, run_at FROM headgate.job
@@ -28,7 +28,7 @@ candidate AS (
 ),
 chosen AS (
     SELECT first.id
-    FROM unnest(:lanes::bytea[], :counts::integer[]) AS visited (lane, most)
+    FROM unnest(:lanes::text[], :counts::integer[]) AS visited (lane, most)
     CROSS JOIN LATERAL (
         SELECT id FROM candidate WHERE candidate.lane = visited.lane ORDER BY priority DESC, run_at, id LIMIT most
     ) AS first

@@ -3,14 +3,14 @@
 -- read, and nobody else has one of them locked: that may be a user's transaction, for which nobody is to wait.
 WITH charged AS (
     UPDATE headgate.bucket SET state = new.state, idle_at = new.idle_at
-    FROM unnest(:buckets::bytea[], :states::text[], :idle_at::bigint[]) AS new (id, state, idle_at)
+    FROM unnest(:buckets::text[], :states::text[], :idle_at::bigint[]) AS new (id, state, idle_at)
     WHERE bucket.id = new.id
 ),
 moved AS (
     UPDATE headgate.lane
     SET waiting = lane.waiting - new.gone, since = new.since, behind = new.behind, wakes_at = new.wakes_at,
         opened_at = new.opened_at
-    FROM unnest(:lanes::bytea[], :gone::integer[], :since::bigint[], :behind::bytea[], :wakes_at::bigint[],
+    FROM unnest(:lanes::text[], :gone::integer[], :since::bigint[], :behind::text[], :wakes_at::bigint[],
         :opened_at::bigint[]) AS new (id, gone, since, behind, wakes_at, opened_at)
     WHERE lane.id = new.id
 ),
@@ -20,7 +20,7 @@ free AS (
 UPDATE headgate.job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
     cancel_requested = false, charged_at = :limit_now, held = new.held, uncharged = new.uncharged
-FROM unnest(:ids::text[], :job_lanes::bytea[], :fences::integer[], :held::bigint[], :uncharged::bigint[])
+FROM unnest(:ids::text[], :job_lanes::text[], :fences::integer[], :held::bigint[], :uncharged::bigint[])
     AS new (id, lane, fence, held, uncharged)
 JOIN free ON free.id = new.id
 WHERE job.id = new.id AND job.lane = new.lane AND job.fence = new.fence AND job.state = 'waiting'

@@ -28,20 +28,18 @@ INSERT INTO limit_revision (id, revision) VALUES (1, 0);
 -- since is limit time and the order of turns; wakes_at is wall time, no later than any delayed job of the lane.
 -- variant sets jobs of the same draws apart: those that do not wait, and those that share the permits of one owner.
 CREATE TABLE lane (
-    id          INTEGER PRIMARY KEY,
+    id          TEXT PRIMARY KEY,
     queue       TEXT NOT NULL,
     draws       TEXT NOT NULL CHECK (json_valid(draws)),
     variant     TEXT NOT NULL DEFAULT '',
     gated       INTEGER NOT NULL GENERATED ALWAYS AS (draws <> '[]') STORED,
-    waiting     INTEGER NOT NULL DEFAULT 0 CHECK (waiting >= 0),
+    waiting     INTEGER NOT NULL DEFAULT 0,
     since       INTEGER,
-    behind      INTEGER,
+    behind      TEXT,
     wakes_at    INTEGER,
     opened_at   INTEGER,
     UNIQUE (queue, draws, variant),
-    CHECK (behind IS NULL OR since IS NOT NULL),
-    CHECK (waiting > 0 OR (since IS NULL AND wakes_at IS NULL)),
-    CHECK (waiting = 0 OR since IS NOT NULL OR wakes_at IS NOT NULL)
+    CHECK (behind IS NULL OR since IS NOT NULL)
 );
 CREATE INDEX lane_due ON lane (queue, since, id) WHERE gated AND behind IS NULL AND since IS NOT NULL;
 CREATE INDEX lane_asleep ON lane (queue, wakes_at) WHERE since IS NULL AND wakes_at IS NOT NULL;
@@ -56,7 +54,7 @@ CREATE TABLE paused_queue (
 
 -- opens_at is set while a lane waits behind the bucket; with idle_at and closed_until it is limit time.
 CREATE TABLE bucket (
-    id            INTEGER PRIMARY KEY,
+    id            TEXT PRIMARY KEY,
     limit_name    TEXT NOT NULL,
     key           TEXT NOT NULL,
     state         TEXT,
@@ -98,12 +96,14 @@ CREATE TABLE job (
     queue             TEXT NOT NULL,
     -- What its draws, costs and terms were computed by; only a node that knows it starts the job.
     gate              TEXT NOT NULL DEFAULT '',
-    lane              INTEGER NOT NULL,
+    lane              TEXT NOT NULL,
     draws             TEXT NOT NULL CHECK (json_valid(draws)),
     costs             TEXT CHECK (costs IS NULL OR json_valid(costs)),
     -- A blocked job waits for another one that it follows, in no lane; people see it as waiting.
     state             TEXT NOT NULL DEFAULT 'waiting'
                       CHECK (state IN ('waiting', 'blocked', 'running', 'succeeded', 'failed', 'cancelled')),
+    -- Whether the state is 'waiting': what indexes are made by, where statements that know a job by its id say the state.
+    waiting           INTEGER NOT NULL DEFAULT 1,
     priority          INTEGER NOT NULL,
     delayed           INTEGER NOT NULL,
     run_at            INTEGER NOT NULL CHECK (typeof(run_at) = 'integer'),
@@ -142,19 +142,20 @@ CREATE TABLE job (
     audit             INTEGER NOT NULL DEFAULT 3 CHECK (audit BETWEEN 0 AND 3),
     progress          TEXT CHECK (progress IS NULL OR json_valid(progress)),
     CHECK (state <> 'blocked' OR (follows IS NOT NULL AND held = 0)),
+    CHECK (waiting = (state = 'waiting')),
     CHECK (state <> 'running' OR node IS NOT NULL),
     CHECK ((finished_at IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled')))
 );
-CREATE INDEX job_waiting ON job (lane, delayed, priority DESC, run_at, seq) WHERE state = 'waiting';
+CREATE INDEX job_waiting ON job (lane, delayed, priority DESC, run_at, seq) WHERE waiting;
 CREATE INDEX job_held ON job (seq) WHERE held <> 0;
 -- The few that wait in a lane without some of their draws, so that the lane does not tell what they draw on.
-CREATE INDEX job_passes ON job (seq) WHERE state = 'waiting' AND (held | passed) <> 0;
+CREATE INDEX job_passes ON job (seq) WHERE waiting AND (held | passed) <> 0;
 CREATE INDEX job_blocked ON job (queue) WHERE state = 'blocked';
 CREATE INDEX job_blocked_expires ON job (expires_at) WHERE state = 'blocked' AND expires_at IS NOT NULL;
 CREATE INDEX job_running ON job (node, lane) WHERE state = 'running';
 CREATE INDEX job_final ON job (state, finished_at) WHERE finished_at IS NOT NULL;
-CREATE INDEX job_expires ON job (expires_at) WHERE state = 'waiting' AND expires_at IS NOT NULL;
-CREATE INDEX job_gives_up ON job (give_up_at) WHERE state = 'waiting' AND give_up_at IS NOT NULL;
+CREATE INDEX job_expires ON job (expires_at) WHERE waiting AND expires_at IS NOT NULL;
+CREATE INDEX job_gives_up ON job (give_up_at) WHERE waiting AND give_up_at IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');
 CREATE INDEX job_unique_running ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state = 'running';
 CREATE INDEX job_follows ON job (follows, id) WHERE follows IS NOT NULL;
@@ -189,7 +190,7 @@ END;
 
 -- One row for each attempt that did not succeed.
 CREATE TABLE attempt (
-    job         INTEGER NOT NULL,
+    job         TEXT NOT NULL,
     number      INTEGER NOT NULL,
     node        TEXT,
     started_at  INTEGER NOT NULL,

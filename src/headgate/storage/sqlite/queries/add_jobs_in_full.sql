@@ -1,7 +1,7 @@
 -- Store new jobs, each in its lane, or final if it was rejected; fails as a whole if one of the ids is stored already.
 INSERT INTO job (
     id, task, queue, payload, priority, delayed, run_at, enqueued_at, expires_at, draws, costs, headers, options, terms,
-    give_up_at, unique_key, origin, follows, batch, schedule, audit, gate, lane, state, error, finished_at
+    give_up_at, unique_key, origin, follows, batch, schedule, audit, gate, lane, state, waiting, error, finished_at
 )
 SELECT
     json_extract(value, '$[0]'),
@@ -36,6 +36,7 @@ SELECT
         WHEN json_extract(value, '$[13].cancels') THEN 'cancelled'
         ELSE 'failed'
     END,
+    json_extract(value, '$[16]') IS NULL,
     json_extract(value, '$[16]'),
     CASE WHEN json_extract(value, '$[16]') IS NOT NULL THEN json_extract(value, '$[7]') END
 FROM json_each(:jobs)

@@ -2,6 +2,6 @@
 SELECT json_group_array(json_array(number, node, started_at, ended_at, outcome, json(error)))
 FROM (
     SELECT attempt.* FROM attempt
-    WHERE job = (SELECT seq FROM job WHERE id = :id)
+    WHERE job = :id
     ORDER BY attempt.rowid
 )

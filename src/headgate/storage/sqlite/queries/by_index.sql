@@ -5,18 +5,18 @@ job.seq IN (
     UNION ALL
     SELECT seq FROM job WHERE :by = 'running' AND state = 'running'
     UNION ALL
-    SELECT seq FROM job WHERE :by = 'waiting' AND state = 'waiting'
+    SELECT seq FROM job WHERE :by = 'waiting' AND waiting
     UNION ALL
     SELECT seq FROM job
-    WHERE :by IN ('ready', 'throttled') AND state = 'waiting' AND lane IN (
+    WHERE :by IN ('ready', 'throttled') AND waiting AND lane IN (
         SELECT lane.id FROM lane LEFT JOIN bucket ON bucket.id = lane.behind
         WHERE waiting > 0 AND (:by = 'throttled') = coalesce(bucket.opens_at > :limit_now, false)
     )
     UNION ALL
-    SELECT seq FROM job WHERE :by = 'scheduled' AND state = 'waiting' AND delayed = 1
+    SELECT seq FROM job WHERE :by = 'scheduled' AND waiting AND delayed = 1
     UNION ALL
     SELECT seq FROM job
-    WHERE :by = 'draw' AND state = 'waiting' AND lane IN (
+    WHERE :by = 'draw' AND waiting AND lane IN (
         SELECT lane.id FROM lane
         WHERE waiting > 0 AND EXISTS (
             SELECT 1 FROM json_each(lane.draws) AS draw
@@ -26,7 +26,7 @@ job.seq IN (
     )
     -- Those that pass some of their draws wait in a lane without them.
     UNION ALL
-    SELECT seq FROM job WHERE :by = 'draw' AND state = 'waiting' AND (held | passed) <> 0
+    SELECT seq FROM job WHERE :by = 'draw' AND waiting AND (held | passed) <> 0
     UNION ALL
     SELECT seq FROM job WHERE :by IN ('blocked', 'waiting', 'draw') AND state = 'blocked'
     UNION ALL

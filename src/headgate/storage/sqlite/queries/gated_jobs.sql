@@ -2,12 +2,12 @@
 SELECT json_group_array(json_array(id, task, queue, CAST(payload AS TEXT), json(headers), json(draws), json(costs), json(terms), gate))
 FROM (
     SELECT * FROM job
-    WHERE id > :after AND state IN ('waiting', 'blocked') AND task IN (SELECT value FROM json_each(:tasks))
+    WHERE id > :after AND (waiting OR state = 'blocked') AND task IN (SELECT value FROM json_each(:tasks))
         AND gate NOT IN (SELECT value FROM json_each(:gates))
         AND (
             :limits IS NULL
             OR (state = 'blocked' AND @draws_unknown_limits)
-            OR state = 'waiting' AND lane IN (
+            OR waiting AND lane IN (
                 SELECT id FROM lane
                 WHERE waiting > 0
                     AND EXISTS (

@@ -1,6 +1,7 @@
 -- A running job waits again, or is cancelled if that was asked for.
 UPDATE job
 SET state = CASE WHEN cancel_requested THEN 'cancelled' ELSE 'waiting' END,
+    waiting = NOT cancel_requested,
     finished_at = CASE WHEN cancel_requested THEN :now END,
     attempt = attempt - :unspent,
     lost = lost + :lost,

@@ -9,7 +9,7 @@ SELECT json_group_array(
 FROM json_each(:lanes) AS visited
 JOIN job ON job.seq IN (
     SELECT seq FROM job
-    WHERE lane = visited.value AND state = 'waiting' AND delayed = 0
+    WHERE lane = visited.value AND waiting AND delayed = 0
     ORDER BY priority DESC, run_at, seq
     LIMIT :count
 )

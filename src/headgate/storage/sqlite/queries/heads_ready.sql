@@ -11,7 +11,7 @@ FROM json_each(:lanes) AS visited
 JOIN job ON job.seq IN (
     SELECT seq FROM (
         SELECT seq FROM job
-        WHERE lane = visited.value AND state = 'waiting' AND delayed = 0
+        WHERE lane = visited.value AND waiting AND delayed = 0
             AND (:all OR gate IN (SELECT value FROM json_each(:known)))
         ORDER BY priority DESC, run_at, seq
         LIMIT :count
@@ -21,7 +21,7 @@ JOIN job ON job.seq IN (
     FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
     JOIN job AS ripe ON ripe.seq IN (
         SELECT seq FROM job
-        WHERE lane = visited.value AND state = 'waiting' AND delayed = 1
+        WHERE lane = visited.value AND waiting AND delayed = 1
             AND priority = level.column1 AND run_at <= :now
             AND (:all OR gate IN (SELECT value FROM json_each(:known)))
         ORDER BY run_at, seq

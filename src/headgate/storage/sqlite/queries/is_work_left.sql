@@ -9,7 +9,7 @@ SELECT
         SELECT 1
         FROM lane
         LEFT JOIN bucket ON bucket.id = lane.behind
-        CROSS JOIN job ON job.lane = lane.id AND job.state = 'waiting'
+        CROSS JOIN job ON job.lane = lane.id AND job.waiting
         WHERE lane.queue IN (SELECT queue FROM served) AND lane.waiting > 0 AND job.task IN (SELECT task FROM known)
             AND NOT (:ready_only AND (coalesce(bucket.opens_at > :limit_now, false) OR (job.delayed AND job.run_at > :now)))
     )

@@ -6,6 +6,6 @@ SELECT json_group_array(
 )
 FROM json_each(:ids) AS wanted
 JOIN job ON job.id = wanted.value
-LEFT JOIN lane ON lane.id = job.lane AND job.state = 'waiting'
+LEFT JOIN lane ON lane.id = job.lane AND job.waiting
 LEFT JOIN bucket ON bucket.id = lane.behind
 WHERE NOT :final OR job.finished_at IS NOT NULL

@@ -11,5 +11,5 @@ FROM (
     ORDER BY seq DESC
     LIMIT :count
 ) AS job
-LEFT JOIN lane ON lane.id = job.lane AND job.state = 'waiting'
+LEFT JOIN lane ON lane.id = job.lane AND job.waiting
 LEFT JOIN bucket ON bucket.id = lane.behind

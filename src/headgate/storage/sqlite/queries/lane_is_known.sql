@@ -7,7 +7,7 @@ AND EXISTS (
     SELECT 1
     FROM (
         SELECT gate FROM job
-        WHERE job.lane = lane.id AND state = 'waiting' AND delayed = 0
+        WHERE job.lane = lane.id AND waiting AND delayed = 0
         ORDER BY priority DESC, run_at, seq
         LIMIT 100
     )
@@ -19,7 +19,7 @@ AND EXISTS (
         SELECT 1
         FROM (
             SELECT gate FROM job
-            WHERE job.lane = lane.id AND state = 'waiting' AND delayed = 1
+            WHERE job.lane = lane.id AND waiting AND delayed = 1
                 AND priority = level.column1 AND run_at <= :now
             ORDER BY run_at, seq
             LIMIT 100

@@ -1,2 +1,2 @@
 -- Forget the attempts of pruned jobs.
-DELETE FROM attempt WHERE job IN (SELECT value FROM json_each(:seqs))
+DELETE FROM attempt WHERE job IN (SELECT value FROM json_each(:ids))

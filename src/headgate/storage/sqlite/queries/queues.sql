@@ -11,17 +11,17 @@ oldest AS MATERIALIZED (
             FROM (
                 SELECT (
                     SELECT min(run_at) FROM job
-                    WHERE lane = lane.id AND state = 'waiting' AND delayed = 0 AND priority = level.column1
+                    WHERE lane = lane.id AND waiting AND delayed = 0 AND priority = level.column1
                 ) AS first
                 FROM (
-                    SELECT max(priority) AS priority FROM job WHERE lane = lane.id AND state = 'waiting' AND delayed = 0
+                    SELECT max(priority) AS priority FROM job WHERE lane = lane.id AND waiting AND delayed = 0
                 ) AS highest
                 JOIN (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
                     ON level.column1 <= highest.priority
                 UNION ALL
                 SELECT (
                     SELECT min(run_at) FROM job
-                    WHERE lane = lane.id AND state = 'waiting' AND delayed = 1 AND priority = level.column1
+                    WHERE lane = lane.id AND waiting AND delayed = 1 AND priority = level.column1
                         AND run_at <= :now
                 ) AS first
                 FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level

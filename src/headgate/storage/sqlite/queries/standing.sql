@@ -6,7 +6,7 @@ SELECT (
             SELECT CASE WHEN count(*) < 100000 THEN count(*) + 1 END
             FROM (
                 SELECT 1 FROM job AS other
-                WHERE other.lane = job.lane AND other.state = 'waiting'
+                WHERE other.lane = job.lane AND other.waiting
                     AND (
                         other.priority > job.priority
                         OR (other.priority = job.priority AND (other.run_at, other.seq) < (job.run_at, job.seq))
@@ -27,5 +27,5 @@ SELECT (
         job.held | job.passed
     )
     FROM job JOIN lane ON lane.id = job.lane
-    WHERE job.id = :id AND job.state = 'waiting'
+    WHERE job.id = :id AND job.waiting
 )

@@ -1,7 +1,7 @@
 -- Jobs that are not final under these unique keys; :keys is an array of [task, unique key].
 SELECT json_group_array(
     json_array(
-        seq, id, state, lane, queue, json(draws), json(terms), held, passed, costs IS NOT NULL, delayed, run_at, task, unique_key
+        seq, id, state, queue, json(draws), json(terms), held, passed, costs IS NOT NULL, delayed, run_at, task, unique_key
     )
 )
 FROM (

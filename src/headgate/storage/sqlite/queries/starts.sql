@@ -15,7 +15,7 @@ FROM (
             WHERE state IN ('running', 'succeeded') AND charged_at BETWEEN :since AND :until AND instr(draws, :needle) > 0
             UNION ALL
             SELECT job.draws, job.costs, attempt.charged_at, attempt.uncharged, attempt.settled
-            FROM attempt JOIN job ON job.seq = attempt.job
+            FROM attempt JOIN job ON job.id = attempt.job
             WHERE attempt.charged_at BETWEEN :since AND :until AND instr(job.draws, :needle) > 0
         )
         WHERE uncharged = 0 OR EXISTS (

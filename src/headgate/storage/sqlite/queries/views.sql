@@ -6,7 +6,7 @@ WITH counted AS MATERIALIZED (
             WHEN wakes_at IS NULL THEN 0
             ELSE (
                 SELECT count(*) FROM job
-                WHERE lane = lane.id AND state = 'waiting' AND delayed = 1 AND run_at > :now
+                WHERE lane = lane.id AND waiting AND delayed = 1 AND run_at > :now
             )
         END AS scheduled
     FROM lane

@@ -10,7 +10,7 @@ FROM (
                 WHEN bucket.opens_at > :limit_now THEN 'throttled'
                 ELSE 'ready'
             END AS view
-        FROM (SELECT queue, task, delayed, run_at, lane FROM job WHERE state = 'waiting' LIMIT :most) AS job
+        FROM (SELECT queue, task, delayed, run_at, lane FROM job WHERE waiting LIMIT :most) AS job
         LEFT JOIN lane ON lane.id = job.lane
         LEFT JOIN bucket ON bucket.id = lane.behind
         UNION ALL

@@ -1,0 +1,337 @@
+"""Jobs that follow others, and batches.
+
+A leader is locked before its followers, a job before its batch, and a batch before its followers. Whoever adds a job
+that follows another locks that first: it is blocked only where the leader's end is sure to look for it.
+
+A follower may be locked by a user's transaction that replaces it. It is not waited for: its leader does not end yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from headgate.jobs.batch import NewBatch, ended_as
+from headgate.jobs.job import Draw, JobError, JobState, NewJob
+from headgate.jobs.terms import GateTerms
+from headgate.storage.driver import Transaction
+from headgate.storage.following import (
+    BatchCount,
+    Cause,
+    Ended,
+    EndedLeader,
+    Place,
+    Portion,
+    batch_counts,
+    is_let_go,
+    leader_error,
+    leaders_of,
+    new_batch_counts,
+    not_retried,
+    places,
+    went_wrong,
+)
+from headgate.storage.permits import draws_of_batch
+from headgate.storage.procedures.history import note_unrun
+from headgate.storage.procedures.lanes import Lane, arrival_of, arrive, lane_of
+from headgate.storage.procedures.permits import give_up
+from headgate.storage.stored_rows import RowDecoder
+
+LEADERS_AT_ONCE = 100
+"""Of how many leaders followers are looked for in one commit."""
+
+
+R = TypeVar("R")
+
+
+class FollowersHeld(Exception):
+    """Somebody else has followers of these jobs locked, so that their ends cannot be written now; others' can."""
+
+    def __init__(self, leaders: Collection[str]) -> None:
+        super().__init__(*leaders)
+        self.leaders = frozenset(leaders)
+
+
+async def without_held(work: Callable[[frozenset[str]], Awaitable[R]]) -> R:
+    """Do `work`, a transaction, without the jobs that it meets whose followers are held."""
+    held: frozenset[str] = frozenset()
+    while True:
+        try:
+            return await work(held)
+        except FollowersHeld as met:
+            if met.leaders <= held:
+                raise AssertionError(f"{sorted(met.leaders)} were to be left out") from met
+            held |= met.leaders
+
+
+class _LeaderState(msgspec.Struct):
+    id: str
+    state: str
+
+
+class _BatchState(msgspec.Struct):
+    id: str
+    pending: int
+    failed: int
+    cancelled: int
+
+
+class _Follower(msgspec.Struct):
+    id: str
+    leader: str
+    outcome: str | None
+    queue: str
+    draws: tuple[Draw, ...]
+    terms: GateTerms | None
+    is_followed: bool
+    batch: str | None
+    delayed: bool
+    run_at: int
+    is_locked: bool
+
+    @property
+    def lane(self) -> Lane:
+        return lane_of(self.queue, self.draws, self.terms)
+
+    def is_let_go(self, ended: JobState) -> bool:
+        """Whether it may run after its leader has ended so."""
+        return is_let_go(self.outcome or "success", ended)
+
+
+class _Released(msgspec.Struct):
+    id: str
+    lane: str
+    patience: int | None
+
+
+class _Cancelled(msgspec.Struct):
+    id: str
+    error: JobError | None
+
+
+class _NewBatch(msgspec.Struct):
+    id: str
+    total: int
+    enqueued_at: int
+    succeeded: int
+    failed: int
+    cancelled: int
+
+
+class _Member(msgspec.Struct):
+    id: str
+    draws: tuple[Draw, ...]
+    terms: GateTerms | None
+
+
+_LEADERS = RowDecoder(_LeaderState, "job")
+_BATCHES = RowDecoder(_BatchState, "batch")
+_CAUSES = RowDecoder(Cause, "job")
+_FOLLOWERS = RowDecoder(_Follower, "job")
+_ENDED = RowDecoder(Ended, "job", state=JobState.FAILED)
+_ENDED_LEADERS = RowDecoder(EndedLeader, "job", state=JobState.FAILED)
+_MEMBERS = RowDecoder(_Member, "job of batch")
+
+
+async def places_of(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> dict[str, Place]:
+    """Where new jobs go that belong to something. What they follow is locked until they are stored."""
+    own = {job.id for job in jobs} | {batch.id for batch in batches}
+    leaders = sorted(leaders_of(jobs) - own)
+    ends = await _locked_ends(tx, leaders) if leaders else {}
+    return places(jobs, batches, ends, await _causes(tx, went_wrong(ends)))
+
+
+async def store_ties(
+    tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch], placed: Mapping[str, Place]
+) -> None:
+    """Mark whom new jobs follow, and store their batches."""
+    followed = leaders_of(jobs)
+    if followed:
+        await tx.execute("mark_followed", ids=sorted(followed))
+    if batches:
+        rows = [
+            _NewBatch(batch.id, batch.total, batch.enqueued_at, count.succeeded, count.failed, count.cancelled)
+            for batch, count in zip(batches, new_batch_counts(batches, jobs, placed), strict=True)
+        ]
+        await tx.execute("add_batches", new=rows, now=tx.now)
+
+
+async def tell_followers(tx: Transaction, ended: Sequence[Ended], *, as_told: Sequence[Ended] = ()) -> None:
+    """Let go or cancel those who follow jobs that have just become final, and whoever follows these.
+
+    Where they are many, the first ones; that others are left is noted, for `release_followers`. All of them are noted
+    for the charts but those that are final `as_told` by their attempts: of these their nodes do it. Raises
+    FollowersHeld of those among them whose ends reach jobs that somebody else has locked.
+    """
+    told = [*as_told, *ended]
+    # For whose end among them each is told.
+    roots = {job.id: {job.id} for job in told}
+    leaders = await _leaders(tx, told, roots)
+    cancelled = await _release(tx, leaders, roots, Portion())
+    await note_unrun(tx, [job.id for job in ended] + cancelled)
+
+
+async def release_followers(tx: Transaction, most: int, held: frozenset[str] = frozenset()) -> int:
+    """Go on with some leaders of whose followers others are left; with how many of them.
+
+    Those that are `held` stay as they are noted. Raises FollowersHeld.
+    """
+    ended = sorted(await tx.fetch(_ENDED_LEADERS, "take_ended_leaders", count=LEADERS_AT_ONCE))
+    await _keep_ended(tx, [each for each in ended if each.id in held])
+    leaders = [each for each in ended if each.id not in held]
+    if leaders:
+        roots = {each.id: {each.id} for each in leaders}
+        await note_unrun(tx, await _release(tx, leaders, roots, Portion(most)))
+    return len(leaders)
+
+
+async def _leaders(tx: Transaction, ended: Sequence[Ended], roots: dict[str, set[str]]) -> list[EndedLeader]:
+    """Those of the jobs that others follow, and their batches that are final now, in the order of their ids."""
+    states = {job.id: job.state for job in ended if job.is_followed}
+    states |= await _count(tx, batch_counts(ended))
+    for job in ended:
+        if job.batch in states:
+            roots.setdefault(job.batch, set()).update(roots[job.id])
+    return [EndedLeader(id, state) for id, state in sorted(states.items())]
+
+
+async def _release(
+    tx: Transaction, leaders: Sequence[EndedLeader], roots: dict[str, set[str]], portion: Portion
+) -> list[str]:
+    """Release and cancel a portion of their followers, and note what is left; the ids of those that are cancelled."""
+    unrun: list[str] = []
+    while leaders and portion.left > 0:
+        followers = await _lock_followers(tx, leaders, roots, portion.left)
+        portion.take(leaders, [(job.leader, job.id) for job in followers])
+        cancelled = await _tell(tx, followers, {each.id: each.state for each in leaders})
+        unrun += [job.id for job in cancelled]
+        leaders = await _leaders(tx, cancelled, roots)
+    await _keep_ended(tx, [*portion.rest, *leaders])
+    return unrun
+
+
+async def _keep_ended(tx: Transaction, left: Sequence[EndedLeader]) -> None:
+    if left:
+        await tx.execute("keep_ended_leaders", ended=left)
+
+
+async def _lock_followers(
+    tx: Transaction, leaders: Sequence[EndedLeader], roots: dict[str, set[str]], most: int
+) -> list[_Follower]:
+    followers = await tx.fetch(_FOLLOWERS, "followers", leaders=leaders, count=most)
+    held = [job for job in followers if job.is_locked]
+    if held:
+        raise FollowersHeld({root for job in held for root in roots[job.leader]})
+    for job in followers:
+        roots.setdefault(job.id, set()).update(roots[job.leader])
+    return followers
+
+
+async def _tell(tx: Transaction, followers: Sequence[_Follower], leaders: Mapping[str, JobState]) -> list[Ended]:
+    released = [job for job in followers if job.is_let_go(leaders[job.leader])]
+    cancelled = [job for job in followers if not job.is_let_go(leaders[job.leader])]
+    if released:
+        rows = [
+            _Released(job.id, job.lane.id, None if job.terms is None else job.terms.patience or None)
+            for job in released
+        ]
+        await tx.execute("release", released=rows, now=tx.now)
+        # Whose time has come meanwhile is ready.
+        await arrive(
+            tx, [arrival_of(job.lane, job.run_at, delayed=job.delayed and job.run_at > tx.now) for job in released]
+        )
+    causes = await _causes(tx, sorted({job.leader for job in cancelled}))
+    errors = [leader_error(job.leader, leaders[job.leader], causes.get(job.leader)) for job in cancelled]
+    await cancel_blocked(tx, [(job.id, error) for job, error in zip(cancelled, errors, strict=True)])
+    return [Ended(job.id, JobState.CANCELLED, job.is_followed, job.batch) for job in cancelled]
+
+
+async def cancel_blocked(tx: Transaction, jobs: Sequence[tuple[str, JobError | None]]) -> None:
+    """Cancel blocked jobs, which are locked."""
+    if jobs:
+        await tx.execute("cancel_blocked", ended=[_Cancelled(id, error) for id, error in jobs], now=tx.now)
+
+
+async def lock_leader(tx: Transaction, leader: str | None) -> None:
+    """Keep what a job follows as it is, before the job is locked."""
+    if leader is not None:
+        await _locked_ends(tx, [leader])
+
+
+async def is_held_back(tx: Transaction, job_id: str, leader: str | None, on: str) -> bool:
+    """Whether a follower that is retried has to wait for its leader, which is locked. Raises LeaderNotRetried."""
+    ends = {} if leader is None else await _locked_ends(tx, [leader])
+    if leader is None or leader not in ends:
+        return False
+    ended = ends[leader]
+    if ended is not None and not is_let_go(on, ended):
+        raise not_retried(job_id, leader, ended, (await _causes(tx, [leader])).get(leader))
+    return ended is None
+
+
+async def come_back(tx: Transaction, job: Ended) -> None:
+    """A final job will be final no more: nor is its batch, and who was cancelled because of either is blocked."""
+    back = [job]
+    while back:
+        leaders = [each.id for each in back]
+        counts = [BatchCount(id, -good, -bad, -gone) for id, good, bad, gone in batch_counts(back)]
+        if counts:
+            ends = await _locked_ends(tx, [count.id for count in counts])
+            leaders += [id for id, end in ends.items() if end is not None]
+            await _write_counts(tx, counts)
+        await tx.execute("forget_ended_leaders", ids=sorted(leaders))
+        back = await tx.fetch(_ENDED, "cancelled_followers", leaders=sorted(leaders))
+        if back:
+            await block(tx, [each.id for each in back], is_retry=False)
+
+
+async def block(tx: Transaction, ids: Sequence[str], *, is_retry: bool) -> None:
+    """Let final jobs follow others again."""
+    await tx.execute("block", ids=ids, now=tx.now, is_retry=is_retry)
+
+
+async def _locked_ends(tx: Transaction, leaders: Sequence[str]) -> dict[str, JobState | None]:
+    """How leaders ended, as it stays while the transaction lasts; those that are not stored are left out."""
+    ends: dict[str, JobState | None] = {}
+    for job in await tx.fetch(_LEADERS, "states_of_leaders", ids=leaders):
+        ends[job.id] = JobState(job.state) if job.state in ("succeeded", "failed", "cancelled") else None
+    missing = [leader for leader in leaders if leader not in ends]
+    if missing:
+        for batch in await tx.fetch(_BATCHES, "counts_of_leaders", ids=missing):
+            ends[batch.id] = None if batch.pending else ended_as(batch.failed, batch.cancelled)
+    return ends
+
+
+async def _causes(tx: Transaction, leaders: Sequence[str]) -> dict[str, Cause]:
+    if not leaders:
+        return {}
+    return {cause.leader: cause for cause in await tx.fetch(_CAUSES, "causes", leaders=leaders)}
+
+
+async def _count(tx: Transaction, counts: Sequence[BatchCount]) -> dict[str, JobState]:
+    """Count jobs of batches that have become final; how those batches ended of which none is pending any more."""
+    rows = await _write_counts(tx, counts)
+    finals = {batch.id: ended_as(batch.failed, batch.cancelled) for batch in rows if not batch.pending}
+    for batch in finals:
+        for member in await tx.fetch(_MEMBERS, "member_of_batch", batch=batch):
+            await give_up(tx, batch, draws_of_batch(member.draws, member.terms))
+    return finals
+
+
+async def _write_counts(tx: Transaction, counts: Sequence[BatchCount]) -> list[_BatchState]:
+    # One after the other, so that they are locked in the order of their ids.
+    return [
+        row
+        for count in counts
+        for row in await tx.fetch(
+            _BATCHES,
+            "count_batch",
+            id=count.id,
+            succeeded=count.succeeded,
+            failed=count.failed,
+            cancelled=count.cancelled,
+            now=tx.now,
+        )
+    ]

@@ -1,0 +1,95 @@
+"""Lanes: jobs come to them and leave them.
+
+Where several clients write, nobody but a claim writes a lane: arrivals are noted, and the next claim merges them. So
+adding, returning and cancelling jobs never wait for each other, and a transaction that a user holds open keeps no lane
+from anybody. Where there is one writer, lanes are written at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from headgate.jobs.job import Draw
+from headgate.jobs.terms import GateTerms, without
+from headgate.storage.driver import Transaction
+from headgate.storage.row_ids import lane_id
+
+
+class Lane(msgspec.Struct, frozen=True, gc=False):
+    """A lane by what it is."""
+
+    queue: str
+    draws: tuple[Draw, ...]
+    variant: str
+
+    @property
+    def id(self) -> str:
+        return lane_id(self.queue, self.draws, self.variant)
+
+
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """So many jobs came to a lane, or left it; `wakes_at` is when the earliest delayed one is due."""
+
+    to: Lane
+    jobs: int
+    is_ready: bool = False
+    wakes_at: int | None = None
+
+    @property
+    def lane(self) -> str:
+        return self.to.id
+
+    @property
+    def queue(self) -> str:
+        return self.to.queue
+
+    @property
+    def draws(self) -> tuple[Draw, ...]:
+        return self.to.draws
+
+    @property
+    def variant(self) -> str:
+        return self.to.variant
+
+
+def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, passes: int = 0) -> Lane:
+    """The lane of a job that passes some of its draws."""
+    asked = without(draws, passes)
+    return Lane(queue, asked, terms.variant(passes) if terms is not None and asked else "")
+
+
+def arrival_of(lane: Lane, run_at: int, *, delayed: bool) -> Arrival:
+    """One job has come to a lane."""
+    return Arrival(lane, 1, not delayed, run_at if delayed else None)
+
+
+async def arrive(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
+    """Count jobs that came and jobs that left."""
+    come = list(arrivals)
+    if not come:
+        return
+    if not tx.has_one_writer:
+        await tx.execute("arrive", come=come, since=tx.limit_now)
+        return
+    left = {arrival.lane for arrival in come if arrival.jobs < 0}
+    behind = await tx.values("behind_of_lanes", lanes=list(left)) if left else []
+    await tx.execute("arrive", come=come, since=tx.take_places(len(come)))
+    if behind:
+        await tx.execute("clear_timers", ids=behind)
+
+
+async def reopen_behind(tx: Transaction, lanes: Iterable[str]) -> None:
+    """Look again at the buckets that lanes wait behind: they may have been closed for the cost of a job that goes."""
+    ids = list(lanes)
+    behind = await tx.values("behind_of_lanes", lanes=ids) if ids else []
+    if behind:
+        await tx.execute("reopen_buckets", ids=behind, limit_now=tx.limit_now)
+
+
+async def leave(tx: Transaction, lane: Lane, *, have_costs: bool) -> None:
+    """One job is gone from a lane without having been claimed."""
+    if have_costs:
+        await reopen_behind(tx, [lane.id])
+    await arrive(tx, [Arrival(lane, -1)])

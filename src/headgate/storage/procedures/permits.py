@@ -1,0 +1,102 @@
+"""Permits that come back when their jobs leave the states in which they hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+import msgspec
+
+from headgate.jobs.job import Draw
+from headgate.limits.concurrency import (
+    OF_BATCH,
+    UNREADABLE,
+    Permits,
+    Semaphore,
+    dump_permits,
+    load_permits,
+    without_unused,
+)
+from headgate.limits.rule import NEVER
+from headgate.storage.driver import Transaction
+from headgate.storage.permits import Given, leaving_holders, permits_left
+from headgate.storage.row_ids import bucket_id
+from headgate.storage.stored_rows import RowDecoder
+
+
+class BucketRow(msgspec.Struct):
+    """A bucket as it is stored."""
+
+    id: str
+    limit: str
+    key: str
+    state: str | None
+    opens_at: int | None
+    closed_until: int
+
+    @property
+    def draw(self) -> Draw:
+        return Draw(self.limit, self.key)
+
+
+class _LeftOver(msgspec.Struct):
+    """The permits of a bucket after some have come back."""
+
+    id: str
+    permits: Permits
+    limit_now: int
+
+    @property
+    def state(self) -> str:
+        return dump_permits(self.permits)
+
+    @property
+    def idle_at(self) -> int:
+        return NEVER if self.permits.holders else self.limit_now
+
+
+BUCKETS = RowDecoder(BucketRow, "bucket", state=UNREADABLE)
+
+
+async def lock_buckets(tx: Transaction, draws: Iterable[Draw]) -> list[BucketRow]:
+    """Lock the rows of these buckets, in the order of their ids, as everybody does."""
+    ids = sorted({bucket_id(draw) for draw in draws})
+    return await tx.fetch(BUCKETS, "buckets_for_update", ids=ids) if ids else []
+
+
+async def give_permits(tx: Transaction, jobs: Iterable[Given]) -> Set[Draw]:
+    """Take permits from their holders; the buckets, which the next claim looks at for whoever waits behind them."""
+    given = list(jobs)
+    leaving = leaving_holders(given)
+    if given:
+        await tx.execute("keep_permits", given=given)
+    await take_from(tx, leaving)
+    return leaving.keys()
+
+
+async def take_from(tx: Transaction, leaving: Mapping[Draw, Sequence[str]]) -> None:
+    """Take one use of a permit from each of these holders of these buckets."""
+    rows = await lock_buckets(tx, leaving)
+    await _write(tx, [(row, permits_left(row.state, leaving[row.draw])) for row in rows])
+
+
+async def give_up(tx: Transaction, batch: str, draws: Iterable[Draw]) -> None:
+    """Take the permits of a batch that is final."""
+    holder = OF_BATCH + batch
+    held = [(row, load_permits(row.state)) for row in await lock_buckets(tx, draws)]
+    await _write(tx, [(row, Semaphore.release(permits, holder)) for row, permits in held if holder in permits.holders])
+
+
+async def give_up_unused(tx: Transaction, draw: Draw) -> int:
+    """Take permits from batches of which no job runs; how many are held by others."""
+    (row,) = await lock_buckets(tx, [draw])
+    held = load_permits(row.state)
+    left = without_unused(held)
+    if left != held:
+        await _write(tx, [(row, left)])
+    return left.held
+
+
+async def _write(tx: Transaction, left: Sequence[tuple[BucketRow, Permits]]) -> None:
+    if left:
+        rows = [_LeftOver(row.id, permits, tx.limit_now) for row, permits in left]
+        await tx.execute("write_permits", left_over=rows, limit_now=tx.limit_now)

@@ -1,0 +1,392 @@
+"""Waiting jobs that leave their lanes without having run, or go to another one.
+
+Jobs are locked first, and the buckets that they concern after them. A user's transaction may hold a job, so nobody who
+holds a bucket waits for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headgate.jobs.audit import Deed
+from headgate.jobs.gating import Regated
+from headgate.jobs.job import Draw, JobError, JobState
+from headgate.jobs.lifecycle import require_retriable, require_scheduled
+from headgate.jobs.rescheduling import new_time, require_waiting
+from headgate.jobs.terms import GateTerms, bits, kept_permits
+from headgate.jobs.uniqueness import key_taken
+from headgate.limits.concurrency import load_permits
+from headgate.storage.driver import Transaction
+from headgate.storage.endings import late_ending
+from headgate.storage.following import Ended
+from headgate.storage.json_text import as_json, optional_json
+from headgate.storage.permits import Given, drawn, draws_of_batch
+from headgate.storage.procedures import following
+from headgate.storage.procedures.audit import keep_deed
+from headgate.storage.procedures.lanes import Arrival, Lane, arrival_of, arrive, lane_of, leave, reopen_behind
+from headgate.storage.procedures.permits import give_permits, give_up_unused, lock_buckets
+from headgate.storage.procedures.unique import rivals
+from headgate.storage.protocol import Dropped
+from headgate.storage.stored_rows import RowDecoder
+
+
+class Found(msgspec.Struct):
+    """A job in whatever state."""
+
+    id: str
+    state: JobState
+    queue: str
+    draws: tuple[Draw, ...]
+    terms: GateTerms | None
+    held: int
+    passed: int
+    has_costs: bool
+    is_blocked: bool
+    is_followed: bool
+    follows: str | None
+    batch: str | None
+    delayed: bool
+    run_at: int
+    outcome: str | None
+
+    @property
+    def on(self) -> str:
+        """The outcome of its leader that it waits for."""
+        return self.outcome or "success"
+
+    @property
+    def lane(self) -> Lane:
+        """Where it waits, if it waits."""
+        return lane_of(self.queue, self.draws, self.terms, self.held | self.passed)
+
+    def gives(self, gone: int) -> list[Given]:
+        """What it gives back when these permits go."""
+        if not gone or self.terms is None:
+            return []
+        return [Given(self.id, self.id, self.draws, self.terms, gone, self.held & ~gone)]
+
+    def give_up_at(self, ready_at: int) -> int | None:
+        """When it has waited long enough, if it is ready then."""
+        return None if self.terms is None or not self.terms.patience else ready_at + self.terms.patience
+
+
+class _Expired(msgspec.Struct):
+    """A waiting or blocked job whose time to start has passed, and the bucket that its lane waits behind."""
+
+    id: str
+    task: str
+    queue: str
+    expires_at: int | None
+    give_up_at: int | None
+    terms: GateTerms | None
+    draws: tuple[Draw, ...]
+    held: int
+    passed: int
+    limit: str | None
+    key: str | None
+    has_costs: bool
+    lane: str
+    waiting: bool
+    attempt: int
+
+    @property
+    def place(self) -> tuple[str, str, int, bool]:
+        return self.id, self.lane, self.held, self.waiting
+
+    @property
+    def concerned(self) -> list[Draw]:
+        """The buckets that may change when it leaves."""
+        return concerned(self.draws, self.held, self.terms, has_costs=self.has_costs)
+
+    @property
+    def came_from(self) -> Lane:
+        return lane_of(self.queue, self.draws, self.terms, self.held | self.passed)
+
+
+class _Locked(msgspec.Struct):
+    id: str
+    lane: str
+    held: int
+    waiting: bool
+    is_followed: bool
+    batch: str | None
+
+    @property
+    def place(self) -> tuple[str, str, int, bool]:
+        return self.id, self.lane, self.held, self.waiting
+
+
+class DroppedRow(msgspec.Struct):
+    """A waiting job that ends without having run: as what, and which permits it keeps."""
+
+    id: str
+    lane: str
+    state: JobState
+    error: JobError
+    kept: int
+
+
+class _Tied(msgspec.Struct):
+    id: str
+    is_followed: bool
+    batch: str | None
+
+
+class _Plain(msgspec.Struct):
+    id: str
+    queue: str
+    draws: tuple[Draw, ...]
+    terms: GateTerms | None
+    delayed: bool
+    run_at: int
+
+
+class _Asked(msgspec.Struct):
+    id: str
+    draws: tuple[Draw, ...]
+    costs: tuple[int, ...] | None
+    terms: GateTerms | None
+    lane: str
+    gate: str
+
+
+_FOUND = RowDecoder(Found, "job", state=JobState.WAITING)
+_EXPIRED = RowDecoder(_Expired, "job")
+_LOCKED = RowDecoder(_Locked, "job")
+_TIED = RowDecoder(_Tied, "job")
+_PLAIN = RowDecoder(_Plain, "job")
+
+
+def concerned(draws: Sequence[Draw], held: int, terms: GateTerms | None, *, has_costs: bool) -> list[Draw]:
+    """The buckets to lock when a job leaves its lane.
+
+    Those whose permits it or its batch holds; and for a costly one all, as a claim may be about to close one for its
+    cost.
+    """
+    return list(draws) if has_costs else [*drawn(draws, held), *draws_of_batch(draws, terms)]
+
+
+async def cancel(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | None:
+    """As `Storage.cancel`."""
+    found = await _locked(tx, job_id)
+    if found is None:
+        return None
+    if not found.state.is_final:
+        await keep_deed(tx, deed)
+    ended = Ended(found.id, JobState.CANCELLED, found.is_followed, found.batch)
+    if found.is_blocked:
+        await following.cancel_blocked(tx, [(found.id, None)])
+        await following.tell_followers(tx, [ended])
+    elif found.state is JobState.WAITING:
+        await tx.execute("cancel_waiting", id=found.id, now=tx.now)
+        await leave(tx, found.lane, have_costs=found.has_costs)
+        kept = 0 if found.terms is None else found.terms.kept(found.held, JobState.CANCELLED)
+        await give_permits(tx, found.gives(found.held & ~kept))
+        await following.tell_followers(tx, [ended])
+    elif found.state is JobState.RUNNING:
+        await tx.execute("request_cancel", id=found.id)
+    return found.state
+
+
+async def retry(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | None:
+    """As `Storage.retry`."""
+    found = await _locked(tx, job_id, with_leader=True, with_buckets=False)
+    if found is None:
+        return None
+    require_retriable(job_id, found.state)
+    is_held_back = await following.is_held_back(tx, found.id, found.follows, found.on)
+    for found_rival in await rivals(tx, [found.id]):
+        if found_rival.rival is not None:
+            raise key_taken(found.id, found_rival.rival)
+    await keep_deed(tx, deed)
+    ended = Ended(found.id, found.state, found.is_followed, found.batch)
+    # This may wait for whoever stores another under its unique key, so batches and buckets are locked after it.
+    if is_held_back:
+        await following.block(tx, [found.id], is_retry=True)
+        await following.come_back(tx, ended)
+        await give_permits(tx, found.gives(found.held))
+        return found.state
+    lane = lane_of(found.queue, found.draws, found.terms, found.held)
+    await tx.execute("retry_job", id=found.id, lane=lane.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
+    await following.come_back(tx, ended)
+    await arrive(tx, [Arrival(lane, 1, is_ready=True)])
+    return found.state
+
+
+async def run_now(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | None:
+    """As `Storage.run_now`."""
+    found = await _locked(tx, job_id)
+    if found is None:
+        return None
+    require_scheduled(
+        job_id,
+        found.state,
+        is_ahead=found.delayed and found.run_at > tx.now,
+        follows=found.follows if found.is_blocked else None,
+    )
+    await tx.execute("run_now", id=found.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
+    # It is counted in its lane already, which only has to be looked at.
+    await arrive(tx, [Arrival(found.lane, 0, is_ready=True)])
+    await keep_deed(tx, deed)
+    return found.state
+
+
+async def reschedule(
+    tx: Transaction, job_id: str, run_at: int | None, priority: int | None, deed: Deed | None
+) -> JobState | None:
+    """As `Storage.reschedule`."""
+    found = await _locked(tx, job_id)
+    if found is None:
+        return None
+    require_waiting(job_id, found.state)
+    time = new_time(found.run_at, run_at, tx.now, delayed=found.delayed)
+    await tx.execute(
+        "reschedule",
+        id=found.id,
+        run_at=time.run_at,
+        delayed=time.delayed,
+        priority=priority,
+        give_up_at=found.give_up_at(time.run_at) if time.has_changed else None,
+    )
+    if not found.is_blocked:
+        if found.has_costs:
+            await reopen_behind(tx, [found.lane.id])
+        if time.has_changed:
+            # It is counted in its lane already, which has to know when to look at it.
+            wakes_at = time.run_at if time.delayed else None
+            await arrive(tx, [Arrival(found.lane, 0, not time.delayed, wakes_at)])
+    await keep_deed(tx, deed)
+    return found.state
+
+
+async def expire(
+    tx: Transaction,
+    count: int,
+    lanes: Sequence[str] | None = None,
+    tasks: Sequence[str] = (),
+    *,
+    held: frozenset[str] = frozenset(),
+) -> list[Dropped]:
+    """End up to so many jobs whose time to start has passed; of all, or of these tasks in these lanes.
+
+    Those that somebody else has locked, or that are `held`, are left for later. Raises FollowersHeld.
+    """
+    late = await tx.fetch(
+        _EXPIRED, "expired", now=tx.now, count=count, lanes=lanes, tasks=list(tasks), held=sorted(held)
+    )
+    if not late:
+        return []
+    await lock_buckets(tx, {draw for job in late for draw in job.concerned})
+    # One that has gone to another lane since it was read is looked at again by the next.
+    unmoved = {row.place: row for row in await tx.fetch(_LOCKED, "lock_waiting", ids=[job.id for job in late])}
+    late = [job for job in late if job.place in unmoved]
+    rows = [_dropped(job, tx.now) for job in late]
+    await tx.fetch(_TIED, "drop_waiting", dropped=rows, now=tx.now)
+    await reopen_behind(tx, {job.lane for job in late if job.has_costs and job.waiting})
+    await arrive(tx, [Arrival(job.came_from, -1) for job in late if job.waiting])
+    given = [
+        Given(job.id, job.id, job.draws, job.terms, job.held & ~row.kept, row.kept)
+        for job, row in zip(late, rows, strict=True)
+        if job.held and job.terms is not None
+    ]
+    await give_permits(tx, given)
+    locked = [unmoved[job.place] for job in late]
+    ended = [Ended(job.id, row.state, job.is_followed, job.batch) for job, row in zip(locked, rows, strict=True)]
+    await following.tell_followers(tx, ended)
+    return [
+        Dropped(job.id, job.task, job.queue, row.state, row.error, job.attempt)
+        for job, row in zip(late, rows, strict=True)
+    ]
+
+
+def _dropped(job: _Expired, now: int) -> DroppedRow:
+    behind = None if job.limit is None else Draw(job.limit, job.key or "")
+    state, error = late_ending(now, job.expires_at, job.give_up_at, job.terms, behind)
+    return DroppedRow(job.id, job.lane, state, error, 0 if job.terms is None else job.terms.kept(job.held, state))
+
+
+async def regate_plain(tx: Transaction, jobs: Sequence[Regated]) -> set[str]:
+    """Move those of the jobs, all at once, that hold nothing and have never been tried; the ids of those moved."""
+    by_id = {job.id: job for job in jobs}
+    moved: list[_Asked] = []
+    arrivals: list[Arrival] = []
+    for row in await tx.fetch(_PLAIN, "lock_plain", ids=list(by_id)):
+        job = by_id[row.id]
+        if row.draws == job.before:
+            lane = lane_of(row.queue, job.draws, job.terms)
+            moved.append(_Asked(job.id, job.draws, job.costs, job.terms, lane.id, job.gate))
+            arrivals.append(Arrival(lane_of(row.queue, row.draws, row.terms), -1))
+            arrivals.append(arrival_of(lane, row.run_at, delayed=row.delayed))
+    if moved:
+        await tx.execute("regate_plain", asked=moved)
+        await arrive(tx, arrivals)
+    return {job.id for job in moved}
+
+
+async def regate(tx: Transaction, job: Regated) -> bool:
+    """Move a job that still waits to the lane of what it asks for now, unless somebody else has it locked."""
+    found = await _locked(tx, job.id, waits=False)
+    if found is None or found.state is not JobState.WAITING or found.draws != job.before:
+        return False
+    held = kept_permits(job.id, found.draws, found.terms, found.held, job.draws, job.terms)
+    gone = found.held & bits(draw not in held for draw in found.draws)
+    await give_permits(tx, found.gives(gone))
+    kept = bits(draw in held for draw in job.draws)
+    passed = 0 if job.terms is None or not found.passed else job.terms.free_retries
+    lane = lane_of(found.queue, job.draws, job.terms, kept | passed)
+    asked = {"id": found.id, "draws": as_json(job.draws), "costs": optional_json(job.costs)}
+    await tx.execute("forget_other_starts", **asked)
+    await tx.execute(
+        "regate", **asked, terms=optional_json(job.terms), held=kept, passed=passed, lane=lane.id, gate=job.gate
+    )
+    if not found.is_blocked:
+        await leave(tx, found.lane, have_costs=found.has_costs)
+        await arrive(tx, [arrival_of(lane, found.run_at, delayed=found.delayed)])
+    return True
+
+
+async def restamp(tx: Transaction, jobs: Sequence[Regated]) -> int:
+    """Let waiting jobs that ask for the same as before carry another gate; how many do."""
+    return await tx.execute("restamp", stays=jobs) if jobs else 0
+
+
+async def release_idle(tx: Transaction, draw: Draw) -> int:
+    """Take the permits of a bucket from jobs that do not run; how many are held by others."""
+    rows = await lock_buckets(tx, [draw])
+    if not rows or not load_permits(rows[0].state).holders:
+        return 0
+    for job in await tx.fetch(_FOUND, "idle_holders", needle=as_json(draw)):
+        given = bits(each == draw for each in job.draws) & job.held
+        if given and job.terms is not None:
+            await give_permits(tx, job.gives(given))
+            if job.state is JobState.WAITING:
+                # It asks for that permit again, so it waits elsewhere.
+                kept = job.held & ~given
+                lane = lane_of(job.queue, job.draws, job.terms, kept | job.passed)
+                await tx.execute("set_held", id=job.id, held=kept, passed=job.passed, lane=lane.id)
+                await leave(tx, job.lane, have_costs=job.has_costs)
+                await arrive(tx, [arrival_of(lane, job.run_at, delayed=job.delayed)])
+    return await give_up_unused(tx, draw)
+
+
+async def _locked(
+    tx: Transaction, job_id: str, *, with_leader: bool = False, with_buckets: bool = True, waits: bool = True
+) -> Found | None:
+    """The job, locked after what it follows, and before the buckets that it may give permits back to.
+
+    Where it does not wait for it, None also for one that somebody else has locked.
+    """
+    if with_leader:
+        rows = await tx.fetch(_FOUND, "find_job", id=job_id)
+        if not rows:
+            return None
+        await following.lock_leader(tx, rows[0].follows)
+    rows = await tx.fetch(_FOUND, "lock_job" if waits else "lock_job_if_free", id=job_id)
+    if not rows:
+        return None
+    found = rows[0]
+    if with_buckets:
+        await lock_buckets(tx, concerned(found.draws, found.held, found.terms, has_costs=found.has_costs))
+    return found

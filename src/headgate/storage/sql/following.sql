@@ -1,0 +1,174 @@
+-- Jobs that follow jobs or batches.
+
+-- name: states_of_leaders
+-- How these jobs ended, locked, so that it stays so.
+SELECT id, state FROM headgate.job WHERE id {any:ids text} ORDER BY id {for update}
+
+-- name: counts_of_leaders
+-- How far these batches are, locked, so that it stays so.
+SELECT id, pending, failed, cancelled FROM headgate.batch WHERE id {any:ids text} ORDER BY id {for update}
+
+-- name: causes [postgres]
+-- Why these leaders did not succeed. Of a batch it is the error of one of its jobs, of one that had a leader of its own
+-- only if all of them had.
+SELECT id AS leader, error, false AS is_batch FROM headgate.job WHERE id {any:leaders text}
+UNION ALL
+SELECT batch.id, member.error, true
+FROM headgate.batch
+LEFT JOIN LATERAL (
+    SELECT error FROM headgate.job
+    WHERE job.batch IS NOT NULL AND job.batch = batch.id AND job.state IN ('failed', 'cancelled')
+    ORDER BY coalesce({field:error.type}, '') = 'LeaderNotSucceeded', job.id
+    LIMIT 1
+) AS member ON true
+WHERE batch.id {any:leaders text}
+
+-- name: causes [sqlite]
+SELECT id AS leader, error, false AS is_batch FROM job WHERE id {any:leaders text}
+UNION ALL
+SELECT
+    batch.id,
+    (
+        SELECT error FROM job
+        WHERE job.batch IS NOT NULL AND job.batch = batch.id AND +job.state IN ('failed', 'cancelled')
+        ORDER BY coalesce({field:error.type}, '') = 'LeaderNotSucceeded', job.id
+        LIMIT 1
+    ),
+    true
+FROM batch
+WHERE batch.id {any:leaders text}
+
+-- name: mark_followed
+-- The end of these jobs is looked at, because others follow them. They are locked already, or new.
+UPDATE headgate.job SET is_followed = true WHERE id {any:ids text} AND NOT is_followed
+
+-- name: add_batches
+-- Store new batches with what of their jobs is final from the start; those that are stored already stay as they are.
+INSERT INTO headgate.batch (id, total, pending, succeeded, failed, cancelled, enqueued_at, finished_at)
+SELECT
+    id, total, total - succeeded - failed - cancelled, succeeded, failed, cancelled, enqueued_at,
+    CASE WHEN total = succeeded + failed + cancelled THEN :now::bigint END
+FROM {rows:new(id text, total integer, enqueued_at bigint, succeeded integer, failed integer, cancelled integer)}
+WHERE true
+ORDER BY id
+ON CONFLICT (id) DO NOTHING
+
+-- name: count_batch
+-- Jobs of a batch have become final; or, below 0, have come back.
+UPDATE headgate.batch
+SET pending = pending - :succeeded::integer - :failed::integer - :cancelled::integer,
+    succeeded = succeeded + :succeeded::integer,
+    failed = failed + :failed::integer,
+    cancelled = cancelled + :cancelled::integer,
+    finished_at = CASE WHEN pending = :succeeded::integer + :failed::integer + :cancelled::integer THEN :now::bigint END
+WHERE id = :id
+RETURNING id, pending, failed, cancelled
+
+-- name: member_of_batch
+-- What one of the jobs of a batch asks of its limits.
+SELECT id, draws, terms FROM headgate.job WHERE batch IS NOT NULL AND batch = :batch LIMIT 1
+
+-- name: followers [postgres]
+-- Up to so many blocked followers of these leaders, each leader's after an id: in the order of the leaders that are
+-- given, as each is looked up after the one before it, and of the followers' ids. They are locked; those that somebody
+-- else has locked come without what is to be known of them, and so may one that is released or cancelled meanwhile.
+WITH wanted AS MATERIALIZED (
+    SELECT job.id, job.follows, leaders.place
+    FROM {rows:leaders(id text, after text, place)}
+    CROSS JOIN LATERAL (
+        SELECT id, follows FROM headgate.job
+        WHERE follows = leaders.id AND id > leaders.after AND finished_at IS NULL AND NOT waiting AND node IS NULL
+        ORDER BY id
+        LIMIT :count::integer
+    ) AS job
+    LIMIT :count::integer
+), free AS MATERIALIZED (
+    SELECT id, {field:origin.on} AS outcome, queue, draws, terms, is_followed, batch, delayed, run_at
+    FROM headgate.job
+    WHERE id = ANY(ARRAY(SELECT id FROM wanted)) AND finished_at IS NULL AND NOT waiting AND node IS NULL
+    ORDER BY id
+    FOR UPDATE SKIP LOCKED
+)
+SELECT
+    id, wanted.follows AS leader, outcome, coalesce(queue, '') AS queue, coalesce(draws, '[]') AS draws, terms,
+    coalesce(is_followed, false) AS is_followed, batch, coalesce(delayed, false) AS delayed, coalesce(run_at, 0) AS run_at,
+    queue IS NULL AS is_locked
+FROM wanted LEFT JOIN free USING (id)
+ORDER BY wanted.place, id
+
+-- name: followers [sqlite]
+SELECT
+    job.id, follows AS leader, {field:origin.on} AS outcome, queue, draws, terms, is_followed, batch, delayed, run_at,
+    false AS is_locked
+FROM {rows:leaders(id text, after text, place)}
+CROSS JOIN job ON job.seq IN (
+    SELECT follower.seq FROM job AS follower
+    WHERE follower.follows = leaders.id AND follower.id > leaders.after AND +follower.state = 'blocked'
+    ORDER BY follower.id
+    LIMIT :count
+)
+ORDER BY leaders.place, job.id
+LIMIT :count
+
+-- name: release
+-- Blocked jobs, which are locked, wait in their lanes, ready now or at the time that was asked for them.
+UPDATE headgate.job
+SET state = 'waiting', waiting = true, lane = released.lane,
+    delayed = delayed AND run_at > :now::bigint,
+    run_at = {greatest}(run_at, :now::bigint),
+    give_up_at = {greatest}(run_at, :now::bigint) + released.patience
+FROM {rows:released(id text, lane text, patience bigint)}
+WHERE job.id = released.id AND job.finished_at IS NULL AND NOT job.waiting
+
+-- name: cancel_blocked
+-- Blocked jobs will never run; those without an error keep the one they have.
+UPDATE headgate.job
+SET state = 'cancelled', finished_at = :now, error = coalesce(ended.error, job.error)
+FROM {rows:ended(id text, error json)}
+WHERE job.id = ended.id AND job.finished_at IS NULL AND NOT job.waiting
+
+-- name: cancelled_followers
+-- The followers of these leaders that were cancelled because of how they ended, and have not been retried since; locked.
+-- One stays as it is if another waits under its unique key by now.
+SELECT id, state, is_followed, batch
+FROM headgate.job
+WHERE follows {any:leaders text} AND finished_at IS NOT NULL
+    AND CASE WHEN state = 'cancelled' THEN {field:error.type} = 'LeaderNotSucceeded' END
+    AND NOT EXISTS (
+        SELECT 1 FROM headgate.job AS other
+        WHERE other.task = job.task AND other.unique_key = job.unique_key AND other.unique_key IS NOT NULL
+            AND other.state IN ('waiting', 'blocked')
+    )
+ORDER BY id
+{for update}
+
+-- name: block
+-- Final jobs follow others again, which are not final.
+UPDATE headgate.job
+SET state = 'blocked', attempt = 0, lost = 0, finished_at = NULL,
+    expires_at = CASE WHEN :is_retry::boolean THEN NULL ELSE expires_at END,
+    run_at = CASE WHEN :is_retry::boolean THEN :now::bigint ELSE run_at END,
+    delayed = delayed AND NOT :is_retry::boolean,
+    give_up_at = NULL, held = 0, passed = 0, charged_at = NULL, uncharged = 0, settled = NULL, result = NULL,
+    error = CASE WHEN {field:error.type} = 'LeaderNotSucceeded' THEN NULL ELSE error END,
+    cancel_requested = false, node = NULL
+WHERE id {any:ids text} AND finished_at IS NOT NULL
+
+-- name: keep_ended_leaders
+-- Leaders that are final, and of whose followers not all have been released or cancelled.
+INSERT INTO headgate.ended_leader (id, ended_as, after)
+SELECT id, state, after FROM {rows:ended(id text, state text, after text)}
+WHERE true
+ORDER BY id
+ON CONFLICT (id) DO UPDATE SET ended_as = excluded.ended_as, after = excluded.after
+
+-- name: take_ended_leaders
+-- Some leaders of whose followers not all have been released or cancelled, and that nobody else works on. They are
+-- noted again if that is still so.
+DELETE FROM headgate.ended_leader
+WHERE id IN (SELECT id FROM headgate.ended_leader ORDER BY id LIMIT :count {for update skip locked})
+RETURNING id, ended_as AS state, after
+
+-- name: forget_ended_leaders
+-- Leaders that are not final any more.
+DELETE FROM headgate.ended_leader WHERE id {any:ids text}

@@ -1,0 +1,185 @@
+-- Waiting jobs that leave their lanes without having run, or go to another one.
+
+-- part: found_job
+job.id, CASE WHEN state = 'blocked' THEN 'waiting' ELSE state END AS state, queue, draws, terms, held, passed,
+costs IS NOT NULL AS has_costs, state = 'blocked' AS is_blocked, is_followed, follows, batch, delayed, run_at,
+{field:origin.on} AS outcome
+
+-- name: find_job
+SELECT @found_job FROM headgate.job WHERE id = :id
+
+-- name: lock_job
+SELECT @found_job FROM headgate.job WHERE id = :id {for update}
+
+-- name: lock_job_if_free
+SELECT @found_job FROM headgate.job WHERE id = :id {for update skip locked}
+
+-- name: idle_holders
+-- Jobs that hold permits of a bucket without running, locked; those that somebody else has locked keep theirs.
+SELECT @found_job
+FROM headgate.job
+WHERE held <> 0 AND state <> 'running' AND {position}(draws, :needle) > 0
+ORDER BY id
+{for update skip locked}
+
+-- name: cancel_waiting
+UPDATE headgate.job SET state = 'cancelled', waiting = false, finished_at = :now WHERE id = :id AND state = 'waiting'
+
+-- name: request_cancel
+-- Ask the node of a running job to cancel it.
+UPDATE headgate.job SET cancel_requested = true WHERE id = :id AND finished_at IS NULL AND NOT waiting
+
+-- name: retry_job
+-- A failed or cancelled job waits again, with all its tries.
+UPDATE headgate.job
+SET state = 'waiting', waiting = true, lane = :lane, attempt = 0, lost = 0, run_at = :now, delayed = false,
+    finished_at = NULL, expires_at = NULL, give_up_at = :give_up_at::bigint, passed = 0, charged_at = NULL, uncharged = 0,
+    settled = NULL, result = NULL, progress = NULL, cancel_requested = false,
+    error = CASE WHEN {field:error.type} = 'LeaderNotSucceeded' THEN NULL ELSE error END
+WHERE id = :id AND state IN ('failed', 'cancelled')
+
+-- name: run_now
+-- A job that waits for its time is ready at once.
+UPDATE headgate.job SET run_at = :now, delayed = false, give_up_at = :give_up_at::bigint
+WHERE id = :id AND state = 'waiting'
+
+-- name: reschedule
+-- A waiting job has another time, or another priority; :give_up_at is when it has waited long enough from that time on.
+-- Its fence grows, so that a claim that has read it before does not start it as it was.
+UPDATE headgate.job
+SET run_at = :run_at, delayed = :delayed::boolean, priority = coalesce(:priority::smallint, priority),
+    give_up_at = CASE WHEN state = 'waiting' THEN coalesce(:give_up_at::bigint, give_up_at) END,
+    fence = fence + (state = 'waiting')::integer
+WHERE id = :id AND state IN ('waiting', 'blocked')
+
+-- part: late_job
+job.id, job.task, job.queue, job.expires_at, job.give_up_at, job.terms, job.draws, job.held, job.passed,
+bucket.limit_name AS "limit", bucket.key, job.costs IS NOT NULL AS has_costs, job.lane, job.waiting, job.attempt
+
+-- name: expired [postgres]
+-- Waiting and blocked jobs whose time to start has passed, with the bucket that their lane waits behind; with :lanes, only
+-- those that a claim would have started from these lanes. They are locked, but for those that somebody else has locked, or
+-- that are :held.
+SELECT @late_job
+FROM (
+    SELECT id FROM (
+        SELECT id FROM headgate.job
+        WHERE waiting AND expires_at <= :now AND id <> ALL(:held::text[])
+            AND (
+                :lanes::text[] IS NULL
+                OR (lane = ANY(:lanes::text[]) AND task = ANY(:tasks::text[]) AND (NOT delayed OR run_at <= :now))
+            )
+        ORDER BY expires_at
+        LIMIT :count
+        FOR UPDATE SKIP LOCKED
+    ) AS expired
+    UNION
+    SELECT id FROM (
+        SELECT id FROM headgate.job
+        WHERE state = 'blocked' AND expires_at <= :now AND :lanes::text[] IS NULL AND id <> ALL(:held::text[])
+        ORDER BY expires_at
+        LIMIT :count
+        FOR UPDATE SKIP LOCKED
+    ) AS expired_blocked
+    UNION
+    SELECT id FROM (
+        SELECT id FROM headgate.job
+        WHERE waiting AND give_up_at <= :now AND id <> ALL(:held::text[])
+            AND (
+                :lanes::text[] IS NULL
+                OR (lane = ANY(:lanes::text[]) AND task = ANY(:tasks::text[]) AND (NOT delayed OR run_at <= :now))
+            )
+        ORDER BY give_up_at
+        LIMIT :count
+        FOR UPDATE SKIP LOCKED
+    ) AS given_up
+    LIMIT :count
+) AS late
+JOIN headgate.job USING (id)
+LEFT JOIN headgate.lane ON lane.id = job.lane AND job.waiting
+LEFT JOIN headgate.bucket ON bucket.id = lane.behind
+ORDER BY job.id
+
+-- name: expired [sqlite]
+SELECT @late_job
+FROM (
+    SELECT seq FROM (SELECT seq FROM job WHERE waiting AND expires_at <= :now ORDER BY expires_at LIMIT :count)
+    UNION
+    SELECT seq FROM (SELECT seq FROM job WHERE state = 'blocked' AND expires_at <= :now ORDER BY expires_at LIMIT :count)
+    UNION
+    SELECT seq FROM (SELECT seq FROM job WHERE waiting AND give_up_at <= :now ORDER BY give_up_at LIMIT :count)
+    LIMIT :count
+) AS late
+JOIN job USING (seq)
+LEFT JOIN lane ON lane.id = job.lane AND job.waiting
+LEFT JOIN bucket ON bucket.id = lane.behind
+ORDER BY job.id
+
+-- name: lock_waiting
+-- Those of these jobs that still wait, or are blocked, locked; but for those that somebody else has locked, which are
+-- looked at again another time.
+SELECT id, lane, held, waiting, is_followed, batch
+FROM headgate.job
+WHERE id {any:ids text} AND finished_at IS NULL AND (waiting OR node IS NULL)
+ORDER BY id
+{for update skip locked}
+
+-- name: drop_waiting [postgres]
+-- These waiting jobs end without having run; but for those that somebody else has locked.
+WITH free AS (
+    SELECT id FROM headgate.job WHERE id = ANY(:dropped.id::text[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE headgate.job
+SET state = dropped.state, waiting = false, finished_at = :now, error = dropped.error, held = dropped.kept
+FROM {rows:dropped(id text, lane text, state text, error json, kept bigint)}
+JOIN free ON free.id = dropped.id
+WHERE job.id = dropped.id AND job.lane = dropped.lane AND (job.state = 'waiting' OR job.state = 'blocked')
+RETURNING job.id, job.is_followed, job.batch
+
+-- name: drop_waiting [sqlite]
+UPDATE job
+SET state = dropped.state, waiting = false, finished_at = :now, error = dropped.error, held = dropped.kept
+FROM {rows:dropped(id text, lane text, state text, error json, kept bigint)}
+WHERE job.id = dropped.id AND job.lane = dropped.lane AND +job.state IN ('waiting', 'blocked')
+RETURNING id, is_followed, batch
+
+-- name: forget_other_starts
+-- The starts of a job's attempts were charged to what it asked before, if it asks for something else now.
+UPDATE headgate.attempt SET charged_at = NULL
+WHERE job = :id AND charged_at IS NOT NULL AND EXISTS (
+    SELECT 1 FROM headgate.job WHERE id = :id AND (draws <> :draws OR coalesce(costs, '') <> coalesce(:costs, ''))
+)
+
+-- name: regate
+-- A waiting job, which is locked, asks for something else from now on, and waits in another lane; a blocked one will.
+UPDATE headgate.job
+SET draws = :draws, costs = :costs, terms = :terms, held = :held, passed = :passed, lane = :lane,
+    gate = coalesce(nullif(:gate, ''), gate)
+WHERE id = :id AND finished_at IS NULL
+
+-- name: lock_plain
+-- Of these jobs those that wait, hold no permit, cost no more than 1 and have never been tried, locked. Those that
+-- somebody else has locked are left to him.
+SELECT id, queue, draws, terms, delayed, run_at
+FROM headgate.job
+WHERE id {any:ids text} AND state = 'waiting' AND attempt = 0 AND held = 0 AND passed = 0 AND costs IS NULL
+ORDER BY id
+{for update skip locked}
+
+-- name: regate_plain
+-- Waiting jobs, which are locked, ask for something else from now on, and wait in other lanes.
+UPDATE headgate.job
+SET draws = asked.draws, costs = asked.costs, terms = asked.terms, lane = asked.lane,
+    gate = coalesce(nullif(asked.gate, ''), job.gate)
+FROM {rows:asked(id text, draws json, costs json, terms json, lane text, gate text)}
+WHERE job.id = asked.id
+
+-- name: restamp
+-- Waiting jobs that ask for the same under another gate.
+UPDATE headgate.job SET gate = stays.gate
+FROM {rows:stays(id text, before json, gate text)}
+WHERE job.id = stays.id AND finished_at IS NULL AND node IS NULL AND job.draws = stays.before
+
+-- name: set_held
+-- A job keeps these permits, passes these draws when it starts next, and waits in this lane.
+UPDATE headgate.job SET held = :held, passed = :passed, lane = :lane WHERE id = :id

@@ -1,0 +1,62 @@
+"""The write transaction of a SQLite file, as procedures use it."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any, TypeVar
+
+from headgate.storage.sqlite.dialect import STATEMENTS, as_one_value
+from headgate.storage.stored_rows import RowDecoder
+
+R = TypeVar("R")
+
+
+class Places:
+    """Places in the line of lanes, as one process gives them away."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def take(self, limit_now: int, count: int) -> int:
+        """The first of so many places: limit time, and after all that were taken before."""
+        first = max(limit_now, self._last + 1)
+        self._last = first + count - 1
+        return first
+
+
+class SqliteTransaction:
+    """As `driver.Transaction`; nothing in it suspends. The caller begins and commits on the connection."""
+
+    has_one_writer = True
+
+    def __init__(self, connection: sqlite3.Connection, now: int, limit_now: int, places: Places) -> None:
+        self._connection = connection
+        self._places = places
+        self.now = now
+        self.limit_now = limit_now
+
+    def take_places(self, count: int) -> int:
+        return self._places.take(self.limit_now, count)
+
+    async def fetch(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
+        known = STATEMENTS[statement]
+        bound = known.bind(parameters)
+        if known.returns:
+            cursor = self._connection.execute(known.sql, bound)
+            places = {column[0]: place for place, column in enumerate(cursor.description)}
+            order = [places[field.name] for field in decoder.fields]
+            return [decoder.of([row[place] for place in order]) for row in cursor.fetchall()]
+        # fetchall, not fetchone: it runs the statement to its end, so that it holds no read transaction open.
+        return decoder.decode(self._connection.execute(as_one_value(statement, decoder), bound).fetchall()[0][0])
+
+    async def values(self, statement: str, /, **parameters: Any) -> list[Any]:
+        known = STATEMENTS[statement]
+        return [row[0] for row in self._connection.execute(known.sql, known.bind(parameters)).fetchall()]
+
+    async def value(self, statement: str, /, **parameters: Any) -> Any:
+        found = await self.values(statement, **parameters)
+        return found[0] if found else None
+
+    async def execute(self, statement: str, /, **parameters: Any) -> int:
+        known = STATEMENTS[statement]
+        return self._connection.execute(known.sql, known.bind(parameters)).rowcount
