@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 
 # So that their assertions explain themselves as those of test files do.
-pytest.register_assert_rewrite("headgate.testing.conformance", "headgate.testing.bucket_conformance")
+pytest.register_assert_rewrite("tests.conformance.storage_suite", "tests.conformance.bucket_suite")
 
 # What a shell runs in the background, or `nohup` runs, ignores these, and so would the processes that tests start to
 # send them one. A handler goes when another program is started; what is ignored stays ignored.

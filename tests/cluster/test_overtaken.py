@@ -23,9 +23,9 @@ from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import statements_of
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.row_ids import bucket_id
-from headgate.testing.conformance.hands import Hands, at_once, rate, recover
-from headgate.testing.conformance.ties import add_batch, follow
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import Hands, at_once, rate, recover
+from tests.conformance.storage_suite.ties import add_batch, follow
 
 R = TypeVar("R")
 

@@ -26,7 +26,7 @@ from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import Amendment, Claim, Room
-from headgate.testing.conformance import most_in_a_window
+from tests.conformance.storage_suite import most_in_a_window
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from headgate.errors import DuplicateJob, IllegalTransition
 from headgate.jobs.job import JobState, NewJob
-from headgate.testing.conformance.hands import Hands, at_once
-from headgate.testing.conformance.unique_keys import unique
 from tests.cluster.test_overtaken import World, world  # noqa: F401  # a fixture
 from tests.cluster.unique_storm import Storm
+from tests.conformance.storage_suite.hands import Hands, at_once
+from tests.conformance.storage_suite.unique_keys import unique
 
 
 async def stored(hands: Hands, new: NewJob) -> str:

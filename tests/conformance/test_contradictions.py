@@ -16,9 +16,9 @@ from headgate.storage.memory import MemoryStorage
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
-from headgate.testing.conformance.hands import Hands, at_once
-from headgate.testing.conformance.ties import MUTEX, hold
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import Hands, at_once
+from tests.conformance.storage_suite.ties import MUTEX, hold
 
 NOBODY = dump_permits(load_permits(None))
 

@@ -8,8 +8,8 @@ import pytest_asyncio
 
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Storage
-from headgate.testing.conformance import StorageConformance
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite import StorageConformance
 
 
 class TestMemoryStorage(StorageConformance):

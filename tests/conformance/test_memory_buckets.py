@@ -13,8 +13,8 @@ from headgate.limits.bucket_store import Bucket, BucketStore
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.strict_rate import StrictRate
-from headgate.testing.bucket_conformance import BucketStoreConformance
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.bucket_suite import BucketStoreConformance
 
 
 @pytest.fixture

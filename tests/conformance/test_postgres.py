@@ -10,10 +10,10 @@ import pytest_asyncio
 
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import Storage
-from headgate.testing.conformance import StorageConformance
-from headgate.testing.conformance.hands import Hands
-from headgate.testing.conformance.schedules import ScheduleHands
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite import StorageConformance
+from tests.conformance.storage_suite.hands import Hands
+from tests.conformance.storage_suite.schedules import ScheduleHands
 
 
 class TestPostgresStorage(StorageConformance):

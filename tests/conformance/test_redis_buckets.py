@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.redis.buckets import RedisBuckets
-from headgate.testing.bucket_conformance import BucketStoreConformance
+from tests.conformance.bucket_suite import BucketStoreConformance
 
 
 class TestRedisBuckets(BucketStoreConformance):

@@ -9,8 +9,8 @@ import pytest_asyncio
 
 from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
-from headgate.testing.conformance import StorageConformance
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite import StorageConformance
 
 
 class TestSqliteStorage(StorageConformance):

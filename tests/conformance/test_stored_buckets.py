@@ -14,8 +14,8 @@ from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.stored_buckets import StoredBuckets
-from headgate.testing.bucket_conformance import BucketStoreConformance
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.bucket_suite import BucketStoreConformance
 
 
 class TestStoredBuckets(BucketStoreConformance):

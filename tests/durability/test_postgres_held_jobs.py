@@ -21,8 +21,8 @@ from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import JobFilter
-from headgate.testing.conformance.hands import Hands, at_once, rate, strict
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import Hands, at_once, rate, strict
 from tests.durability.postgres import becomes
 
 R = TypeVar("R")

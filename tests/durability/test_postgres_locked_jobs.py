@@ -17,8 +17,8 @@ from headgate.jobs.job import JobState, Progress
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.report import Report
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.testing.conformance import Hands
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite import Hands
 from tests.durability.postgres import becomes, session_at
 from tests.until import until
 

@@ -7,8 +7,8 @@ import pytest
 from headgate.clock import SECOND
 from headgate.jobs.job import JobState
 from headgate.limits.limit import AnyRule
-from headgate.testing.conformance.hands import Hands, strict
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import Hands, strict
 from tests.engine.shard import Moved, OnItsWay, Shard, hash_home
 
 NAMES = ("north", "south")

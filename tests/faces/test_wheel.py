@@ -53,6 +53,7 @@ def test_every_file_beside_the_code_is_in_the_wheel(wheel: Path) -> None:
     assert needed - there == set()
     assert {Path(name).suffix for name in needed} >= {".py", ".sql", ".lua", ".typed"}
     assert "_headgate_pytest.py" in there
+    assert not [name for name in there if "conformance" in name], "the suites for stores are tests, and stay here"
 
 
 def test_the_installed_program_is_that_of_the_wheel(programs: Path, tmp_path: Path) -> None:
@@ -101,14 +102,8 @@ def test_the_dashboard_serves_its_page_and_modules_from_the_wheel(programs: Path
 
 
 def test_the_examples_of_the_testing_page_pass_with_it(programs: Path, project: Path) -> None:
-    (project / "test_store.py").unlink()
     ran = run(programs / "python", "-m", "pytest", *ASYNCIO, ".", cwd=project)
     assert "7 passed" in ran.stdout
-
-
-def test_a_store_of_ones_own_runs_the_conformance_suite(programs: Path, project: Path) -> None:
-    ran = run(programs / "python", "-m", "pytest", *ASYNCIO, "test_store.py", "-k", "schedule or queue", cwd=project)
-    assert re.search(r"\d\d passed", ran.stdout)
 
 
 def test_a_run_without_pytest_asyncio_works_and_imports_nothing_of_headgate_by_itself(

@@ -45,7 +45,7 @@ class BucketStore(Protocol):
 
     To an app, whatever else a store raises, an answer that is no `Taken`, and no answer within 10 s mean the same: the
     limit's `on_store_error` decides about its jobs, and the store is asked again less and less often.
-    `headgate.testing.bucket_conformance` holds the tests that a store has to pass.
+    `tests/conformance/bucket_suite.py` holds the tests that a store has to pass.
     """
 
     async def open(self) -> None:

@@ -334,7 +334,7 @@ class ViewCount(msgspec.Struct, frozen=True, array_like=True):
 class Storage(Protocol):
     """Where jobs live. Every verb is durable when it returns, and raises StorageUnavailable when it may not be.
 
-    `headgate.testing.conformance` holds the tests that a store has to pass.
+    `tests/conformance/storage_suite` holds the tests that a store has to pass.
     """
 
     async def open(self) -> None:

@@ -1,4 +1,4 @@
-"""For the tests of those who use Headgate: `manual`, `inline` and `live`, virtual time, and the suites for stores."""
+"""For the tests of those who use Headgate: `manual`, `inline` and `live`, and virtual time."""
 
 from headgate.testing.enqueued import Enqueued
 from headgate.testing.inline_mode import inline

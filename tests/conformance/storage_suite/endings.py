@@ -14,14 +14,14 @@ from headgate.storage.protocol import (
     JobFilter,
     QueueCounts,
 )
-from headgate.testing.conformance.hands import (
+from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import (
     BOOM,
     Conformance,
     Hands,
     most_in_a_window,
     strict,
 )
-from headgate.testing.manual_clock import ManualClock
 
 
 class EndingsConformance(Conformance):

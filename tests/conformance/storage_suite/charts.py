@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND
 from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep, step_at
 from headgate.jobs.job import Origin
-from headgate.testing.conformance.hands import BOOM, Conformance, Hands
+from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands
 
 AT = 1_700_000_000 * SECOND
 """A whole multiple of ten seconds."""

@@ -14,7 +14,7 @@ from headgate.jobs.job import JobState, Origin
 from headgate.limits.stored_rule import dump_rule
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.protocol import Storage
-from headgate.testing.conformance.hands import Conformance, Hands, at_once, strict
+from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, strict
 
 Verb = Callable[[Storage, str], Awaitable[JobState | None]]
 

@@ -12,8 +12,9 @@ from headgate.errors import LeaderNotFound
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.job import Draw, JobState, Origin
 from headgate.storage.following import LEADER_NOT_SUCCEEDED
-from headgate.testing.conformance.hands import BOOM, Conformance, Hands, at_once, strict
-from headgate.testing.conformance.ties import (
+from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, at_once, strict
+from tests.conformance.storage_suite.ties import (
     MUTEX,
     add_batch,
     batch_of,
@@ -25,7 +26,6 @@ from headgate.testing.conformance.ties import (
     new_batch_id,
     why,
 )
-from headgate.testing.manual_clock import ManualClock
 
 
 class BatchesConformance(Conformance):

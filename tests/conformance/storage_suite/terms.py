@@ -17,7 +17,8 @@ from headgate.limits.rule import NEVER
 from headgate.storage.endings import EXPIRED_ERROR
 from headgate.storage.protocol import Amendment, QueueCounts, RecordedStart
 from headgate.storage.stored_buckets import StoredBuckets
-from headgate.testing.conformance.hands import (
+from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import (
     BOOM,
     MINUTE,
     Conformance,
@@ -29,7 +30,6 @@ from headgate.testing.conformance.hands import (
     shared,
     strict,
 )
-from headgate.testing.manual_clock import ManualClock
 
 API = [("api", "acme")]
 ACME = Draw("api", "acme")

@@ -16,7 +16,8 @@ from headgate.storage.protocol import (
     Room,
     Storage,
 )
-from headgate.testing.conformance.hands import (
+from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import (
     MINUTE,
     Conformance,
     Hands,
@@ -24,7 +25,6 @@ from headgate.testing.conformance.hands import (
     strict,
     with_id,
 )
-from headgate.testing.manual_clock import ManualClock
 
 
 class JobsConformance(Conformance):

@@ -9,8 +9,8 @@ from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
 from headgate.jobs.audit import AuditFilter, Deed
 from headgate.jobs.job import JobState, Origin
-from headgate.testing.conformance.hands import MINUTE, Conformance, Hands, strict
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import MINUTE, Conformance, Hands, strict
 
 LIMITED = [("api", "acme")]
 

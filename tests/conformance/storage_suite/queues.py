@@ -12,8 +12,8 @@ from headgate.jobs.job import JobState, Origin
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts
 from headgate.storage.protocol import QueueCounts, QueueRecord
-from headgate.testing.conformance.hands import Conformance, Hands, at_once, strict
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, strict
 
 BOTH = ("default", "other")
 

@@ -9,8 +9,8 @@ from headgate.jobs.gating import KnownGates, Regated
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.storage.protocol import GATE_LIVES
-from headgate.testing.conformance.hands import Conformance, Hands, at_once, release, strict
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, release, strict
 
 TASKS = frozenset({"work"})
 ACME = Draw("api", "acme")

@@ -11,8 +11,8 @@ from headgate.jobs.audit import LONGEST_ACTOR, LONGEST_DETAIL, AuditEntry, Audit
 from headgate.jobs.job import Draw, JobError, JobState, Progress
 from headgate.jobs.report import LogLine, Report
 from headgate.storage.live_rules import LimitSetting
-from headgate.testing.conformance.hands import BOOM, Conformance, Hands, recover, strict
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, recover, strict
 
 
 def deed(action: str, subject: str, kind: SubjectKind = "job", detail: str | None = None) -> Deed:

@@ -15,8 +15,8 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import MAX_COUNT, StrictRate
 from headgate.storage.protocol import JobFilter, Storage
-from headgate.testing.conformance.hands import Conformance, Hands
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import Conformance, Hands
 
 CENTURY = FARTHEST / SECOND
 """The longest duration, in seconds."""

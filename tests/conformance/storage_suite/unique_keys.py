@@ -12,8 +12,8 @@ from headgate.errors import DuplicateJob, IllegalTransition
 from headgate.jobs.job import ClaimedJob, JobError, JobOptions, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Returned
 from headgate.limits.concurrency import Concurrency
-from headgate.testing.conformance.hands import BOOM, Conformance, Hands, at_once, rate, recover
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, at_once, rate, recover
 
 Policy = Literal["keep", "replace", "raise"]
 

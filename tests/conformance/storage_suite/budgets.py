@@ -12,7 +12,8 @@ from headgate.storage.protocol import (
     Storage,
     Throttled,
 )
-from headgate.testing.conformance.hands import (
+from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import (
     MINUTE,
     Conformance,
     Hands,
@@ -21,7 +22,6 @@ from headgate.testing.conformance.hands import (
     rate,
     strict,
 )
-from headgate.testing.manual_clock import ManualClock
 
 
 class BudgetsConformance(Conformance):

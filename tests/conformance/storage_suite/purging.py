@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headgate.jobs.job import JobState
-from headgate.testing.conformance.hands import Conformance, Hands
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import Conformance, Hands
 
 
 class PurgingConformance(Conformance):

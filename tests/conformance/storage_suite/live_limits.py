@@ -22,8 +22,8 @@ from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
 from headgate.storage.protocol import Amendment
 from headgate.storage.stored_buckets import StoredBuckets
-from headgate.testing.conformance.hands import MINUTE, Conformance, Hands, at_once, rate, shared, strict
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import MINUTE, Conformance, Hands, at_once, rate, shared, strict
 
 API = [("api", "acme")]
 ACME = Draw("api", "acme")

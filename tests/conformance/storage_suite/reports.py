@@ -16,8 +16,8 @@ from headgate.jobs.report import (
     kept_word,
     too_many,
 )
-from headgate.testing.conformance.hands import Conformance, Hands, recover
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import Conformance, Hands, recover
 
 
 def lines(job: ClaimedJob, first: int, count: int, message: str = "line {}") -> tuple[LogLine, ...]:

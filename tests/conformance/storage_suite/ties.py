@@ -10,7 +10,7 @@ from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import JobError, JobState, NewJob, Origin
 from headgate.jobs.terms import GateTerms, Holding
-from headgate.testing.conformance.hands import Hands
+from tests.conformance.storage_suite.hands import Hands
 
 On = Literal["success", "any"]
 _ids = IdSource()

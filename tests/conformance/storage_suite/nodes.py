@@ -7,14 +7,14 @@ import asyncio
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.storage.endings import poison_error
-from headgate.testing.conformance.hands import (
+from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import (
     Conformance,
     Hands,
     beat_of,
     recover,
     strict,
 )
-from headgate.testing.manual_clock import ManualClock
 
 
 class NodesConformance(Conformance):

@@ -12,8 +12,8 @@ from headgate.errors import IllegalTransition
 from headgate.jobs.job import JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.protocol import BucketPlace, BucketRecord, JobFilter, ViewCount, WaitingCount
-from headgate.testing.conformance.hands import Conformance, Hands, at_once, strict
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, strict
 
 
 async def found(hands: Hands, **filter: Any) -> list[str]:

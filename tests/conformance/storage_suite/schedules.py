@@ -16,8 +16,8 @@ from headgate.jobs.scheduled import ScheduledCall
 from headgate.jobs.terms import GateTerms
 from headgate.schedules.schedule import Course, ScheduleRules
 from headgate.storage.schedules import Fired, ScheduleRecord
-from headgate.testing.conformance.hands import BOOM, Conformance, Hands, strict
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, strict
 
 WORK = frozenset({"work"})
 SKIPPING = GateTerms().skipping()

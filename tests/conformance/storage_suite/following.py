@@ -15,8 +15,9 @@ from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED
 from headgate.storage.following import FOLLOWERS_AT_ONCE, LEADER_NOT_SUCCEEDED
 from headgate.storage.protocol import JobFilter
-from headgate.testing.conformance.hands import BOOM, Conformance, Hands, at_once, strict
-from headgate.testing.conformance.ties import (
+from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, at_once, strict
+from tests.conformance.storage_suite.ties import (
     add_batch,
     chain,
     die,
@@ -26,7 +27,6 @@ from headgate.testing.conformance.ties import (
     is_blocked,
     why,
 )
-from headgate.testing.manual_clock import ManualClock
 
 Ending = Callable[[Hands, str], Awaitable[Any]]
 

@@ -13,8 +13,8 @@ from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.limits.concurrency import HoldUntil, Semaphore
 from headgate.limits.rule import NEVER
 from headgate.storage.protocol import JobFilter, Storage
-from headgate.testing.conformance.hands import BOOM, Conformance, Hands, at_once, recover, strict
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, at_once, recover, strict
 
 MUTEX = [("mutex", "orders")]
 

@@ -1,0 +1,63 @@
+"""The tests that every store has to pass; each attacks one promise of the Storage protocol.
+
+    class TestMyStorage(StorageConformance):
+        @pytest_asyncio.fixture
+        async def storage(self, clock: ManualClock) -> AsyncIterator[Storage]:
+            storage = MyStorage(clock)
+            await storage.open()
+            yield storage
+            await storage.close()
+
+Time stands still unless a test moves it. After each test the store's own `check()` has to find nothing.
+"""
+
+from tests.conformance.storage_suite.auditing import AuditingConformance
+from tests.conformance.storage_suite.batches import BatchesConformance
+from tests.conformance.storage_suite.bounds import BoundsConformance
+from tests.conformance.storage_suite.budgets import BudgetsConformance
+from tests.conformance.storage_suite.charts import ChartsConformance
+from tests.conformance.storage_suite.deploys import DeploysConformance
+from tests.conformance.storage_suite.endings import EndingsConformance
+from tests.conformance.storage_suite.following import FollowingConformance
+from tests.conformance.storage_suite.hands import Hands, at_once, most_in_a_window, rate, recover, strict
+from tests.conformance.storage_suite.jobs import JobsConformance
+from tests.conformance.storage_suite.listing import ListingConformance
+from tests.conformance.storage_suite.live_limits import LiveLimitsConformance
+from tests.conformance.storage_suite.nodes import NodesConformance
+from tests.conformance.storage_suite.permits import PermitsConformance
+from tests.conformance.storage_suite.purging import PurgingConformance
+from tests.conformance.storage_suite.queues import QueuesConformance
+from tests.conformance.storage_suite.refusals import RefusalsConformance
+from tests.conformance.storage_suite.reports import ReportsConformance
+from tests.conformance.storage_suite.rescheduling import ReschedulingConformance
+from tests.conformance.storage_suite.schedules import SchedulesConformance
+from tests.conformance.storage_suite.terms import TermsConformance
+from tests.conformance.storage_suite.unique_keys import UniqueKeysConformance
+
+__all__ = ["Hands", "StorageConformance", "at_once", "most_in_a_window", "rate", "recover", "strict"]
+
+
+class StorageConformance(
+    JobsConformance,
+    BudgetsConformance,
+    BoundsConformance,
+    EndingsConformance,
+    NodesConformance,
+    QueuesConformance,
+    SchedulesConformance,
+    PermitsConformance,
+    TermsConformance,
+    LiveLimitsConformance,
+    DeploysConformance,
+    AuditingConformance,
+    PurgingConformance,
+    ReportsConformance,
+    RefusalsConformance,
+    ReschedulingConformance,
+    ListingConformance,
+    UniqueKeysConformance,
+    FollowingConformance,
+    BatchesConformance,
+    ChartsConformance,
+):
+    """Subclass it with a fixture `storage` that gives an open, empty store on the fixture `clock`."""
