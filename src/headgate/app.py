@@ -48,10 +48,7 @@ from headgate.settings import load_settings, storage_url
 from headgate.storage.address import Address
 from headgate.storage.choice import address_of, choose_storage
 from headgate.storage.enlisting import require_blocking, run_at_once
-from headgate.storage.memory import MemoryStorage
-from headgate.storage.migrations import Migrates
 from headgate.storage.protocol import JobFilter, Storage
-from headgate.storage.scratch import HasScratch
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.sync import LoopPortal, SyncApp
 from headgate.tasks.child_mark import IN_CHILD
@@ -480,8 +477,6 @@ class Headgate:
         With `dry_run` nothing is written: the names of what is missing. Raises StorageUnusable for what is newer than
         this program, or may not be changed by this user.
         """
-        if not isinstance(self._storage, Migrates):
-            return []
         return [str(migration) for migration in await self._storage.migrate(dry_run=dry_run)]
 
     @contextlib.asynccontextmanager
@@ -489,12 +484,11 @@ class Headgate:
         """Apps on an empty store beside this one's, for measuring: what is given makes one, with its settings.
 
         On SQLite it is a file on the same disk, on PostgreSQL a schema of the same database. It is deleted when the
-        block ends, by when the apps have to be closed. Raises DeclarationError for memory:// and stores of your own.
+        block ends, by when the apps have to be closed. Raises DeclarationError for memory://.
         """
-        storage = self._storage
-        if not isinstance(storage, HasScratch):
+        if self._storage.is_in_process:
             raise DeclarationError(f"nothing can be made beside {self._address.shown}; use sqlite:/// or postgresql://")
-        async with storage.scratch() as make:
+        async with self._storage.scratch() as make:
             yield lambda **settings: Headgate(make(), clock=self._clock, **settings)
 
     async def __aenter__(self) -> Self:
@@ -543,7 +537,7 @@ class Headgate:
         nothing of its queues runs, on whichever node, and nothing could start now ("ready"), or nothing is left that
         waits for a limit, for its time or for another job either ("all"); paused queues do not count.
         """
-        if isinstance(self._storage, MemoryStorage):
+        if self._storage.is_in_process:
             raise DeclarationError(
                 "a worker process on memory:// would never see a job: what another process enqueues stays there; "
                 "use sqlite:///path, or `async with app:` inside the process that enqueues"
@@ -775,7 +769,7 @@ class Headgate:
         return SyncApp(self, self._portal)
 
     def _require_shared(self) -> None:
-        if IN_CHILD.get() and isinstance(self._storage, MemoryStorage):
+        if IN_CHILD.get() and self._storage.is_in_process:
             raise DeclarationError(
                 "jobs on memory:// are in the memory of another process: a process task cannot enqueue there; "
                 "use sqlite:///path or postgresql://…"

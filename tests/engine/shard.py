@@ -154,7 +154,7 @@ class Shard(MemoryStorage):
         self._departing: dict[str, tuple[int, frozenset[str]]] = {}
         self._last_batch: dict[str, int] = {}
 
-    def place(self, key: str) -> Place:
+    def place_of(self, key: str) -> Place:
         """Where this shard believes the key to be."""
         return self._places.get(key) or Place(0, hash_home(key, self._names))
 
@@ -175,7 +175,7 @@ class Shard(MemoryStorage):
         rules: dict[str, AnyRule] = {}
         for limit, rule in claim.rules.items():
             key = key_of_limit(limit)
-            place = self.place(key)
+            place = self.place_of(key)
             if not key:
                 rules[limit] = rule
             elif place.owner == self.name and place.to is None:
@@ -191,7 +191,7 @@ class Shard(MemoryStorage):
         charges: list[ChargedElsewhere | None] = []
         for index, draw in enumerate(job.draws):
             if draw.key:
-                ahead = self.place(draw.key).ahead
+                ahead = self.place_of(draw.key).ahead
                 charges.append(ChargedElsewhere(job.charged_at + ahead, ahead))
             else:
                 charges.append(None if job.elsewhere is None else job.elsewhere[index])
@@ -203,7 +203,7 @@ class Shard(MemoryStorage):
             key = amendment.draw.key
             ahead = 0
             if key:
-                place = self.place(key)
+                place = self.place_of(key)
                 if place.owner != self.name:
                     raise Moved(key, place)
                 if place.to is not None and self._is_drained(key):
@@ -230,7 +230,7 @@ class Shard(MemoryStorage):
 
     async def pack(self, key: str, limits: Iterable[str]) -> Parcel | None:
         """What a key that is leaving takes along; None while jobs run that hold its permits, or if it has left."""
-        place = self.place(key)
+        place = self.place_of(key)
         if place.owner != self.name or place.to is None or not self._is_drained(key):
             return None
         states: dict[Draw, str | None] = {}
@@ -242,7 +242,7 @@ class Shard(MemoryStorage):
 
     async def let_go(self, key: str, epoch: int) -> None:
         """The other shard owns the key, since `epoch`."""
-        place = self.place(key)
+        place = self.place_of(key)
         if place.owner == self.name and place.to is not None and place.epoch == epoch - 1:
             self._places[key] = Place(epoch, place.to, ahead=place.ahead)
 
@@ -257,7 +257,7 @@ class Shard(MemoryStorage):
 
     async def take_in(self, key: str, epoch: int, parcel: Parcel, ahead: int, rules: Mapping[str, AnyRule]) -> None:
         """Own the key from now on; without effect if something newer is known of it."""
-        if self.place(key).epoch >= epoch:
+        if self.place_of(key).epoch >= epoch:
             return
         now = self.limit_now()
         arrived = self._end_departure(key, dict(parcel.arrived))
@@ -284,7 +284,7 @@ class Shard(MemoryStorage):
 
     async def depart(self, key: str) -> Batch | None:
         """The next of the jobs that wait here and not where their key is; the same again until they have arrived."""
-        if self.place(key).owner == self.name:
+        if self.place_of(key).owner == self.name:
             return None
         if key not in self._departing:
             waiting = [job for job in self._jobs.by_id.values() if job.state is WAITING and key_of(job.new) == key]
@@ -324,7 +324,7 @@ class Shard(MemoryStorage):
             self._jobs._ids.remove(id)
 
     def _require_home(self, key: str) -> Place:
-        place = self.place(key)
+        place = self.place_of(key)
         if place.owner != self.name:
             raise Moved(key, place)
         if place.to is not None:

@@ -41,6 +41,8 @@ from tests.engine.bad_stores import BAD_ANSWERS, MISDEEDS, BadBuckets, hanging, 
 class OwnStorage:
     """A storage that is nothing of ours by descent; it counts what is asked of it."""
 
+    is_in_process = False
+
     def __init__(self, clock: VirtualClock) -> None:
         self._inner = MemoryStorage(clock)
         self.asked: set[str] = set()
@@ -80,7 +82,7 @@ def test_an_app_works_on_a_storage_of_ones_own() -> None:
             assert [await job.result() for job in jobs] == ["acme", "acme", "globex"]
             assert 60 * SECOND <= clock.monotonic() < 61 * SECOND
         assert store.asked >= {"open", "join", "add", "claim", "finish", "beat", "nodes", "expire", "leave", "close"}
-        # A worker may serve it, too: only our own store in memory is known to be seen by nobody else.
+        # A worker may serve it, too: it does not say of itself that only this process sees its jobs.
         worker = Headgate(store, clock=clock)
         running = asyncio.ensure_future(worker.run(handle_signals=False))
         await asyncio.sleep(1)

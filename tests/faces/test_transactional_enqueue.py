@@ -479,7 +479,7 @@ async def test_an_app_in_memory_has_no_transactions() -> None:
     app = Headgate("memory://")
     task = app.task(_nothing)
     async with app.open():
-        with pytest.raises(DeclarationError, match="MemoryStorage"):
+        with pytest.raises(DeclarationError, match="in memory"):
             await task.using(connection=object()).enqueue()
     with pytest.raises(DeclarationError, match="promised"):
         task.using(connection=object(), promise=True)

@@ -45,7 +45,7 @@ class LimitsElsewhere:
         store = self._stores[place]
         # Where the jobs are is not elsewhere: there the bucket is charged in the commit that claims them.
         where = getattr(store, "place", None)
-        return None if where is not None and where == getattr(self._storage, "place", None) else store
+        return None if where is not None and where == self._storage.place else store
 
     def check(self, name: str, limit: Limit) -> None:
         """Raise DeclarationError for a limit whose store's URL cannot be read, or whose store cannot hold its rule."""

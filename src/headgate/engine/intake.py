@@ -28,7 +28,6 @@ from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.calendar import Calendar
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
-from headgate.storage.enlisting import Enlists
 from headgate.storage.protocol import Storage
 from headgate.tasks.batch_gate import BatchGate
 from headgate.tasks.flow import TiedCall
@@ -117,9 +116,17 @@ class Intake:
             return jobs
 
     async def enlist(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
-        """Add the jobs to the transaction of the caller's connection; who stands for which, as `Storage.add`."""
+        """Add the jobs to the transaction of the caller's connection; returns what `Storage.add_in` does.
+
+        Raises DeclarationError for an app whose jobs are in memory.
+        """
+        if self._storage.is_in_process:
+            raise DeclarationError(
+                "connection= needs an app whose jobs are in a database, and this one keeps them in memory; use "
+                "sqlite:///path or postgresql://…"
+            )
         with self._sending(jobs) as sent:
-            return await self.enlists.add_in(connection, sent)
+            return await self._storage.add_in(connection, sent)
 
     def must_promise(self, task: Task[Any, Any], parts: Sequence[Part]) -> list[bool]:
         """Of each call, whether it is to be told what the limits of its job promise."""
@@ -128,16 +135,6 @@ class Intake:
             is_asked = part.options.promise and self._registry.gate(task, part.options.queue or task.queue).limits
             asked += [bool(is_asked)] * len(part.calls)
         return asked
-
-    @property
-    def enlists(self) -> Enlists:
-        """The storage, where it can add jobs in a transaction of the caller's. Raises DeclarationError."""
-        if isinstance(self._storage, Enlists):
-            return self._storage
-        raise DeclarationError(
-            f"connection= needs an app whose jobs are in a database, and this one keeps them in "
-            f"{type(self._storage).__name__}; use sqlite:///path or postgresql://…"
-        )
 
     def scheduled_call(
         self, task: Task[Any, Any], options: EnqueueOptions, spec: ScheduleSpec, call: Call[Any]

@@ -6,11 +6,10 @@ cannot await may use it too, and whether the jobs exist is decided by the caller
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from collections.abc import Coroutine
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from headgate.errors import UnfitConnection
-from headgate.jobs.job import NewJob
 
 T = TypeVar("T")
 
@@ -25,18 +24,6 @@ _DRIVERS: dict[tuple[str, str], Driver] = {
     ("psycopg", "AsyncConnection"): "psycopg async",
 }
 _SQLALCHEMY = ("AsyncSession", "async_scoped_session", "Session", "scoped_session", "AsyncConnection", "Connection")
-
-
-@runtime_checkable
-class Enlists(Protocol):
-    """A store that can add jobs inside a transaction of somebody else's."""
-
-    async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
-        """As `add`, but the jobs are there if and only if the open transaction of that connection commits.
-
-        Nobody is told before. It suspends only where the connection itself is awaited. Raises UnfitConnection.
-        """
-        ...
 
 
 class Enlisted(NamedTuple):

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from headgate.errors import StorageUnusable
 
@@ -25,15 +25,6 @@ class Migration(NamedTuple):
     @property
     def is_breaking(self) -> bool:
         return self.script.startswith("-- breaking")
-
-
-@runtime_checkable
-class Migrates(Protocol):
-    """A storage that can be brought up to date without being opened."""
-
-    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
-        """Apply what is missing; what was applied, or with `dry_run` would be."""
-        ...
 
 
 def load_migrations(package: str) -> Sequence[Migration]:

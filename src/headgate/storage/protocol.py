@@ -15,6 +15,7 @@ which never goes back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
@@ -33,6 +34,7 @@ from headgate.storage.facts import StoreFacts
 from headgate.storage.fetched import Balance
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting
+from headgate.storage.migrations import Migration
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 
 R = TypeVar("R")
@@ -337,12 +339,34 @@ class Storage(Protocol):
     `tests/conformance/storage_suite` holds the tests that a store has to pass.
     """
 
+    @property
+    def is_in_process(self) -> bool:
+        """Whether its jobs are in the memory of this process: no other process sees them, and they end with it."""
+        ...
+
+    @property
+    def place(self) -> object | None:
+        """Where its tables are, equal to the `place` of a bucket store that is there too; None if none can be."""
+        ...
+
     async def open(self) -> None:
         """Connect, and bring the schema up to date. Raises StorageUnusable for what is not a Headgate database."""
         ...
 
     async def close(self) -> None:
         """Let go of everything; twice is fine."""
+        ...
+
+    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
+        """Bring the schema up to date without opening the store; what was applied, or with `dry_run` would be."""
+        ...
+
+    def scratch(self) -> AbstractAsyncContextManager[Callable[[], Storage]]:
+        """Make an empty store beside this one, on the same disk or server; what is given opens it, any number of times.
+
+        It is deleted when the block ends, however it ends; all that was opened has to be closed by then. Raises
+        StorageUnusable where none can be made, as beside a store that `is_in_process`.
+        """
         ...
 
     def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
@@ -371,6 +395,14 @@ class Storage(Protocol):
         its own `run_at`; or is cancelled by it, and whoever follows it in turn. Raises LeaderNotFound.
 
         Jobs with unique keys are stored as if one after the other. Raises DuplicateJob.
+        """
+        ...
+
+    async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+        """As `add`, but the jobs are there if and only if the open transaction of the caller's connection commits.
+
+        Watchers hear of them at that commit. It suspends only where the connection itself is awaited. Raises
+        UnfitConnection, as for any connection where the store `is_in_process`.
         """
         ...
 
@@ -773,7 +805,7 @@ class Storage(Protocol):
 
         What no attempt tells of is counted by the store itself, in the commit that does it: jobs that become final
         without an attempt's word (rejected, expired, cancelled as they wait or with what they follow, poisonous, or
-        cancelled instead of waiting again), and what `fire` and `Enlists.add_in` have added.
+        cancelled instead of waiting again), and what `fire` and `add_in` have added.
         """
         ...
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractAsyncContextManager
 from heapq import nlargest, nsmallest
 from itertools import islice
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from headgate.clock import Clock
+from headgate.errors import StorageUnusable, UnfitConnection
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import NO_GATES, GatedJob, KnownGates, Regated
@@ -54,6 +56,7 @@ from headgate.storage.memory.records import (
 from headgate.storage.memory.schedules import is_open
 from headgate.storage.memory.trail import Trail
 from headgate.storage.memory.unique import add_unique
+from headgate.storage.migrations import Migration
 from headgate.storage.protocol import (
     FINAL_STATES,
     GATE_LIVES,
@@ -83,6 +86,9 @@ from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 class MemoryStorage:
     """The Storage protocol in plain objects: one process, one event loop, nothing durable."""
 
+    is_in_process = True
+    place = None
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._ahead = clock.now() - clock.monotonic()
@@ -101,6 +107,15 @@ class MemoryStorage:
 
     async def close(self) -> None:
         """Nothing to let go of; what was stored can be read on."""
+
+    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
+        return []
+
+    def scratch(self) -> AbstractAsyncContextManager[Callable[[], MemoryStorage]]:
+        raise StorageUnusable("no store can be made beside one that is in memory")
+
+    async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+        raise UnfitConnection("jobs in memory are in no database, so no connection has a transaction for them")
 
     def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
         self._wakes.append(wake)

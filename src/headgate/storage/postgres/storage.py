@@ -118,6 +118,8 @@ class PostgresStorage:
     processes do, and no connection is spent on it. Needs PostgreSQL 13 or newer, and asyncpg.
     """
 
+    is_in_process = False
+
     def __init__(
         self,
         url: str,
@@ -159,7 +161,7 @@ class PostgresStorage:
 
     @contextlib.asynccontextmanager
     async def scratch(self) -> AsyncIterator[Callable[[], PostgresStorage]]:
-        """A schema of its own in the same database; see `HasScratch`."""
+        """A schema of its own in the same database."""
         schema = f"headgate_scratch_{secrets.token_hex(4)}"
         try:
             await to_its_end(create(self._database, schema))
@@ -192,7 +194,6 @@ class PostgresStorage:
             raise
 
     async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
-        """As `Migrates.migrate`."""
         await self._database.repeated(self._database.probe)
         return await migrate(self._database, self._clock, dry_run=dry_run)
 
@@ -302,7 +303,6 @@ class PostgresStorage:
             return await self._database.repeated(add_once)
 
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
-        """As `Enlists.add_in`."""
         self._require_usable()
         assert self._wake_ups is not None
         caller = await enlisted(connection)

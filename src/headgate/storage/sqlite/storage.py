@@ -130,6 +130,9 @@ class SqliteStorage:
     it raises StorageUnavailable.
     """
 
+    is_in_process = False
+    place = None
+
     def __init__(self, path: str | Path, clock: Clock, *, synchronous: str = "FULL", patience: float = 30.0) -> None:
         if synchronous not in ("FULL", "NORMAL", "EXTRA", "OFF"):
             raise ValueError(f"synchronous={synchronous!r} of a SQLite storage must be FULL, NORMAL, EXTRA or OFF")
@@ -158,7 +161,7 @@ class SqliteStorage:
 
     @contextlib.asynccontextmanager
     async def scratch(self) -> AsyncIterator[Callable[[], SqliteStorage]]:
-        """A file of its own in a folder beside this one; see `HasScratch`."""
+        """A file of its own in a folder beside this one."""
         try:
             folder = tempfile.TemporaryDirectory(prefix=".headgate-scratch-", dir=self.path.parent)
         except OSError as error:
@@ -186,7 +189,6 @@ class SqliteStorage:
             raise
 
     async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
-        """As `Migrates.migrate`."""
         self._require_no_fork()
         prepare = partial(sqlite_file.prepare, synchronous=self._synchronous, dry_run=dry_run)
         return await asyncio.to_thread(prepare, self.path, self._clock)
@@ -298,7 +300,7 @@ class SqliteStorage:
         return {}
 
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
-        """As `Enlists.add_in`. Whoever waits for jobs sees that the file has changed, within 250 ms."""
+        """As `Storage.add_in`. Whoever waits for jobs sees that the file has changed, within 250 ms."""
         self._require_usable()
 
         def add(callers: sqlite3.Connection) -> Mapping[str, str]:
