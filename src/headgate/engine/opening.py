@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from headgate.errors import DeclarationError, NotOpen
-from headgate.storage.outlast import outlast
+from headgate.shielding import shield_until_done
 
 Step = Callable[[], Coroutine[Any, Any, None]]
 
@@ -85,7 +85,7 @@ class Opening:
                     self._begin_change()
             if is_last:
                 try:
-                    await outlast(asyncio.ensure_future(self._close()))
+                    await shield_until_done(self._close())
                 finally:
                     self._end_change()
 
@@ -96,10 +96,10 @@ class Opening:
         except asyncio.CancelledError:
             opening.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await outlast(opening)
+                await shield_until_done(opening)
             if not opening.cancelled():
                 # It was open before it could be cancelled.
-                await outlast(asyncio.ensure_future(self._close()))
+                await shield_until_done(self._close())
             raise
         opening.result()
 

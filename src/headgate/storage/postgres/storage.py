@@ -26,6 +26,7 @@ from headgate.jobs.uniqueness import key_of
 from headgate.limits.concurrency import dump_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
+from headgate.shielding import shield_until_done
 from headgate.storage import permits
 from headgate.storage.batcher import Batcher
 from headgate.storage.driver import Transaction
@@ -83,7 +84,6 @@ from headgate.storage.protocol import (
     asked_buckets,
 )
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
-from headgate.storage.scratch import to_its_end
 from headgate.storage.stored_rows import draws_and_terms, note_unreadable
 
 R = TypeVar("R")
@@ -164,7 +164,7 @@ class PostgresStorage:
         """A schema of its own in the same database."""
         schema = f"headgate_scratch_{secrets.token_hex(4)}"
         try:
-            await to_its_end(create(self._database, schema))
+            await shield_until_done(create(self._database, schema))
             yield lambda: PostgresStorage(
                 self._database.url,
                 self._clock,
@@ -173,7 +173,7 @@ class PostgresStorage:
                 connections=self._connections,
             )
         finally:
-            await to_its_end(drop(self._database, schema))
+            await shield_until_done(drop(self._database, schema))
 
     # ---------------------------------------------------------------------------------------- open, close
 

@@ -29,6 +29,7 @@ from headgate.jobs.report import LogLine, Report
 from headgate.jobs.terms import GateTerms
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
+from headgate.shielding import shield_until_done
 from headgate.storage.admission import ask_of
 from headgate.storage.batcher import Batcher
 from headgate.storage.driver import run_to_end
@@ -37,7 +38,6 @@ from headgate.storage.facts import SAFE_FOR_SEVERAL, SqliteFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
-from headgate.storage.outlast import outlast
 from headgate.storage.procedures import waiting
 from headgate.storage.protocol import (
     FINAL_STATES,
@@ -185,7 +185,7 @@ class SqliteStorage:
             self._neighbours = Neighbours(self.path, self._clock, self._look_around, self._wake, self._break)
             await self._neighbours.open()
         except BaseException:
-            await outlast(asyncio.ensure_future(self.close()))
+            await shield_until_done(self.close())
             raise
 
     async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
@@ -197,7 +197,7 @@ class SqliteStorage:
         connecting = asyncio.get_running_loop().run_in_executor(thread, self._connect)
         # A thread cannot be cancelled, and what it has made nobody else would close.
         try:
-            await outlast(connecting)
+            await shield_until_done(connecting)
         finally:
             self._writer, self._lookups, self._lists, self._ahead = connecting.result()
 

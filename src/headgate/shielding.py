@@ -1,18 +1,20 @@
-"""Waiting to the end for what must not be left half done."""
+"""Waiting for work that a cancellation must not leave half done."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-async def outlast(running: asyncio.Future[T]) -> T:
-    """What it comes to; who is cancelled meanwhile waits on, and the cancellation is raised after the end.
+async def shield_until_done(work: Awaitable[T]) -> T:
+    """Return the result of `work`. A cancellation meanwhile does not reach it, and is raised once it is done.
 
-    An error of `running` itself goes before that.
+    An error of `work` itself goes before the cancellation.
     """
+    running = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
         try:

@@ -1,0 +1,62 @@
+"""Work that is done although whoever waits for it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headgate.shielding import shield_until_done
+
+
+async def _until(go_on: asyncio.Event, done: list[str]) -> str:
+    await go_on.wait()
+    done.append("done")
+    return "result"
+
+
+async def test_it_returns_what_a_coroutine_or_a_future_returns() -> None:
+    go_on = asyncio.Event()
+    go_on.set()
+    assert await shield_until_done(_until(go_on, [])) == "result"
+    assert await shield_until_done(asyncio.ensure_future(_until(go_on, []))) == "result"
+
+
+async def test_a_cancellation_is_raised_when_the_work_is_done_however_often_it_is_asked_for() -> None:
+    go_on, done = asyncio.Event(), list[str]()
+    waiting = asyncio.create_task(shield_until_done(_until(go_on, done)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert done == ["done"]
+
+
+async def test_an_error_of_the_work_goes_before_a_cancellation() -> None:
+    go_on = asyncio.Event()
+
+    async def fail() -> None:
+        await go_on.wait()
+        raise ValueError("its own")
+
+    waiting = asyncio.create_task(shield_until_done(fail()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(ValueError, match="its own"):
+        await waiting
+
+
+async def test_work_that_somebody_else_cancels_ends_the_wait() -> None:
+    working = asyncio.ensure_future(_until(asyncio.Event(), []))
+    waiting = asyncio.create_task(shield_until_done(working))
+    await asyncio.sleep(0)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert working.cancelled()
