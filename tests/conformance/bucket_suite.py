@@ -104,7 +104,7 @@ class BucketStoreConformance:
         self, store: BucketStore, rule: AnyRule
     ) -> None:
         drawn = bucket(rule)
-        cost = int(next(getattr(rule, name) for name in ("burst", "max_count", "count") if hasattr(rule, name)))
+        cost = rule.bound(1)
         taken = await store.take(drawn, cost)
         assert (taken.granted, taken.available) == (1, 0)
         refused = await store.take(drawn, cost)

@@ -11,7 +11,7 @@ import pytest
 
 from headgate import DeclarationError, Headgate, Limiter, RateLimit, SlidingWindow, StrictRate
 from headgate.jobs.event import LimitStoreTroubled
-from headgate.limits.stored_rule import dump_rule
+from headgate.limits.kinds import dump_rule
 from headgate.storage.live_rules import LimitSetting
 from tests.redis_server import redis_url  # noqa: F401
 from tests.until import until

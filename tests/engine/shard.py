@@ -8,7 +8,7 @@ its own time, and how the lanes of a key that is not owned are passed over. What
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from zlib import crc32
 
 import msgspec
@@ -21,6 +21,7 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import Attempt, ChargedElsewhere, ClaimedJob, Draw, JobError, JobRecord, JobState, NewJob
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import AnyRule
+from headgate.limits.rule import Rule
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.memory.job import WAITING, Job
 from headgate.storage.memory.lane import Lane
@@ -84,15 +85,13 @@ class OnItsWay(StorageUnavailable):
     """The key, or the job, is between two shards; ask again in a moment."""
 
 
-class InKeyTime(msgspec.Struct, frozen=True):
+class InKeyTime(Rule[Any], frozen=True):
     """The rule of a key, asked in the limit time of a shard that the key's own time is `ahead` of."""
 
     real: Any
     ahead: int
 
-    @property
-    def kind(self) -> str:
-        return str(self.real.kind)
+    kind: ClassVar[str] = "in key time"
 
     @property
     def period(self) -> int:

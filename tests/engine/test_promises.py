@@ -50,7 +50,7 @@ async def saturate(clock: VirtualClock, limit: Limit, jobs: int, seconds: float)
 @pytest.mark.timeout(60)
 def test_promise_1_and_5_a_saturated_key_uses_its_whole_budget_for_an_hour_and_never_exceeds_it(limit: Limit) -> None:
     async def main(clock: VirtualClock) -> None:
-        period, count = limit.rule.period, limit.rule.count
+        period, count = limit.rule.period, limit.rule.count or 0
         allowed = HOUR * SECOND * count / period
         starts = await saturate(clock, limit, round(allowed * 1.2) + 100, HOUR)
         for window in (period, period // 2, 3 * period):

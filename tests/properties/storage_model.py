@@ -18,10 +18,10 @@ from headgate.jobs.lifecycle import Ending, Finished, Returned, is_poisonous
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.jobs.uniqueness import key_of, superseded_error
 from headgate.limits.concurrency import OF_BATCH, Semaphore
+from headgate.limits.kinds import load_rule
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import Gcra
 from headgate.limits.rule import NEVER
-from headgate.limits.stored_rule import load_rule
 from headgate.limits.strict_rate import SlidingLog
 from headgate.storage.admission import gated_share
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED, poison_error

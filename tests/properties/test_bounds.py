@@ -21,8 +21,8 @@ from headgate import (
 from headgate.arguments import LARGEST_COUNT, parse_duration
 from headgate.clock import FARTHEST, LAST, SECOND, to_datetime
 from headgate.limits.dynamic_window import SharedCounter
+from headgate.limits.kinds import dump_rule, load_rule
 from headgate.limits.limit import AnyRule, Limit
-from headgate.limits.stored_rule import dump_rule, load_rule
 
 pytestmark = pytest.mark.timeout(180)
 thorough = settings(deadline=None, max_examples=300)
@@ -86,7 +86,7 @@ def test_every_instant_that_follows_from_an_accepted_limit_is_one(
     rule = made(declare)
     if rule is None:
         return
-    cost = min(cost, getattr(rule, "burst", None) or getattr(rule, "max_count", None) or rule.count)  # type: ignore[attr-defined]
+    cost = min(cost, getattr(rule, "burst", None) or getattr(rule, "max_count", None) or rule.count or cost)
     key: dict[str, Any] = {"key": "acme"} if isinstance(rule, SharedCounter) else {}
     opens_at, state = rule.take(None, now, cost, **key)
     for _ in range(3):

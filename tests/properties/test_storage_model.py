@@ -34,9 +34,10 @@ from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned
 from headgate.jobs.terms import GateTerms, Holding
-from headgate.limits.concurrency import Concurrency, HoldUntil, load_permits
+from headgate.limits.concurrency import Concurrency, load_permits
+from headgate.limits.kinds import dump_rule
+from headgate.limits.limit import HoldUntil
 from headgate.limits.rate_limit import RateLimit
-from headgate.limits.stored_rule import dump_rule
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
 from headgate.storage.memory import MemoryStorage

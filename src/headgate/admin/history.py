@@ -15,8 +15,6 @@ from headgate.errors import DeclarationError
 from headgate.jobs.histogram import percentile
 from headgate.jobs.history import ALL, KEPT_FOR, LIMIT_STEPS, JobsStep, step_at
 from headgate.jobs.job import Draw
-from headgate.limits.concurrency import Semaphore
-from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import bucket_key
 from headgate.limits.limit import AnyRule
 from headgate.storage.live_rules import LiveRules
@@ -136,11 +134,10 @@ class HistoryAdmin:
 
     async def _bound(self, name: str, key: str | None) -> Bound | None:
         declared = self._rules.get(name)
-        if declared is None or key is None or isinstance(declared, Semaphore | SharedCounter):
+        if declared is None or key is None or declared.count is None or declared.holds_permits:
             return None
         rule = LiveRules(await self._storage.settings()).rule(Draw(name, key), declared)
-        count = getattr(rule, "count", None)
-        return Bound(count, (rule.period - rule.margin) / SECOND) if isinstance(count, int) else None
+        return None if rule.count is None else Bound(rule.count, (rule.period - rule.margin) / SECOND)
 
 
 def _point(row: JobsStep) -> JobsPoint:

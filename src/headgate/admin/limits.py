@@ -10,19 +10,16 @@ from msgspec.structs import replace
 
 from headgate.admin.audit import Audited, LimitAudit, StartAudit
 from headgate.admin.holders import PermitHolder, holders_of
-from headgate.admin.spelled import RateKind, spelled_limit
 from headgate.arguments import parse_instant, parse_until
 from headgate.clock import Duration, to_datetime
 from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
 from headgate.jobs.audit import Deed
 from headgate.jobs.job import Draw
 from headgate.limits.bucket_store import Bucket, BucketStore, check_rule
-from headgate.limits.concurrency import Semaphore
-from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import bucket_key
+from headgate.limits.kinds import RateKind, dump_rule, spelled_limit
 from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rule import NEVER, Snapshot
-from headgate.limits.stored_rule import dump_rule
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules, is_pattern, pattern_of
 from headgate.storage.protocol import BucketPlace, BucketRecord, RecordedStart, Storage
@@ -142,7 +139,7 @@ class LimitsAdmin:
 
     async def _audit(self, limit: str, key: str | None, since: datetime | None, most: int | None) -> LimitAudit:
         rule = self.declared(limit)
-        if isinstance(rule, Semaphore):
+        if rule.holds_permits:
             raise DeclarationError(
                 f"limit {limit!r} counts what runs at once, not starts; "
                 f"`headgate limits list --limit {limit} --key KEY` shows who holds it"
@@ -180,14 +177,13 @@ class LimitsAdmin:
         DeclarationError for a rule that does not fit the limit or that the store of the limit cannot hold.
         """
         declared = self.declared(limit)
-        for kind in (Semaphore, SharedCounter):
-            if isinstance(declared, kind) is not isinstance(new.rule, kind):
-                raise DeclarationError(
-                    f"limit {limit!r} is declared as {declared.describe()}, and cannot become {new.rule.describe()} "
-                    "while it is in use; change it in the code"
-                )
+        if new.rule.family != declared.family:
+            raise DeclarationError(
+                f"limit {limit!r} is declared as {declared.describe()}, and cannot become {new.rule.describe()} "
+                "while it is in use; change it in the code"
+            )
         about = _about(limit, key, pattern, tier)
-        if isinstance(declared, SharedCounter) and about.scope != "all":
+        if declared.shares_state and about.scope != "all":
             raise DeclarationError(f"limit {limit!r} shares one ceiling among its keys; set it for all of them")
         if limit in self._elsewhere:
             check_rule(self._elsewhere[limit], new.rule, limit)
@@ -260,7 +256,7 @@ class LimitsAdmin:
             await self._elsewhere[limit].open()
             await self._elsewhere[limit].reset(Bucket(limit, key, rule))
         deed = self._deed("reset", limit, f"key {key!r}")
-        if isinstance(rule, SharedCounter) and key != FOR_ALL_KEYS:
+        if rule.shares_state and key != FOR_ALL_KEYS:
             # The key's own bucket holds nothing but until when it is closed.
             await self._storage.reset(Draw(limit, key))
             key = FOR_ALL_KEYS
@@ -350,7 +346,7 @@ class LimitsAdmin:
             is_paused=live.is_paused(record.draw),
             penalized_until=self._in_wall_time(record.closed_until) if record.closed_until > now else None,
             holders=holders,
-            count=getattr(rule, "count", None),
+            count=None if rule is None else rule.count,
             is_waited_for=record.opens_at is not None,
         )
 

@@ -18,8 +18,8 @@ from headgate.cli.locate import ask, ask_with_time, takes_app, takes_app_and
 from headgate.cli.output import json_option, lasting, print_json, print_table, say_change, say_done, until
 from headgate.cli.query import seconds
 from headgate.cli.question import confirm, require_answer
-from headgate.cli.rules import KINDS, limit_like
 from headgate.escaping import printable
+from headgate.limits.kinds import KINDS, spelled_limit
 from headgate.storage.live_rules import LimitSetting, is_pattern
 
 CHART = 60
@@ -106,7 +106,7 @@ def show(target: str, words: tuple[str], key: str, span: float, as_json: bool) -
 
 @limits.command(name="set")
 @takes_app_and("LIMIT", "RULE")
-@click.option("--kind", type=click.Choice(KINDS), help="Another kind of rule.")
+@click.option("--kind", type=click.Choice(KINDS.rates), help="Another kind of rule.")
 @click.option("--burst", type=int, help="Of a rate: how much unused budget a key can save up.")
 @click.option("--slices", type=int, help="Of a sliding window: into how many slices it is cut.")
 @click.option("--key", metavar="KEY", help="For this key only.")
@@ -303,7 +303,7 @@ async def _set(
     slices: int | None,
     whom: _Whom,
 ) -> str:
-    new = limit_like(admin.limits.declared(limit), rule, kind, burst, slices)
+    new = spelled_limit(admin.limits.declared(limit), rule, kind=kind, burst=burst, slices=slices)
     await admin.limits.set(limit, new, key=whom.key, pattern=whom.pattern, tier=whom.tier)
     return str(new.rule.describe())
 

@@ -14,12 +14,12 @@ from headgate.cli.gauge import bar, spark
 from headgate.cli.locate import locate
 from headgate.cli.output import json_option, lasting, print_json, print_table
 from headgate.cli.query import seconds
-from headgate.cli.rules import KINDS, limit_like, limit_of
 from headgate.cli.simulation.arrivals import SKEWS, Arrival, Skew, make_arrivals, read_trace
 from headgate.cli.simulation.outcome import PERCENTS, Outcome, outcome_of
 from headgate.cli.simulation.run import run_scenario
 from headgate.cli.simulation.scenario import Scenario, keyed, limits_of, with_rule
 from headgate.clock import SECOND
+from headgate.limits.kinds import KINDS, limit_of, spelled_limit
 from headgate.limits.limit import Limit
 from headgate.limits.rate import parse_rate
 
@@ -32,9 +32,7 @@ Variant = tuple[str, Sequence[Limit]]
 
 @click.command()
 @click.option("--limit", "rates", multiple=True, metavar="RATE", help="Such a limit: 15/m. Repeat to compare several.")
-@click.option(
-    "--rule", type=click.Choice([*KINDS, "concurrency"]), default="strict", show_default=True, help="Its kind."
-)
+@click.option("--rule", type=click.Choice(KINDS.spelled), default="strict", show_default=True, help="Its kind.")
 @click.option("--burst", type=click.IntRange(1), help="Of a rate: how much unused budget a key can save up.")
 @click.option("--slices", type=click.IntRange(1), help="Of a sliding window: into how many slices it is cut.")
 @click.option("--one-for-all", is_flag=True, help="One budget for all keys together, not one for each.")
@@ -126,7 +124,7 @@ def _of_rates(
 ) -> list[Variant]:
     found: list[Variant] = []
     for text in rates:
-        limit = keyed(limit_of(rule, text, burst, slices), "simulated", one_for_all=one_for_all)
+        limit = keyed(limit_of(rule, text, burst=burst, slices=slices), "simulated", one_for_all=one_for_all)
         found.append((text, [limit]))
     return found
 
@@ -146,7 +144,7 @@ def _of_task(target: str | None, name: str, changes: Sequence[str]) -> list[Vari
             raise click.UsageError(
                 f"--set {change}: task {name!r} has no limit {which!r}; it has: {', '.join(map(str, known)) or 'none'}"
             )
-        new = limit_like(known[which].rule, text, None, None, None)
+        new = spelled_limit(known[which].rule, text)
         found.append((f"{which} {new.rule.describe()}", with_rule(limits, which, new)))
     return found
 

@@ -15,7 +15,6 @@ from headgate.engine.bus import EventBus
 from headgate.engine.occurrence import occurrence
 from headgate.jobs.event import ScheduleTooFast
 from headgate.jobs.scheduled import ScheduledCall
-from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import AnyRule
 from headgate.schedules.schedule import ScheduleRules, begin, go_on, is_over
 from headgate.schedules.stored_trigger import OwnTrigger, counted_from, dump_trigger, load_trigger
@@ -139,7 +138,7 @@ def slower_limit(
         instant = trigger.next_after(instant)
     for limit, cost in draws:
         rule = rules.get(limit)
-        if rule is None or isinstance(rule, Semaphore):
+        if rule is None or rule.holds_permits:
             continue
         for count in SAMPLES:
             if len(instants) >= count and rule.bound(instants[count - 1] - instants[0] + SECOND) < count * cost:

@@ -8,7 +8,6 @@ from typing import NamedTuple, cast
 from headgate.clock import Clock
 from headgate.engine.guarded_store import GuardedStore
 from headgate.limits.bucket_store import BucketStore, check_rule
-from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit
 from headgate.limits.standalone.limiter import open_store
 from headgate.storage.protocol import Storage
@@ -36,7 +35,7 @@ class LimitsElsewhere:
     def store_of(self, limit: Limit) -> BucketStore | None:
         """Where the limit is kept; None: with the jobs. Raises DeclarationError for a URL that cannot be read."""
         place = limit.store
-        if place is None and not isinstance(limit, Concurrency):
+        if place is None and not limit.rule.holds_permits:
             place = self._url
         if place is None or not isinstance(place, str):
             return cast(BucketStore | None, place)

@@ -59,12 +59,11 @@ from headgate.jobs.event import (
     TaskUnknown,
 )
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import ClaimedJob, JobState
+from headgate.jobs.job import ClaimedJob, Draw, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned, decide
 from headgate.jobs.outcome import Interrupted, Outcome, Refused
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention
 from headgate.jobs.retry import RetryPolicy
-from headgate.limits.concurrency import Semaphore
 from headgate.storage.fetched import Fetched
 from headgate.storage.protocol import Amendment, Claim, Room, Storage, Throttled
 from headgate.tasks.callbacks import Moment
@@ -546,14 +545,16 @@ class Node:
 
     def _holds_permits(self, attempt: Attempt) -> bool:
         """Whether it may hold any. A permit that it kept from an earlier attempt is none of its draws."""
-        rules = self._registry.rules
-        return any(isinstance(rules.get(draw.limit), Semaphore) for draw in attempt.job.draws) or any(
-            isinstance(bound.limit.rule, Semaphore) for bound in attempt.task.gate.limits
+        return any(self._grants_permits(draw) for draw in attempt.job.draws) or any(
+            bound.limit.rule.holds_permits for bound in attempt.task.gate.limits
         )
 
     def _draws_on_rates(self, job: ClaimedJob) -> bool:
-        rules = self._registry.rules
-        return any(not isinstance(rules.get(draw.limit), Semaphore) for draw in job.draws)
+        return not all(self._grants_permits(draw) for draw in job.draws)
+
+    def _grants_permits(self, draw: Draw) -> bool:
+        rule = self._registry.rules.get(draw.limit)
+        return rule is not None and rule.holds_permits
 
     def _decide(self, job: ClaimedJob, outcome: Outcome, retry: RetryPolicy) -> Ending:
         try:

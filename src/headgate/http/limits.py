@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -13,6 +13,7 @@ from headgate.http.caller import Caller
 from headgate.http.endpoint import Body, Done, Endpoint, Query, acts, reads, removes
 from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, to_cursor
 from headgate.http.refusal import Refusal
+from headgate.limits.kinds import RateKind
 from headgate.storage.live_rules import Scope
 from headgate.storage.protocol import BucketPlace
 
@@ -58,7 +59,7 @@ class SetRequest(Whom, frozen=True, kw_only=True):
     """Another rule: "15/m", or a number for what runs at once; of another kind than declared, if that is named."""
 
     rule: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
-    kind: Literal["rate", "strict", "fixed", "sliding"] | None = None
+    kind: RateKind | None = None
     burst: Annotated[int, msgspec.Meta(ge=1, le=10**9)] | None = None
     slices: Annotated[int, msgspec.Meta(ge=1, le=10**4)] | None = None
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Unpack
 
 import msgspec
 
+from headgate.arguments import LARGEST_COUNT
 from headgate.errors import CostExceedsLimit, DeclarationError
-from headgate.limits.limit import Key, Limit, LimitOptions
-from headgate.limits.rule import NEVER, Snapshot
-
-HoldUntil = Literal["running", "until_final", "until_success"]
+from headgate.limits.limit import HoldUntil, Key, Limit, LimitOptions, PermitOptions
+from headgate.limits.rule import NEVER, Rule, Snapshot, SpelledOptions
 
 MUTEX = "mutex"
 """The limit that all mutexes without a name share: what they exclude is named by the key alone."""
 
+MOST_DIGITS = len(str(LARGEST_COUNT))
+"""A number that people write with more digits is above every count that a limit can have."""
 
 OF_BATCH = "batch:"
 """What the name of a holder begins with that is a batch: it keeps its permit also while no job uses it."""
@@ -36,7 +37,7 @@ class Permits(msgspec.Struct, frozen=True, array_like=True):
     holders: Mapping[str, Hold] = {}
 
 
-class Semaphore(msgspec.Struct, frozen=True, tag="concurrency", tag_field="kind"):
+class Semaphore(Rule[Permits], frozen=True, tag="concurrency", tag_field="kind"):
     """Grants a permit while fewer than `count` are held; whoever holds one already shares it.
 
     Time opens nothing: a permit comes back when its last use is given back.
@@ -45,19 +46,27 @@ class Semaphore(msgspec.Struct, frozen=True, tag="concurrency", tag_field="kind"
     count: int
 
     kind: ClassVar[str] = "concurrency"
-    margin: ClassVar[int] = 0
-    period: ClassVar[int] = 0
+    family: ClassVar[str] = "concurrency"
+    holds_permits: ClassVar[bool] = True
+    spelling: ClassVar[str | None] = "5"
 
-    def take(self, state: Permits | None, now: int, holder: str, cost: int = 1) -> tuple[int, Permits]:
-        """When may `holder` go, now or NEVER by itself, and who holds what after it went?"""
+    @property
+    def period(self) -> int:
+        return 0
+
+    def take(self, state: Permits | None, now: int, cost: int = 1) -> tuple[int, Permits]:
+        """When is a permit free, now or NEVER by itself? Without a holder, who could give it back, none is taken."""
         if cost > self.count:
             self.check_cost(cost)
         permits = state or NO_PERMITS
-        known = permits.holders.get(holder)
-        if known is not None:
-            return now, Permits(permits.held, {**permits.holders, holder: Hold(known.cost, known.uses + 1)})
-        held = permits.held + cost
-        return now if held <= self.count else NEVER, Permits(held, {**permits.holders, holder: Hold(cost, 1)})
+        return now if permits.held + cost <= self.count else NEVER, permits
+
+    def for_key(self, key: str, rivals: Collection[str] = (), holder: str = "") -> Rule[Permits]:
+        return _OfHolder(self.count, holder) if holder else self
+
+    def hold(self, state: Permits | None, now: int, holder: str, cost: int = 1) -> tuple[int, Permits]:
+        """When may `holder` go, now or NEVER by itself, and who holds what after it went?"""
+        return _OfHolder(self.count, holder).take(state, now, cost)
 
     @staticmethod
     def give(state: Permits, holder: str) -> Permits:
@@ -78,6 +87,9 @@ class Semaphore(msgspec.Struct, frozen=True, tag="concurrency", tag_field="kind"
         known = holders.pop(holder)
         return Permits(state.held - known.cost, holders)
 
+    def grants(self, state: Permits | None, now: int, most: int) -> int:
+        return max(0, min(most, self.count - (state or NO_PERMITS).held))
+
     def check_cost(self, cost: int) -> None:
         if cost > self.count:
             raise CostExceedsLimit(
@@ -90,6 +102,9 @@ class Semaphore(msgspec.Struct, frozen=True, tag="concurrency", tag_field="kind"
     def amend(self, state: Permits, charged_at: int, cost: int, started_at: int, actual: int) -> Permits:
         # Permits are held, not spent: neither a late start nor a settled cost changes who holds them.
         return state
+
+    def amend_forgotten(self, charged_at: int, started_at: int, actual: int) -> Permits | None:
+        return None
 
     def snapshot(self, state: Permits | None, now: int) -> Snapshot:
         used = 0 if state is None else state.held
@@ -112,6 +127,29 @@ class Semaphore(msgspec.Struct, frozen=True, tag="concurrency", tag_field="kind"
 
     def describe(self) -> str:
         return f"{self.count} at once"
+
+    @classmethod
+    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
+        if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
+            raise DeclarationError(f"{text!r} is no whole number; what runs at once is limited by one, as 5")
+        return Concurrency(int(text))
+
+
+class _OfHolder(Semaphore, frozen=True, gc=False):
+    """The rule as one holder asks it."""
+
+    holder: str
+
+    def take(self, state: Permits | None, now: int, cost: int = 1) -> tuple[int, Permits]:
+        if cost > self.count:
+            self.check_cost(cost)
+        permits = state or NO_PERMITS
+        holder = self.holder
+        known = permits.holders.get(holder)
+        if known is not None:
+            return now, Permits(permits.held, {**permits.holders, holder: Hold(known.cost, known.uses + 1)})
+        held = permits.held + cost
+        return now if held <= self.count else NEVER, Permits(held, {**permits.holders, holder: Hold(cost, 1)})
 
 
 NO_PERMITS = Permits()
@@ -193,6 +231,10 @@ class Concurrency(Limit):
         object.__setattr__(self, "owner", owner)
         super().__init__(Semaphore(count), **options)
 
+    @property
+    def permit(self) -> PermitOptions | None:
+        return PermitOptions(self.hold, self.owner)
+
 
 @dataclass(frozen=True, init=False)
 class Mutex(Concurrency):
@@ -200,6 +242,8 @@ class Mutex(Concurrency):
 
     Every task that names the same resource is excluded by it, whatever the task. Options are those of `Concurrency`.
     """
+
+    may_repeat: ClassVar[bool] = True
 
     def __init__(
         self, resource: Key = None, *, hold: HoldUntil = "running", owner: Key = None, **options: Unpack[LimitOptions]

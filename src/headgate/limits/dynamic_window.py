@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import msgspec
 
@@ -13,7 +13,7 @@ from headgate.clock import Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Limit, RateOptions
 from headgate.limits.rate import described, parse_margin, parse_rate
-from headgate.limits.rule import Snapshot
+from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
 from headgate.limits.sliding_window import moved_slice, slice_length, slices_touched
 
 DEFAULT_MAX_KEYS = 1000
@@ -46,7 +46,7 @@ class Shares(msgspec.Struct, frozen=True, array_like=True):
     keys: dict[str, Held]
 
 
-class SharedCounter(msgspec.Struct, frozen=True, tag="dynamic", tag_field="kind"):
+class SharedCounter(Rule[Shares], frozen=True, tag="dynamic", tag_field="kind"):
     """Grants each key its share of `capacity`, and all keys together no more than that.
 
     A key is active while it has starts in the window: the slice of the instant and the `slices - 1` before it. The
@@ -70,6 +70,10 @@ class SharedCounter(msgspec.Struct, frozen=True, tag="dynamic", tag_field="kind"
     margin: int = 0
 
     kind: ClassVar[str] = "dynamic"
+    family: ClassVar[str] = "dynamic"
+    shares_state: ClassVar[bool] = True
+    lua: ClassVar[str | None] = "dynamic_window"
+    counted: ClassVar[tuple[str, ...]] = ("capacity", "max_count", "max_keys", "slices")
 
     @property
     def period(self) -> int:
@@ -81,22 +85,16 @@ class SharedCounter(msgspec.Struct, frozen=True, tag="dynamic", tag_field="kind"
         return min(self.max_keys, self.capacity // self.min_count) if self.capacity else self.max_keys
 
     def take(
-        self, state: Shares | None, now: int, cost: int = 1, *, key: str, rivals: Collection[str] = ()
+        self, state: Shares | None, now: int, cost: int = 1, *, key: str = "", rivals: Collection[str] = ()
     ) -> tuple[int, Shares]:
         """When may `cost` of `key` go if no other key starts before, and what is the state after it went then?
 
         `rivals` are keys that are known to want to start as well: they have their shares as if they were active.
         """
-        if cost > self.max_count:
-            self.check_cost(cost)
-        state = _NOTHING if state is None else state
-        view = _View(self, state, now, key, rivals)
-        while view.room(cost) < cost:
-            view.move_on()
-        at = view.at
-        # The first microsecond of a slice is not over as long as somebody can still ask for it.
-        keep = at - self.slices + (now > at * self.slice)
-        return view.instant, _changed(state, key, at, cost, keep, becomes_active=not view.own)
+        return _OfKey(self, key, rivals).take(state, now, cost)
+
+    def for_key(self, key: str, rivals: Collection[str] = (), holder: str = "") -> Rule[Shares]:
+        return _OfKey(self, key, rivals)
 
     def check_cost(self, cost: int) -> None:
         if cost > self.max_count:
@@ -108,7 +106,9 @@ class SharedCounter(msgspec.Struct, frozen=True, tag="dynamic", tag_field="kind"
     def counts_until(self, charged_at: int) -> int:
         return (charged_at // self.slice + self.slices) * self.slice
 
-    def amend(self, state: Shares, charged_at: int, cost: int, started_at: int, actual: int, *, key: str) -> Shares:
+    def amend(
+        self, state: Shares, charged_at: int, cost: int, started_at: int, actual: int, *, key: str = ""
+    ) -> Shares:
         charged, started, newest = charged_at // self.slice, started_at // self.slice, state.slices[-1].number
         oldest = newest - self.slices + 1
         held = dict(_pairs(state.keys.get(key, ())))
@@ -123,7 +123,7 @@ class SharedCounter(msgspec.Struct, frozen=True, tag="dynamic", tag_field="kind"
             state = _changed(state, key, charged, -known, keep)
         return state
 
-    def snapshot(self, state: Shares | None, now: int, *, key: str) -> Snapshot:
+    def snapshot(self, state: Shares | None, now: int, *, key: str = "") -> Snapshot:
         view = _View(self, _NOTHING if state is None else state, now, key)
         # Closed with places left: the state is ahead.
         available = max(0, view.room(self.max_count)) if view.instant <= now else 0
@@ -168,6 +168,30 @@ class SharedCounter(msgspec.Struct, frozen=True, tag="dynamic", tag_field="kind"
         shared = f"shared, {counts} a key" if self.capacity else "a key"
         return f"{rate} {shared}, in {self.slices} slices, up to {self.max_keys} keys"
 
+    @classmethod
+    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
+        raise DeclarationError("a dynamic window is set from code: app.admin.limits.set(name, DynamicWindow(…))")
+
+    def require_bounded(self, rounding: int = 0) -> None:
+        # Each slice is rounded up, by less than a microsecond.
+        super().require_bounded(self.slices)
+
+    def lua_numbers(self) -> LuaNumbers:
+        told = (self.slice, self.slices, self.capacity, self.most_keys, self.max_count)
+        return LuaNumbers(told, max(self.capacity, self.max_count), self.period)
+
+    def lua_dump(self, state: Shares, now: int) -> bytes:
+        # Lua's tables have no order, so that the keys are a list.
+        packed = msgspec.msgpack.encode((state.used, state.active, state.slices, list(state.keys.items())))
+        return f"{self.slice}:{self.slices}:".encode() + packed
+
+    @classmethod
+    def lua_load(cls, state: bytes) -> str:
+        slice, slices, packed = state.split(b":", 2)
+        shares = _unpack(packed)
+        parts = (shares.used, shares.active, shares.slices, dict(shares.keys))
+        return f"1:{cls.kind}:{int(slice)}:{int(slices)}:{msgspec.json.encode(parts).decode()}"
+
     def _resliced(self, state: Shares, length: int, slices: int, now: int) -> Shares:
         """A state written under other slices.
 
@@ -203,6 +227,52 @@ class SharedCounter(msgspec.Struct, frozen=True, tag="dynamic", tag_field="kind"
 
 _NOTHING = Shares(0, 0, (), {})
 _decode = msgspec.json.Decoder(Shares).decode
+
+
+class _OfKey(Rule[Shares], frozen=True, gc=False):
+    """The rule as one of the keys that share its state asks it."""
+
+    rule: SharedCounter
+    key: str
+    rivals: Collection[str]
+
+    @property
+    def period(self) -> int:
+        return self.rule.period
+
+    def take(self, state: Shares | None, now: int, cost: int = 1) -> tuple[int, Shares]:
+        rule, key = self.rule, self.key
+        if cost > rule.max_count:
+            rule.check_cost(cost)
+        state = _NOTHING if state is None else state
+        view = _View(rule, state, now, key, self.rivals)
+        while view.room(cost) < cost:
+            view.move_on()
+        at = view.at
+        # The first microsecond of a slice is not over as long as somebody can still ask for it.
+        keep = at - rule.slices + (now > at * rule.slice)
+        return view.instant, _changed(state, key, at, cost, keep, becomes_active=not view.own)
+
+    def amend(self, state: Shares, charged_at: int, cost: int, started_at: int, actual: int) -> Shares:
+        return self.rule.amend(state, charged_at, cost, started_at, actual, key=self.key)
+
+    def snapshot(self, state: Shares | None, now: int) -> Snapshot:
+        return self.rule.snapshot(state, now, key=self.key)
+
+    def idle_at(self, state: Shares) -> int:
+        return self.rule.idle_at(state)
+
+
+class _Packed(msgspec.Struct, array_like=True):
+    """`Shares` as the script packs it."""
+
+    used: int
+    active: int
+    slices: list[tuple[int, int, int]]
+    keys: list[tuple[str, list[int]]]
+
+
+_unpack = msgspec.msgpack.Decoder(_Packed).decode
 
 
 class _View:
@@ -246,7 +316,7 @@ class _View:
         """How much of the key may go at the instant; exact as far as `cost`."""
         rule, own = self._rule, self.own
         active = self.active if own else self.active + 1
-        if active > rule.most_keys and (not own or self._waits):
+        if (not own or self._waits) and active > rule.most_keys:
             return 0
         if self.used >= UNKNOWN:
             return 0

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
-
-import msgspec
+from typing import Any, ClassVar, Unpack
 
 from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Limit, RateOptions
 from headgate.limits.rate import described, parse_margin, parse_rate
-from headgate.limits.rule import Snapshot
+from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
 
 Window = tuple[int, int]
 """When a window begins, and how much was used in it."""
 
 
-class WindowCounter(msgspec.Struct, frozen=True, tag="fixed", tag_field="kind"):
+class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
     """Grants `count` starts in each window; the windows follow one another from the Unix epoch on, half open.
 
     The state is the latest window that something was granted in. It may lie ahead, by reservations or because the
@@ -29,6 +27,8 @@ class WindowCounter(msgspec.Struct, frozen=True, tag="fixed", tag_field="kind"):
     margin: int = 0
 
     kind: ClassVar[str] = "fixed"
+    spelling: ClassVar[str | None] = "15/m"
+    lua: ClassVar[str | None] = "fixed_window"
 
     def take(self, state: Window | None, now: int, cost: int = 1) -> tuple[int, Window]:
         if cost > self.count:
@@ -101,6 +101,20 @@ class WindowCounter(msgspec.Struct, frozen=True, tag="fixed", tag_field="kind"):
 
     def describe(self) -> str:
         return f"{described(self.count, self.period + self.margin, self.margin)} in fixed windows"
+
+    @classmethod
+    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
+        return FixedWindow(text)
+
+    def lua_numbers(self) -> LuaNumbers:
+        return LuaNumbers((self.count, self.period, self.margin), self.count, self.period)
+
+    def lua_dump(self, state: Window, now: int) -> bytes:
+        return f"{state[0]}:{state[1]}:{self.count}:{self.period}".encode()
+
+    @classmethod
+    def lua_load(cls, state: bytes) -> str:
+        return f"1:{cls.kind}:{state.decode()}"
 
     def _window(self, instant: int) -> int:
         """When the window begins that a start of this instant counts in."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, get_args
 
-from headgate.arguments import LARGEST_COUNT, parse_count, parse_duration
-from headgate.clock import FARTHEST, SECOND, Duration
+from headgate.arguments import parse_count, parse_duration
+from headgate.clock import Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.key import Header
 from headgate.limits.rate import parse_rate
@@ -23,7 +23,17 @@ OnStoreError = Literal["run", "wait"]
 OnKeyError = Literal["run", "fail"]
 OnMissingKey = Literal["run", "shared", "fail"]
 
+HoldUntil = Literal["running", "until_final", "until_success"]
+"""When a job gives its permit back: with each attempt, when it is final, or when it has succeeded."""
+
 AnyRule = Rule[Any]
+
+
+class PermitOptions(NamedTuple):
+    """How a job holds a permit: until when, and under which owner; None: it holds its own."""
+
+    hold: HoldUntil
+    owner: Key
 
 
 class LimitOptions(TypedDict, total=False):
@@ -67,7 +77,10 @@ class Limit:
     `charge_retries=False` lets retries pass, for limits that count starts.
     """
 
-    rule: Any
+    may_repeat: ClassVar[bool] = False
+    """Whether several limits of one task may have the same name, and are told apart by their keys."""
+
+    rule: AnyRule
     _: KW_ONLY
     key: Key = None
     name: str | None = None
@@ -79,6 +92,11 @@ class Limit:
     on_key_error: OnKeyError = "run"
     on_missing_key: OnMissingKey = "run"
     charge_retries: bool = True
+
+    @property
+    def permit(self) -> PermitOptions | None:
+        """How a job holds what it is granted; None: what it is granted is a start, which nobody holds."""
+        return None
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -93,39 +111,13 @@ class Limit:
                 raise DeclarationError(f"max_wait={self.max_wait!r} says how long to wait, but on_limit does not wait")
             if parse_duration(self.max_wait, "max_wait", "a limit") == 0:
                 raise DeclarationError(f"max_wait={self.max_wait!r} must be above 0; use on_limit='discard' for 0")
-        require_bounded(self.rule)
+        self.rule.require_bounded()
         if isinstance(self.cost, int):
             parse_count(self.cost, "cost", "a limit")
             try:
                 self.rule.check_cost(self.cost)
             except CostExceedsLimit as error:
                 raise DeclarationError(str(error)) from None
-
-
-def require_bounded(rule: AnyRule) -> None:
-    """Raise DeclarationError unless every store can hold what the rule counts, and every instant that follows from it.
-
-    Counts are at most a trillion. A period with its margin, and the time in which an empty bucket fills, are at most a
-    hundred years.
-    """
-    for name in ("count", "burst", "capacity", "max_count", "max_keys", "slices"):
-        value = getattr(rule, name, 0)
-        if value > LARGEST_COUNT:
-            raise DeclarationError(
-                f"{rule.kind} limit: {name}={value} is more than {LARGEST_COUNT:,}, the most that a limit counts"
-            )
-    # A slice is rounded up, by less than a microsecond.
-    if rule.period - getattr(rule, "slices", 0) > FARTHEST:
-        raise DeclarationError(
-            f"{rule.kind} limit: a period of {rule.period / SECOND:g} s with its margin is more than a hundred years, "
-            "the longest"
-        )
-    burst, count = getattr(rule, "burst", 0), getattr(rule, "count", 1)
-    if rule.period * burst > FARTHEST * count:
-        raise DeclarationError(
-            f"{rule.kind} limit: a burst of {burst} takes {rule.period * burst / count / SECOND:g} s to fill at "
-            f"{count} in {rule.period / SECOND:g} s, more than a hundred years; lower the burst"
-        )
 
 
 def require_limit_name(name: object) -> None:

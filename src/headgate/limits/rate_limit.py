@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
-import msgspec
-
+from headgate.clock import FARTHEST as HUNDRED_YEARS
 from headgate.clock import SECOND, Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Limit, RateOptions
 from headgate.limits.rate import described, parse_margin, parse_rate
-from headgate.limits.rule import Snapshot
+from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
 
 START_EMPTY_KEPT = 7 * 86400 * SECOND
 """How long an idle bucket of a `start_empty` limit is kept: unlike others it differs from a new one."""
@@ -27,7 +26,7 @@ FARTHEST = 1 << 61
 """The instant until which a bucket is closed at most: with what is charged then it still is a number for databases."""
 
 
-class Gcra(msgspec.Struct, frozen=True, tag="rate", tag_field="kind"):
+class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
     """Grants `burst` starts after a quiet stretch, then one each `period / count`.
 
     The theoretical arrival time is when the bucket will be full again. It counts in `1 / count` of a microsecond, so a
@@ -41,6 +40,10 @@ class Gcra(msgspec.Struct, frozen=True, tag="rate", tag_field="kind"):
     margin: int = 0
 
     kind: ClassVar[str] = "rate"
+    spaces_starts: ClassVar[bool] = True
+    spelling: ClassVar[str | None] = "15/m"
+    lua: ClassVar[str | None] = "rate_limit"
+    counted: ClassVar[tuple[str, ...]] = ("count", "burst")
 
     def take(self, state: Arrival | None, now: int, cost: int = 1) -> tuple[int, Arrival]:
         if cost > self.burst:
@@ -90,6 +93,9 @@ class Gcra(msgspec.Struct, frozen=True, tag="rate", tag_field="kind"):
     def bound(self, window: int) -> int:
         return self.burst + (window - 1) * self.count // self.period
 
+    def full_at(self, state: Arrival) -> int:
+        return -(-state[0] // self.count)
+
     def idle_at(self, state: Arrival) -> int:
         full_at = -(-state[0] // self.count)
         return full_at + START_EMPTY_KEPT if self.start_empty else full_at
@@ -111,6 +117,37 @@ class Gcra(msgspec.Struct, frozen=True, tag="rate", tag_field="kind"):
     def describe(self) -> str:
         rate = described(self.count, self.period, self.margin)
         return f"{rate} burst {self.burst}{' start empty' if self.start_empty else ''}"
+
+    @classmethod
+    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
+        return RateLimit(text, burst=options.get("burst"))
+
+    def require_bounded(self, rounding: int = 0) -> None:
+        super().require_bounded(rounding)
+        if self.period * self.burst > HUNDRED_YEARS * self.count:
+            fills_in = self.period * self.burst / self.count / SECOND
+            raise DeclarationError(
+                f"{self.kind} limit: a burst of {self.burst} takes {fills_in:g} s to fill at {self.count} in "
+                f"{self.period / SECOND:g} s, more than a hundred years; lower the burst"
+            )
+
+    def lua_numbers(self) -> LuaNumbers:
+        told = (self.count, self.period, self.burst, int(self.start_empty))
+        return LuaNumbers(told, self.burst * self.count, max(self.period, self.period * self.burst // self.count))
+
+    def lua_change(self, charged: int, actual: int) -> tuple[int, int]:
+        change = abs(actual - charged)
+        return change * self.count, change * self.period // self.count
+
+    def lua_dump(self, state: Arrival, now: int) -> bytes:
+        # Many starts owed under a fast rate may be centuries under a slow one.
+        us, part = divmod(min(state[0], (now + HUNDRED_YEARS) * self.count), self.count)
+        return f"{us}:{part}:{self.count}:{self.period}:{state[1]}".encode()
+
+    @classmethod
+    def lua_load(cls, state: bytes) -> str:
+        us, part, count, period, last = map(int, state.split(b":"))
+        return f"1:{cls.kind}:{us * count + part}:{count}:{period}:{last}"
 
     def _fresh(self, now: int, cost: int) -> int:
         # The first start goes at once whatever it costs: a refusal leaves no state, so it would wait for ever.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
-
-import msgspec
+from typing import Any, ClassVar, Unpack
 
 from headgate.clock import Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Limit, RateOptions
 from headgate.limits.rate import described, parse_margin, parse_rate
-from headgate.limits.rule import Snapshot
+from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
 
 DEFAULT_SLICES = 60
 
@@ -24,7 +22,7 @@ Slices = tuple[int, int, int, tuple[int, ...]]
 something, oldest first: number, used, number, used, …"""
 
 
-class SliceCounter(msgspec.Struct, frozen=True, tag="sliding", tag_field="kind"):
+class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
     """Grants a start when the slice it falls in and the `slices - 1` before it hold fewer than `count`.
 
     Slice number n is the half-open time from `n * slice` to `(n + 1) * slice`. The state may lie ahead, by reservations
@@ -37,6 +35,9 @@ class SliceCounter(msgspec.Struct, frozen=True, tag="sliding", tag_field="kind")
     margin: int = 0
 
     kind: ClassVar[str] = "sliding"
+    spelling: ClassVar[str | None] = "15/m"
+    lua: ClassVar[str | None] = "sliding_window"
+    counted: ClassVar[tuple[str, ...]] = ("count", "slices")
 
     @property
     def period(self) -> int:
@@ -122,6 +123,30 @@ class SliceCounter(msgspec.Struct, frozen=True, tag="sliding", tag_field="kind")
 
     def describe(self) -> str:
         return f"{described(self.count, self.period, self.margin)} in {self.slices} slices"
+
+    @classmethod
+    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
+        slices = options.get("slices") or (like.slices if isinstance(like, SliceCounter) else DEFAULT_SLICES)
+        return SlidingWindow(text, slices=slices)
+
+    def require_bounded(self, rounding: int = 0) -> None:
+        # Each slice is rounded up, by less than a microsecond.
+        super().require_bounded(self.slices)
+
+    def lua_numbers(self) -> LuaNumbers:
+        return LuaNumbers((self.count, self.slice, self.slices), self.count, self.period)
+
+    def lua_dump(self, state: Slices, now: int) -> bytes:
+        total, newest, used, older = state
+        held = "".join(f"{number} " for number in older)
+        return f"{self.count}:{self.slice}:{self.slices}:{total}:{newest}:{used}:{held}".encode()
+
+    @classmethod
+    def lua_load(cls, state: bytes) -> str:
+        count, slice, slices, _, newest, used, older = state.decode().split(":")
+        held = [int(number) for number in older.split()] + ([int(newest), int(used)] if used != "0" else [])
+        back = " ".join(f"{int(newest) - number} {many}" for number, many in zip(held[::2], held[1::2], strict=True))
+        return f"1:{cls.kind}:{count}:{slice}:{slices}:{newest}:{back}"
 
     def _moved(self, state: Slices, at: int) -> Slices:
         """The window moved on to a later slice: what it leaves behind is forgotten."""

@@ -6,15 +6,13 @@ import base64
 import struct
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import ClassVar, Unpack
-
-import msgspec
+from typing import Any, ClassVar, Unpack
 
 from headgate.clock import Duration
 from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.limits.limit import Limit, RateOptions
 from headgate.limits.rate import described, parse_margin, parse_rate
-from headgate.limits.rule import Snapshot
+from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
 
 MAX_COUNT = 1000
 DEFAULT_MARGIN = 0.02
@@ -22,7 +20,7 @@ DEFAULT_MARGIN = 0.02
 Starts = tuple[int, ...]
 
 
-class SlidingLog(msgspec.Struct, frozen=True, tag="strict", tag_field="kind"):
+class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
     """Grants a start when fewer than `count` lie in the period that ends with it.
 
     The state is the instants that still count, oldest first. A window is half open: a start at `t` stops counting at
@@ -34,6 +32,8 @@ class SlidingLog(msgspec.Struct, frozen=True, tag="strict", tag_field="kind"):
     margin: int = 0
 
     kind: ClassVar[str] = "strict"
+    spelling: ClassVar[str | None] = "15/m"
+    lua: ClassVar[str | None] = "strict_rate"
 
     def take(self, state: Starts | None, now: int, cost: int = 1) -> tuple[int, Starts]:
         if cost > self.count:
@@ -93,6 +93,29 @@ class SlidingLog(msgspec.Struct, frozen=True, tag="strict", tag_field="kind"):
 
     def describe(self) -> str:
         return described(self.count, self.period, self.margin)
+
+    @classmethod
+    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
+        return StrictRate(text)
+
+    def lua_numbers(self) -> LuaNumbers:
+        return LuaNumbers((self.count, self.period), self.count, self.period)
+
+    def lua_change(self, charged: int, actual: int) -> tuple[int, int]:
+        if actual > 10 * MAX_COUNT:
+            raise DeclarationError(
+                f"a cost of {actual} is too much for a log of starts; use RateLimit or SlidingWindow"
+            )
+        return actual, 0
+
+    def lua_dump(self, state: Starts, now: int) -> bytes:
+        return struct.pack(f"<{len(state)}q", *state)
+
+    @classmethod
+    def lua_load(cls, state: bytes) -> str:
+        if len(state) % 8:
+            raise ValueError("the instants of starts take 8 bytes each")
+        return f"1:{cls.kind}:" + base64.b64encode(state).decode()
 
     def _counting(self, starts: Starts, now: int) -> Starts:
         return starts[bisect_right(starts, now - self.period) :]

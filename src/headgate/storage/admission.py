@@ -15,11 +15,10 @@ from typing import Any
 from headgate.errors import CostExceedsLimit
 from headgate.jobs.job import ChargedElsewhere, Draw
 from headgate.jobs.terms import GateTerms, without
-from headgate.limits.concurrency import NO_PERMITS, Semaphore
-from headgate.limits.dynamic_window import SharedCounter
+from headgate.limits.concurrency import NO_PERMITS
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
-from headgate.storage.fetched import Fetched
+from headgate.storage.fetched import charged_elsewhere, is_starved
 from headgate.storage.protocol import Room, Starved
 
 TURN = 4
@@ -68,38 +67,25 @@ class BucketView:
 
     def ask(self, now: int, cost: int = 1, holder: str = "") -> tuple[int, Any]:
         """When its rule lets `cost` go, and the state of its home after that."""
-        rule = self.rule
-        if isinstance(rule, SharedCounter):
-            return rule.take(self.home.state, now, cost, key=self.draw.key, rivals=self.home.rivals)
-        if isinstance(rule, Semaphore):
-            opens_at, state = rule.take(self.state, now, holder, cost)
-            # Without terms, from when the limit was a rate, a job has nothing to give back by: it waits for a free
-            # permit and takes none.
-            return opens_at, state if holder else self.state or NO_PERMITS
-        return rule.take(self.state, now, cost)
+        home = self.home
+        return self.rule.for_key(self.draw.key, home.rivals, holder).take(home.state, now, cost)
 
     def snapshot(self, now: int) -> Snapshot:
         """What people see of it."""
-        rule = self.rule
-        if isinstance(rule, SharedCounter):
-            return rule.snapshot(self.home.state, now, key=self.draw.key)
-        return rule.snapshot(self.state, now)
+        return self.rule.for_key(self.draw.key).snapshot(self.home.state, now)
 
     @property
     def elsewhere(self) -> ChargedElsewhere | None:
         """When what it grants was charged in the store where its limit is kept, if that is another."""
-        if not isinstance(self.rule, Fetched) or self.state is None or not self.state.charged_at:
-            return None
-        return ChargedElsewhere(self.state.charged_at, self.state.charged_at - self.state.fetched_at)
+        return charged_elsewhere(self.rule, self.state)
 
     def is_starved(self, now: int, cost: int = 1) -> bool:
         """Whether starts have to be fetched for it."""
-        rule = self.rule
-        return isinstance(rule, Fetched) and self.closed_until <= now and rule.is_starved(self.state, now, cost)
+        return self.closed_until <= now and is_starved(self.rule, self.state, now, cost)
 
     def is_held_by(self, holder: str | None) -> bool:
         """Whether `holder` has a permit of it already, and so may go whatever others wait for."""
-        return holder is not None and isinstance(self.rule, Semaphore) and holder in (self.state or NO_PERMITS).holders
+        return holder is not None and self.rule.holds_permits and holder in (self.state or NO_PERMITS).holders
 
     def keep(self, state: Any) -> None:
         """What was asked for has gone."""
@@ -114,34 +100,20 @@ class BucketView:
 
     def amend(self, charged_at: int, cost: int, started_at: int, actual: int) -> None:
         """Let a start count as what it was and when, as `Rule.amend` says."""
-        home, rule = self.home, self.rule
+        home, rule = self.home, self.rule.for_key(self.draw.key)
         if home.state is None:
-            if not actual or isinstance(rule, Semaphore | Fetched):
-                return
-            # The bucket was idle and forgotten. Nothing else counted in it, so the start stands alone.
-            home.state, cost = self.ask(charged_at)[1], 1
-        if isinstance(rule, SharedCounter):
-            home.state = rule.amend(home.state, charged_at, cost, started_at, actual, key=self.draw.key)
+            home.state = rule.amend_forgotten(charged_at, started_at, actual)
         else:
             home.state = rule.amend(home.state, charged_at, cost, started_at, actual)
-        home.charged = True
+        if home.state is not None:
+            home.charged = True
 
     def grants(self, now: int, most: int) -> int:
         """How many starts of cost 1 it would grant now, at most `most`."""
         if self.closed_until > now:
             return 0
-        rule = self.rule
-        if isinstance(rule, Semaphore):
-            return max(0, min(most, rule.count - (self.state or NO_PERMITS).held))
-        state = self.home.state
-        for granted in range(most):
-            if isinstance(rule, SharedCounter):
-                opens_at, state = rule.take(state, now, key=self.draw.key, rivals=self.home.rivals)
-            else:
-                opens_at, state = rule.take(state, now)
-            if opens_at > now:
-                return granted
-        return most
+        home = self.home
+        return self.rule.for_key(self.draw.key, home.rivals).grants(home.state, now, most)
 
     def reopens_at(self, now: int) -> int:
         """When it opens for the lanes that still wait behind it; `now` if it is open."""

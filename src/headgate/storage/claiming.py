@@ -14,7 +14,7 @@ import msgspec
 from headgate.clock import SECOND
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobState, Origin, truncated_error
 from headgate.jobs.terms import GateTerms, variant_discards, without
-from headgate.limits.concurrency import Semaphore, batches_of
+from headgate.limits.concurrency import batches_of
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import (
     TURN,
@@ -349,7 +349,7 @@ class ClaimPlan:
         rows: list[tuple[int | str, int, int]] = []
         for visit in self.visits:
             views = () if visit.view is None else visit.view.buckets
-            held = [isinstance(view.rule, Semaphore) for view in views]
+            held = [view.rule.holds_permits for view in views]
             for head in visit.heads[: visit.taken]:
                 if head.terms is not None:
                     drawn = without(range(len(held) + head.passes.bit_count()), head.passes)
@@ -438,7 +438,7 @@ class ClaimPlan:
         for view in self._touched():
             if view.id is None or view.closed_until > self.limit_now:
                 continue
-            if isinstance(view.rule, Semaphore) and view.state is not None:
+            if view.rule.holds_permits and view.state is not None:
                 lines += [(view.id, batch) for batch in batches_of(view.state)]
         return lines
 

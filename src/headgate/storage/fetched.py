@@ -7,14 +7,15 @@ withdrawn and given back. If all nodes die in between, what was fetched and not 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec.structs import replace
 
 from headgate.clock import SECOND
+from headgate.jobs.job import ChargedElsewhere
 from headgate.limits.limit import AnyRule
-from headgate.limits.rule import Snapshot
+from headgate.limits.rule import Rule, Snapshot
 
 ASK_AGAIN = SECOND
 """When a bucket that nobody has fetched for is looked at again."""
@@ -47,7 +48,7 @@ class Balance(msgspec.Struct, frozen=True, array_like=True):
 NOTHING = Balance(0, 0, 0, 0)
 
 
-class Fetched(msgspec.Struct, frozen=True):
+class Fetched(Rule[Balance], frozen=True):
     """The rule of a local bucket of fetched starts: it grants what lies there, for half a window of the real rule."""
 
     real: AnyRule
@@ -84,6 +85,9 @@ class Fetched(msgspec.Struct, frozen=True):
         # Charges are amended where they were made.
         return state
 
+    def amend_forgotten(self, charged_at: int, started_at: int, actual: int) -> Balance | None:
+        return None
+
     def snapshot(self, state: Balance | None, now: int) -> Snapshot:
         left = (state or NOTHING).left
         return Snapshot(used=0, available=left, opens_at=self.take(state, now)[0])
@@ -102,6 +106,23 @@ class Fetched(msgspec.Struct, frozen=True):
 
     def describe(self) -> str:
         return f"{self.real.describe()}, kept elsewhere"
+
+
+def set_in_place_of(declared: AnyRule, new: AnyRule) -> AnyRule:
+    """The rule that a bucket is judged by when `new` was set at run time: of fetched starts if it is declared so."""
+    return Fetched(new) if isinstance(declared, Fetched) else new
+
+
+def is_starved(rule: AnyRule, state: Any, now: int, cost: int) -> bool:
+    """Whether starts have to be fetched for a bucket."""
+    return isinstance(rule, Fetched) and rule.is_starved(state, now, cost)
+
+
+def charged_elsewhere(rule: AnyRule, state: Any) -> ChargedElsewhere | None:
+    """When what a bucket grants was charged in the store where its limit is kept, if that is another."""
+    if not isinstance(rule, Fetched) or state is None or not state.charged_at:
+        return None
+    return ChargedElsewhere(state.charged_at, state.charged_at - state.fetched_at)
 
 
 _HEAD = "1:fetched:"

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from headgate.errors import DeclarationError
 from headgate.jobs.job import Draw
+from headgate.limits.kinds import load_rule
 from headgate.limits.limit import AnyRule
-from headgate.limits.stored_rule import load_rule
-from headgate.storage.fetched import Fetched
+from headgate.storage.fetched import set_in_place_of
 from headgate.storage.stored_rows import note_unreadable
 
 V = TypeVar("V")
@@ -69,9 +69,7 @@ class LiveRules:
         """The rule that the bucket of `draw` is judged by: what is set for its key, its tier, its pattern, or all."""
         limit = self._limits.get(draw.limit)
         found = None if limit is None else limit.rule(draw.key)
-        if found is None:
-            return declared
-        return Fetched(found) if isinstance(declared, Fetched) else found
+        return declared if found is None else set_in_place_of(declared, found)
 
     def is_paused(self, draw: Draw) -> bool:
         """Whether nothing may start on the bucket until it is resumed."""

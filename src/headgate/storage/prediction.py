@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from headgate.errors import CostExceedsLimit
 from headgate.jobs.job import Draw
-from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import BucketView
@@ -53,7 +52,7 @@ def _opens_for(standing: Standing, index: int, record: BucketRecord, rule: AnyRu
     # A row that contradicts itself may tell of fewer limits than its lane has.
     cost = 1 if costs is None or index >= len(costs) else costs[index]
     holder = None if holders is None or index >= len(holders) else holders[index]
-    if isinstance(rule, Semaphore):
+    if rule.holds_permits:
         free = bucket.is_held_by(holder) or bucket.grants(now, ahead + 1) > ahead
         return now if free else NEVER
     at = max(now, record.closed_until)

@@ -10,8 +10,6 @@ import msgspec
 from headgate.errors import DeclarationError, LimitRejected
 from headgate.jobs.job import Draw
 from headgate.limits.bucket_store import Bucket, Taken, snapshot_of
-from headgate.limits.concurrency import Semaphore
-from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import bucket_key
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.standalone.decision import full_again_at
@@ -71,11 +69,11 @@ class StoredBuckets:
 
     async def reset(self, bucket: Bucket) -> None:
         await self._storage.reset(Draw(bucket.limit, bucket_key(bucket.key)))
-        if isinstance(bucket.rule, SharedCounter):
+        if bucket.rule.shares_state:
             await self._storage.reset(Draw(bucket.limit, FOR_ALL_KEYS))
 
     async def _visit(self, bucket: Bucket, look: Callable[[BucketVisit], R], id: str | None = None) -> R:
-        if isinstance(bucket.rule, Semaphore):
+        if bucket.rule.holds_permits:
             raise DeclarationError(
                 f"limit {bucket.limit!r} grants permits, which belong to jobs: a crashed job gives its permit back, "
                 "and plain code could not; make the code a job, or use a rate"

@@ -10,7 +10,6 @@ from headgate.errors import DeclarationError
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.limits.argument_fields import ArgumentFields
-from headgate.limits.concurrency import Concurrency
 from headgate.limits.key import UNTYPED
 from headgate.limits.limit import Limit, named_or_rate
 from headgate.tasks.flow import BatchLimit
@@ -83,7 +82,7 @@ def as_in_batch(gated: Gated, before: Sequence[Draw], terms: GateTerms | None) -
     return held_together(gated, draws, batch or "")
 
 
-def _named(limit: BatchLimit, known: Mapping[str, Limit]) -> tuple[str, Concurrency]:
+def _named(limit: BatchLimit, known: Mapping[str, Limit]) -> tuple[str, Limit]:
     name = limit if isinstance(limit, str) else limit.name
     assert name is not None
     declared = known.get(name)
@@ -92,7 +91,7 @@ def _named(limit: BatchLimit, known: Mapping[str, Limit]) -> tuple[str, Concurre
         if named_or_rate(name) is not None:
             raise DeclarationError(f"a batch cannot hold {name!r}: rates count starts; give it a Mutex(…)")
         raise DeclarationError(f"a batch holds limit {name!r}, which is not declared; declare it with app.limit(…)")
-    if not isinstance(found, Concurrency):
+    if found.permit is None:
         raise DeclarationError(f"a batch cannot hold limit {name!r}, {found.rule.describe()}: rates count starts")
     return name, found
 

@@ -125,13 +125,13 @@ def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = ()) -> BatchP
     """
     require_list(limits, "batch()")
     for limit in limits:
-        if isinstance(limit, Limit) and not isinstance(limit, Concurrency):
+        if isinstance(limit, Limit) and limit.permit is None:
             raise DeclarationError(
                 f"a batch cannot hold {limit!r}: rates count starts; give it a Mutex(…), or a concurrency's name"
             )
-        if not isinstance(limit, (str, Concurrency)):
+        if not isinstance(limit, (str, Limit)):
             raise DeclarationError(f"{limit!r:.80} in limits= of a batch is neither a mutex nor a name; write Mutex(…)")
-        if isinstance(limit, Concurrency) and limit.name is None:
+        if isinstance(limit, Limit) and limit.name is None:
             raise DeclarationError(
                 f"{limit!r} of a batch has no name; declare it with app.limit(name, …) and give limits=[name]"
             )

@@ -12,8 +12,6 @@ from headgate.errors import CostExceedsLimit, DeclarationError, PayloadError
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.limits.argument_fields import ArgumentFields
-from headgate.limits.concurrency import Concurrency, Mutex, Semaphore
-from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import SHARED, UNTYPED, bucket_key, compile_key, described_callable, is_constant
 from headgate.limits.limit import Limit, named_or_rate, require_list
 
@@ -35,7 +33,7 @@ class BoundLimit:
         self.where: str = f"limit {name!r} of {where}"
         self._key = compile_key(limit.key, parameters, self.where, fields)
         self._one_for_all = limit.key is None
-        if self._one_for_all and isinstance(limit.rule, SharedCounter):
+        if self._one_for_all and limit.rule.shares_state:
             raise DeclarationError(f"{self.where} shares a ceiling among keys, so it needs a key=")
         fixed = isinstance(limit.cost, int)
         self._cost = None if fixed else compile_key(limit.cost, parameters, f"the cost of {self.where}", fields)
@@ -47,10 +45,10 @@ class BoundLimit:
         self.fixed_cost: int = limit.cost if isinstance(limit.cost, int) else 0
         self.holding: Holding | None = None
         self._owner = None
-        if isinstance(limit, Concurrency):
-            self.holding = Holding(limit.hold)
-            if limit.owner is not None:
-                self._owner = compile_key(limit.owner, parameters, f"the owner of {self.where}", fields)
+        if limit.permit is not None:
+            self.holding = Holding(limit.permit.hold)
+            if limit.permit.owner is not None:
+                self._owner = compile_key(limit.permit.owner, parameters, f"the owner of {self.where}", fields)
         self.patience: int | None = _patience(limit)
 
     @property
@@ -116,9 +114,6 @@ class Gated(NamedTuple):
 
 UNGATED = Gated()
 
-RATE = "rate"
-"""The kind in the generated names of all limits that count starts for each key by itself."""
-
 
 class Gate:
     """All limits of a task: they admit a job together or not at all."""
@@ -146,7 +141,7 @@ class Gate:
                 limit.name,
                 described_callable(limit.limit.key),
                 described_callable(limit.limit.cost),
-                described_callable(limit.limit.owner) if isinstance(limit.limit, Concurrency) else "",
+                "" if limit.limit.permit is None else described_callable(limit.limit.permit.owner),
                 repr(limit.holding),
                 limit.patience,
                 limit.limit.on_limit,
@@ -229,16 +224,16 @@ _HELD_LONGER = ("running", "until_final", "until_success", "batch")
 
 def _require_one_owner(limits: Sequence[BoundLimit]) -> None:
     """Raise DeclarationError for limits that always come out as one bucket, with two owners."""
-    known: dict[tuple[str, object], BoundLimit] = {}
+    known: dict[tuple[str, object], object] = {}
     for limit in limits:
-        if not isinstance(limit.limit, Concurrency) or limit.limit.owner is None:
+        owner = None if limit.limit.permit is None else limit.limit.permit.owner
+        if owner is None:
             continue
-        other = known.setdefault((limit.name, limit.limit.key), limit)
-        assert isinstance(other.limit, Concurrency)
-        if other.limit.owner != limit.limit.owner:
+        other = known.setdefault((limit.name, limit.limit.key), owner)
+        if other != owner:
             raise DeclarationError(
-                f"{limit.where} has the key {limit.limit.key!r} twice, with the owners {other.limit.owner!r} and "
-                f"{limit.limit.owner!r}; a job holds a permit once: give both the same owner="
+                f"{limit.where} has the key {limit.limit.key!r} twice, with the owners {other!r} and {owner!r}; a job "
+                "holds a permit once: give both the same owner="
             )
 
 
@@ -296,7 +291,7 @@ def bind_limits(
             name = limit.name or _own_name(task, limit, [b.name for b in bound])
             bound.append(BoundLimit(limit, name, parameters, where, fields))
     # A job may need several resources, and all mutexes share one name.
-    names = [b.name for b in bound if not isinstance(b.limit, Mutex)]
+    names = [b.name for b in bound if not b.limit.may_repeat]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise DeclarationError(f"{where} uses limit {', '.join(sorted(twice))} twice; once is enough")
@@ -304,16 +299,8 @@ def bind_limits(
 
 
 def _own_name(task: str, limit: Limit, taken: Sequence[str]) -> str:
-    return numbered_name(f"{task}:{generated_kind(limit)}", taken)
-
-
-def generated_kind(limit: Limit) -> str:
-    """What the generated name of a limit says of it: not its numbers, so that a changed rate keeps its buckets.
-
-    Nor which kind of rate it is: one that becomes another kind must find what was used under it before.
-    """
-    kind = limit.rule.kind
-    return kind if isinstance(limit.rule, Semaphore | SharedCounter) else RATE
+    # Not its numbers nor its kind: a rate that changes keeps its buckets.
+    return numbered_name(f"{task}:{limit.rule.family}", taken)
 
 
 def numbered_name(name: str, taken: Container[str]) -> str:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from headgate.errors import DeclarationError
 from headgate.limits.argument_fields import ArgumentFields
-from headgate.limits.concurrency import Concurrency, Mutex
+from headgate.limits.concurrency import Concurrency
 from headgate.limits.key import UNTYPED
 from headgate.limits.limit import Limit, named_or_rate
-from headgate.tasks.gate import BoundLimit, generated_kind, numbered_name
+from headgate.tasks.gate import BoundLimit, numbered_name
 
 RESERVED = "queue:"
 """What the names of the limits begin with that queues make: `queue:emails`, `queue:emails:rate`."""
@@ -39,7 +39,7 @@ class QueueLimits:
         self.named: list[QueueLimit] = []
         for limit in limits:
             self.named.append(self._named(queue, limit, shared))
-        names = [limit.name for limit in self.named if not isinstance(limit.limit, Mutex)]
+        names = [limit.name for limit in self.named if not limit.limit.may_repeat]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise DeclarationError(f"{self._where} uses limit {', '.join(twice)} twice; once is enough")
@@ -61,7 +61,7 @@ class QueueLimits:
         if limit.name is not None:
             return QueueLimit(limit.name, limit, is_own=False)
         taken = {known.name for known in self.named}
-        return QueueLimit(numbered_name(f"{RESERVED}{queue}:{generated_kind(limit)}", taken), limit, is_own=True)
+        return QueueLimit(numbered_name(f"{RESERVED}{queue}:{limit.rule.family}", taken), limit, is_own=True)
 
     def bound(
         self,
@@ -75,7 +75,7 @@ class QueueLimits:
         bound = [
             BoundLimit(limit.limit, limit.name, parameters, self._where, fields)
             for limit in self.named
-            if limit.name not in taken or isinstance(limit.limit, Mutex)
+            if limit.name not in taken or limit.limit.may_repeat
         ]
         return [*bound, self.concurrency] if self.concurrency is not None and with_concurrency else bound
 

@@ -38,7 +38,7 @@ EXTREMES: dict[str, Limit] = {
 
 def largest_cost(rule: AnyRule) -> int:
     """The most that a start may cost under this rule."""
-    return int(next(getattr(rule, name) for name in ("burst", "max_count", "count") if hasattr(rule, name)))
+    return rule.bound(1)
 
 
 class BoundsConformance(Conformance):

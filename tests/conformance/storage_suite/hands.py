@@ -15,11 +15,11 @@ from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.terms import GateTerms, Holding
-from headgate.limits.concurrency import Concurrency, HoldUntil, Semaphore, load_permits
+from headgate.limits.concurrency import Concurrency, load_permits
 from headgate.limits.dynamic_window import DynamicWindow
-from headgate.limits.limit import AnyRule
+from headgate.limits.kinds import dump_rule
+from headgate.limits.limit import AnyRule, HoldUntil
 from headgate.limits.rate_limit import RateLimit
-from headgate.limits.stored_rule import dump_rule
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
 from headgate.storage.protocol import (
@@ -97,7 +97,8 @@ class Hands:
         """A job; `hold` and `owner` are said of those of its draws that are on permits by the rules of these hands."""
         now = self.clock.now()
         drawn = tuple(Draw(limit, key) for limit, key in draws)
-        on_permits = [isinstance(self.rules.get(draw.limit), Semaphore) for draw in drawn]
+        known = [self.rules.get(draw.limit) for draw in drawn]
+        on_permits = [rule is not None and rule.holds_permits for rule in known]
         terms = GateTerms(
             holds=tuple(Holding(hold, owner) if held else None for held in on_permits) if any(on_permits) else (),
             free_retries=free_retries,

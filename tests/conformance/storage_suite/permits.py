@@ -10,7 +10,8 @@ import pytest
 from headgate.clock import SECOND
 from headgate.jobs.job import ClaimedJob, Draw, JobState
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
-from headgate.limits.concurrency import HoldUntil, Semaphore
+from headgate.limits.concurrency import Semaphore
+from headgate.limits.limit import HoldUntil
 from headgate.limits.rule import NEVER
 from headgate.storage.protocol import JobFilter, Storage
 from headgate.testing.manual_clock import ManualClock
@@ -26,8 +27,11 @@ class BrokenRule(Semaphore, frozen=True, tag="broken", tag_field="kind"):
 
     kind: ClassVar[str] = "broken"
 
-    def take(self, state: Any, now: int, *_: Any) -> Any:
+    def take(self, state: Any, now: int, cost: int = 1) -> Any:
         raise ZeroDivisionError
+
+    def for_key(self, *_: Any) -> Any:
+        return self
 
 
 class PermitsConformance(Conformance):

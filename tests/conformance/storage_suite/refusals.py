@@ -11,7 +11,7 @@ from headgate.clock import SECOND
 from headgate.errors import DuplicateJob, IllegalTransition, LeaderNotFound, LeaderNotRetried, LimitInUse
 from headgate.jobs.audit import AuditFilter, Deed
 from headgate.jobs.job import JobState, Origin
-from headgate.limits.stored_rule import dump_rule
+from headgate.limits.kinds import dump_rule
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.protocol import Storage
 from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, strict

@@ -36,7 +36,6 @@ from headgate.jobs.job import Draw
 from headgate.limits.limit import Limit
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Storage
-from headgate.tasks.gate import generated_kind
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
 from tests.engine.faulty_storage import Faults, History
@@ -414,7 +413,7 @@ class World:
                 assert self.handled[job_id] >= 1, f"job {job_id} succeeded and never ran"
 
     def check_limits(self) -> None:
-        kinds = [generated_kind(limit) for limit in self.limits]
+        kinds = [limit.rule.family for limit in self.limits]
         by_kind = {f"gated:{kind}": limit for kind, limit in zip(reversed(kinds), reversed(self.limits), strict=True)}
         if len(kinds) == 2 and kinds[0] == kinds[1]:
             by_kind[f"gated:{kinds[0]}2"] = self.limits[1]

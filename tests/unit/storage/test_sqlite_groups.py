@@ -16,8 +16,8 @@ from headgate.jobs.audit import Deed
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import Finished, Returned
 from headgate.jobs.scheduled import ScheduledCall
+from headgate.limits.kinds import dump_rule
 from headgate.limits.limit import AnyRule
-from headgate.limits.stored_rule import dump_rule
 from headgate.schedules.schedule import Course, ScheduleRules
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.protocol import Claim, Room

@@ -13,7 +13,6 @@ from headgate.admin.audit import highest_in_window
 from headgate.cli.simulation.run import Happened, Ran
 from headgate.cli.simulation.scenario import Scenario
 from headgate.clock import SECOND
-from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import Limit
 
 PERCENTS = (1, 10, 25, 50, 75, 90, 95, 99, 100)
@@ -156,14 +155,12 @@ def _held(limit: Limit, ran: Sequence[Ran]) -> Held:
     worst = Held(limit.name or "", limit.rule.describe(), "", 0, limit.rule.bound(limit.rule.period), 0.0)
     for key, group in groupby(ordered, key=lambda each: "" if one_for_all else each.key):
         of_key = list(group)
-        if isinstance(limit.rule, Semaphore):
-            highest, bound, window = most_at_once(of_key) * cost, limit.rule.count, 0.0
+        if limit.rule.holds_permits:
+            highest = most_at_once(of_key) * cost
         else:
-            window = limit.rule.period / SECOND
-            bound = limit.rule.bound(limit.rule.period)
             highest = highest_in_window(((each.started_at, cost) for each in of_key), limit.rule.period)
         if highest > worst.highest:
-            worst = Held(worst.limit, worst.rule, key, highest, bound, window)
+            worst = Held(worst.limit, worst.rule, key, highest, worst.bound, limit.rule.period / SECOND)
     return worst
 
 

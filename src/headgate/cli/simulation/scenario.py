@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headgate.cli.simulation.arrivals import Arrival
-from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit, changed
 from headgate.tasks.task import Task
 
@@ -48,4 +47,4 @@ def with_rule(limits: Sequence[Limit], name: str, new: Limit) -> list[Limit]:
 def _simulated(limit: Limit, name: str) -> Limit:
     cost = limit.cost if isinstance(limit.cost, int) else 1
     found = changed(limit, name=name, key=None if limit.key is None else "{key}", cost=cost, store=None)
-    return changed(found, owner=None) if isinstance(found, Concurrency) else found
+    return found if found.permit is None else changed(found, owner=None)

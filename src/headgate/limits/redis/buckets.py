@@ -15,7 +15,6 @@ from headgate.arguments import parse_seconds
 from headgate.clock import Clock, Duration, SystemClock
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
 from headgate.limits.bucket_store import Bucket, Taken, snapshot_of
-from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import bucket_key
 from headgate.limits.limit import AnyRule
 from headgate.limits.redis.desk import AT_ONCE, Desk
@@ -152,15 +151,9 @@ class RedisBuckets:
 
     async def snapshot(self, bucket: Bucket) -> Snapshot:
         now, text, closed_until = await self._desk(bucket).ask(b"snapshot")
-        rule = bucket.rule
-        state = None if text is None else rule.load(from_script(text), now)
-
-        def look(at: int) -> Snapshot:
-            if isinstance(rule, SharedCounter):
-                return rule.snapshot(state, at, key=bucket_key(bucket.key))
-            return rule.snapshot(state, at)
-
-        return snapshot_of(look, now, closed_until)
+        rule = bucket.rule.for_key(bucket_key(bucket.key))
+        state = None if text is None else bucket.rule.load(from_script(text), now)
+        return snapshot_of(lambda at: rule.snapshot(state, at), now, closed_until)
 
     async def reset(self, bucket: Bucket) -> None:
         """As `BucketStore.reset`; the keys of a DynamicWindow share one bucket, and are forgotten together."""
@@ -216,7 +209,7 @@ def read_url(url: str, *, prefix: str = "headgate", timeout: Duration = 2.0) -> 
 
 def key_name(prefix: str, bucket: Bucket) -> str:
     """As `RedisBuckets.key_of`."""
-    if isinstance(bucket.rule, SharedCounter):
+    if bucket.rule.shares_state:
         return f"{{{prefix}:{_escaped(bucket.limit)}:*}}"
     return f"{{{prefix}:{_escaped(bucket.limit)}:{_escaped(bucket.key)}}}"
 

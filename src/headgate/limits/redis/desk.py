@@ -10,10 +10,9 @@ from typing import Any
 from headgate.clock import Clock
 from headgate.errors import StorageUnavailable
 from headgate.limits.bucket_store import Bucket, Taken
-from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import bucket_key
 from headgate.limits.redis.pipe import Ask, Pipe
-from headgate.limits.redis.script import Script, for_script, from_script, numbers, script
+from headgate.limits.redis.script import Script, from_script, numbers, script
 
 AT_ONCE = 10_000
 """Most starts granted in one call."""
@@ -51,11 +50,11 @@ class Desk:
         self.limit_time = limit_time
         self._pipe = pipe
         self.numbers = numbers(bucket.rule)
-        self.script: Script = script(bucket.rule.kind)
+        self.script: Script = script(bucket.rule.lua)
         self.key = key.encode()
         self.closed = self.key + CLOSED
         self.answers = self.key + b":answers"
-        if isinstance(bucket.rule, SharedCounter):
+        if bucket.rule.shares_state:
             # One state for all keys: the script is told which one; each is closed for itself and has ids of its own.
             own = bucket_key(bucket.key).encode()
             self.numbers += (own,)
@@ -125,7 +124,7 @@ class _Asked(Ask):
             return False
         _, now, offset, text = reply
         rule = self.desk.bucket.rule
-        state = for_script(rule, rule.load(from_script(text), now), now)
+        state = rule.lua_dump(rule.load(from_script(text), now), now)
         self.was = text
         self.becomes = f"1:{rule.kind}:{now}:{offset}:".encode() + state
         self.tries += 1

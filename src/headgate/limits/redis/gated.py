@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.argument_fields import ArgumentFields, read_types
 from headgate.limits.bucket_store import Bucket
-from headgate.limits.concurrency import Semaphore
-from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.key import SHARED, bucket_key, compile_key
 from headgate.limits.limit import Limit
 from headgate.limits.redis.line import Place
 from headgate.limits.redis.script import numbers
+from headgate.limits.rule import RATE
 
 logger = logging.getLogger("headgate.gates")
 
@@ -94,7 +93,7 @@ class Gated:
 
     def _check(self) -> None:
         limit = self.limit
-        if isinstance(limit.rule, (Semaphore, SharedCounter)):
+        if limit.rule.family != RATE:
             raise DeclarationError(f"{self._where}: a gate keeps rates and windows, not {limit.rule.describe()}")
         numbers(limit.rule)
         if not isinstance(limit.cost, int):

@@ -23,7 +23,7 @@ from headgate.limits.bucket_store import Bucket
 from headgate.limits.key import bucket_key
 from headgate.limits.redis.buckets import key_name
 from headgate.limits.redis.desk import CLOSED
-from headgate.limits.redis.script import Script, for_script, from_script, numbers
+from headgate.limits.redis.script import Script, from_script, numbers
 
 T = TypeVar("T")
 
@@ -132,6 +132,7 @@ class Lines:
 
     def _ask(self, place: Place, verb: bytes, id: str = "", *, lease: int = 0, told: bytes = b"") -> Steps[list[Any]]:
         rule = place.bucket.rule
+        at_one_instant = rule.bound(1)
         key = key_name(self._prefix, place.bucket).encode()
         own = key + self._own
         keys = (
@@ -144,17 +145,17 @@ class Lines:
             self._all,
             own + b"starts",
         )
-        fixed = (b"%d" % place.cost, b"%d" % lease, b"%d" % AT_ONCE, b"%d" % (_capacity(rule) // place.cost))
+        fixed = (b"%d" % place.cost, b"%d" % lease, b"%d" % AT_ONCE, b"%d" % (at_one_instant // place.cost))
         now = b"" if self._limit_time is None else b"%d" % self._limit_time()
         was = becomes = b""
         for _ in range(_MOST_TRIES):
             arguments = (verb, id.encode(), now, was, becomes, *fixed, *numbers(rule), place.name, told)
-            reply: list[Any] = yield Ask(_line(rule.kind), keys, arguments)
+            reply: list[Any] = yield Ask(_line(rule.lua), keys, arguments)
             if reply[0] != -1:
                 return reply
             # The bucket was written under another rule: it is carried over, as `Desk` does.
             _, at, offset, was = reply
-            state = for_script(rule, rule.load(from_script(was), at), at)
+            state = rule.lua_dump(rule.load(from_script(was), at), at)
             becomes = f"1:{rule.kind}:{at}:{offset}:".encode() + state
         raise StorageUnavailable(
             f"{key.decode()} is rewritten all the time: programs use limit {place.bucket.limit!r} with different "
@@ -163,8 +164,8 @@ class Lines:
 
 
 @cache
-def _line(kind: str) -> Script:
-    return Script(kind, "bucket", "line")
+def _line(lua: str | None) -> Script:
+    return Script("bucket", "line", rule=lua)
 
 
 @cache
@@ -174,9 +175,3 @@ def _due() -> Script:
 
 def _packed(ids: Sequence[bytes]) -> bytes:
     return msgspec.msgpack.encode([id.decode() for id in ids])
-
-
-def _capacity(rule: Any) -> int:
-    """The most starts of cost 1 that ever go at one instant."""
-    capacity: int = getattr(rule, "burst", None) or rule.count
-    return capacity

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -43,7 +43,7 @@ class BucketTable:
         self._answers: FadingMap[dict[str, _Answer]] = FadingMap(_forgettable_at)
         # Slots follow one another at a fixed distance, so each late wake-up would cost some of the rate for good. Rules
         # that count windows lose nothing by it, and must count what happens when it happens.
-        self._keeps_slots = rule.kind == "rate"
+        self._keeps_slots = rule.spaces_starts
         # How many may give something back: as long as there are any, a bucket could open sooner than its rule says.
         self._expected: dict[str, int] = {}
         self._relatives = relatives
@@ -277,12 +277,12 @@ class BucketTable:
     def _change(self, key: str, charged_at: int, cost: int, started_at: int, actual: int, now: int) -> None:
         rule, state = self._rule_of(key), self._find(key, now)
         if state is None:
-            if not actual:
-                return
-            # Nothing else counted when it was forgotten, so the start stands alone.
-            state, cost = rule.take(None, charged_at)[1], 1
-        self._keep(key, rule.amend(state, charged_at, cost, started_at, actual))
-        self._tell(key)
+            after = rule.amend_forgotten(charged_at, started_at, actual)
+        else:
+            after = rule.amend(state, charged_at, cost, started_at, actual)
+        if after is not None:
+            self._keep(key, after)
+            self._tell(key)
 
     def _tell(self, key: str) -> None:
         self.lines.call_first(key)
@@ -318,7 +318,7 @@ class SharedStateTable(BucketTable):
             return not self._expected and not len(self._answers)
 
     def _rule_of(self, key: str) -> AnyRule:
-        return cast(AnyRule, _RuleOfKey(self.rule, key))
+        return self.rule.for_key(key)
 
     def _find(self, key: str, now: int) -> Any:
         return super()._find(_ALL_KEYS, now)
@@ -333,29 +333,6 @@ class SharedStateTable(BucketTable):
 
 
 _ALL_KEYS = ""
-
-
-class _RuleOfKey:
-    """A rule as it looks for one of the keys that share its state."""
-
-    __slots__ = ("_key", "_rule", "idle_at", "period")
-
-    def __init__(self, rule: Any, key: str) -> None:
-        self._rule = rule
-        self._key = key
-        self.period = rule.period
-        self.idle_at = rule.idle_at
-
-    def take(self, state: Any, now: int, cost: int = 1) -> tuple[int, Any]:
-        taken: tuple[int, Any] = self._rule.take(state, now, cost, key=self._key)
-        return taken
-
-    def amend(self, state: Any, charged_at: int, cost: int, started_at: int, actual: int) -> Any:
-        return self._rule.amend(state, charged_at, cost, started_at, actual, key=self._key)
-
-    def snapshot(self, state: Any, now: int) -> Snapshot:
-        snapshot: Snapshot = self._rule.snapshot(state, now, key=self._key)
-        return snapshot
 
 
 def check_cost(cost: int) -> None:

@@ -9,7 +9,6 @@ import msgspec
 
 from headgate.clock import SECOND
 from headgate.limits.bucket_store import Taken
-from headgate.limits.rate_limit import START_EMPTY_KEPT, Gcra
 from headgate.limits.rule import NEVER, Snapshot
 
 
@@ -18,7 +17,7 @@ class Answered(Protocol):
 
     def snapshot(self, state: Any, now: int) -> Snapshot: ...
 
-    def idle_at(self, state: Any) -> int: ...
+    def full_at(self, state: Any) -> int: ...
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
@@ -62,9 +61,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 def full_again_at(rule: Answered, state: Any) -> int:
     """From this limit time on a bucket is as good as new, or better, as one that starts empty and was left to fill."""
-    if state is None:
-        return 0
-    return rule.idle_at(state) - (START_EMPTY_KEPT if isinstance(rule, Gcra) and rule.start_empty else 0)
+    return 0 if state is None else rule.full_at(state)
 
 
 class FromStore:
@@ -75,7 +72,7 @@ class FromStore:
         return Snapshot(used=0, available=state.available, opens_at=state.opens_at)
 
     @staticmethod
-    def idle_at(state: Taken) -> int:
+    def full_at(state: Taken) -> int:
         return state.full_at
 
 

@@ -13,7 +13,6 @@ from headgate.arguments import parse_wait
 from headgate.clock import SECOND, Clock, Duration, SystemClock
 from headgate.errors import DeclarationError
 from headgate.limits.bucket_store import BucketStore, check_rule
-from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.budget import Budget
@@ -174,9 +173,9 @@ def _budget(limit: Limit, store: str | BucketStore, clock: Clock | None) -> Budg
     else:
         closes_store = False
     if isinstance(store, MemoryBuckets):
-        rule = Permits(limit.rule.count) if isinstance(limit, Concurrency) else limit.rule
+        rule = Permits(limit.rule.bound(1)) if limit.rule.holds_permits else limit.rule
         return LocalBudget(store.table(name, rule))
-    if isinstance(limit, Concurrency):
+    if limit.rule.holds_permits:
         raise DeclarationError(
             "permits live in the process that hands them out, so that none is lost with its holder: a limiter of a "
             'concurrency takes store="memory://"; a limit on jobs is shared by all workers'

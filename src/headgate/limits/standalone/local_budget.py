@@ -13,7 +13,6 @@ from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.standalone.bucket_table import BucketTable, check_cost
 from headgate.limits.standalone.decision import Decision
 from headgate.limits.standalone.lines import ONLY_WHEN_CALLED
-from headgate.limits.standalone.permits import Permits
 
 
 class LocalBudget:
@@ -23,7 +22,7 @@ class LocalBudget:
 
     def __init__(self, table: BucketTable) -> None:
         self.table = table
-        self.hands_out_permits = isinstance(table.rule, Permits)
+        self.hands_out_permits = table.rule.holds_permits
         self.is_closed = False
         self.try_acquire: Callable[[str, int], Decision] = table.take_nowait
         self.expect = table.expect

@@ -68,14 +68,14 @@ class MemoryBuckets:
         return sum(len(table) for table in list(self._tables.values()))
 
     def _table_of(self, bucket: Bucket) -> BucketTable:
-        return self.table(bucket.limit, bucket.rule)
-
-    def _new_table(self, limit: str, rule: AnyRule) -> BucketTable:
-        if rule.kind == "concurrency":
+        if bucket.rule.holds_permits:
             raise DeclarationError(
                 "a bucket store counts starts; permits belong to who holds them: use `Limiter(Concurrency(…)).hold()`"
             )
-        kind = SharedStateTable if rule.kind == "dynamic" else BucketTable
+        return self.table(bucket.limit, bucket.rule)
+
+    def _new_table(self, limit: str, rule: AnyRule) -> BucketTable:
+        kind = SharedStateTable if rule.shares_state else BucketTable
         table = kind(rule, self.clock, self.ahead, self._relatives.setdefault(limit, []))
         self._tables[limit, rule] = table
         return table

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import msgspec
-
 from headgate.errors import CostExceedsLimit
-from headgate.limits.rule import NEVER, Snapshot
+from headgate.limits.rule import NEVER, Rule, Snapshot
 
 
-class Permits(msgspec.Struct, frozen=True, tag="permits", tag_field="kind"):
+class Permits(Rule[int], frozen=True, tag="permits", tag_field="kind"):
     """Grants a permit while fewer than `count` are out. The state is how many are; time brings none back."""
 
     count: int
 
     kind: ClassVar[str] = "permits"
-    margin: ClassVar[int] = 0
-    period: ClassVar[int] = 0
+    holds_permits: ClassVar[bool] = True
+
+    @property
+    def period(self) -> int:
+        return 0
 
     def take(self, state: int | None, now: int, cost: int = 1) -> tuple[int, int]:
         self.check_cost(cost)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic
+from typing import Generic
 
 from headgate.jobs.job import Draw
 from headgate.limits.concurrency import NO_PERMITS, Permits
 from headgate.limits.limit import AnyRule
-from headgate.limits.rule import NEVER
+from headgate.limits.rule import NEVER, Rule
 from headgate.storage.admission import BucketView
 from headgate.storage.memory.line import Line, M
 
@@ -90,4 +90,4 @@ class Waiters(Generic[M]):
 
 
 # A bucket gets its rule from the first claim that looks at it.
-_NO_RULE: Any = None
+_NO_RULE: AnyRule = Rule()

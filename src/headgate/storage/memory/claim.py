@@ -8,7 +8,6 @@ from itertools import islice
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobState, truncated_error
 from headgate.jobs.terms import without
 from headgate.limits.concurrency import batches_of
-from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import TURN, BucketView, admit, charges_elsewhere, gated_share, starved_by
 from headgate.storage.claiming import throttled_for
@@ -213,7 +212,7 @@ class Claiming:
     def _note_rivals(self, groups: Sequence[Group[Lane]]) -> None:
         """Keys that share a ceiling have to know who else wants to start now."""
         for group in groups:
-            if any(isinstance(self._rules[limit], SharedCounter) for limit in group.limits):
+            if any(self._rules[limit].shares_state for limit in group.limits):
                 for waiters in group.opening:
                     if waiters.opens_at is not None and waiters.opens_at <= self._now + 1:
                         bucket = waiters.bucket

@@ -27,7 +27,7 @@ class Holders:
         buckets = job.lane.own_buckets
         asked = without(range(len(buckets) + passes.bit_count()), passes) if buckets else ()
         for draw, bucket in zip(asked, buckets, strict=True):
-            if isinstance(bucket.rule, Semaphore):
+            if bucket.rule.holds_permits:
                 job.held |= 1 << draw & terms.permits
         if job.held:
             self.jobs[job.id] = job

@@ -7,7 +7,6 @@ from heapq import heappop, heappush
 
 from headgate.jobs.job import Draw, NewJob
 from headgate.jobs.terms import without
-from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import FOR_ALL_KEYS
@@ -82,7 +81,7 @@ class Lanes:
         bucket.use(rule, now, is_paused=settings.live.is_paused(draw))
         bucket.declared, bucket.revision = declared, settings.revision
         home = bucket
-        if isinstance(rule, SharedCounter) and draw.key != FOR_ALL_KEYS:
+        if rule.shares_state and draw.key != FOR_ALL_KEYS:
             home = self._bucket(Draw(draw.limit, FOR_ALL_KEYS))
             self.judge(home, declared, now)
         if home is not bucket.home:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from headgate.jobs.gating import GatedJob
 from headgate.jobs.job import Draw, JobRecord
-from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import FOR_ALL_KEYS
 from headgate.storage.memory.bucket import Bucket
@@ -91,7 +90,7 @@ def bucket_record(lanes: Lanes, draw: Draw) -> BucketRecord:
 
 def is_shared(bucket: Bucket[Lane] | None) -> bool:
     """Whether it is where a dynamic window keeps the one state of all its keys."""
-    return bucket is not None and bucket.draw.key == FOR_ALL_KEYS and isinstance(bucket.rule, SharedCounter)
+    return bucket is not None and bucket.draw.key == FOR_ALL_KEYS and bucket.rule.shares_state
 
 
 def is_used(bucket: Bucket[Lane]) -> bool:

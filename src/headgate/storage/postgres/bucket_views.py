@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from headgate.jobs.job import Draw
-from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
@@ -50,14 +49,14 @@ class BucketViews:
         """These buckets, and those in which their limits keep the one state of all keys."""
         found = set(draws)
         for draw in list(found):
-            if isinstance(self.judged_by(draw), SharedCounter):
+            if self.judged_by(draw).shares_state:
                 found.add(Draw(draw.limit, FOR_ALL_KEYS))
         return found
 
     async def read_rivals(self, session: Session) -> None:
         """Tell the homes which of their keys want to start now."""
         for view in self._found.values():
-            if isinstance(view.rule, SharedCounter) and view.home is view:
+            if view.rule.shares_state and view.home is view:
                 rows = await session.fetch("rivals", limit=view.draw.limit, limit_now=self._limit_now)
                 view.rivals = {row[0] for row in rows}
 
@@ -86,7 +85,7 @@ class BucketViews:
             view.charged = rule.dump(view.state) != row.state
         if self._live.is_paused(draw):
             view.closed_until = NEVER
-        if isinstance(rule, SharedCounter) and draw.key != FOR_ALL_KEYS:
+        if rule.shares_state and draw.key != FOR_ALL_KEYS:
             home = Draw(draw.limit, FOR_ALL_KEYS)
             view.home = self._found.get(home) or self._new(home)
         return view

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 
 from headgate.jobs.job import Draw
-from headgate.limits.dynamic_window import SharedCounter
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
@@ -73,7 +72,7 @@ class BucketViews:
                 view.charged = rule.dump(view.state) != row.state
         if self._live.is_paused(draw):
             view.closed_until = NEVER
-        if isinstance(rule, SharedCounter) and draw.key != FOR_ALL_KEYS:
+        if rule.shares_state and draw.key != FOR_ALL_KEYS:
             view.home = self._home(draw.limit)
         return view
 

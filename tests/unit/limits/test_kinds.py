@@ -1,4 +1,4 @@
-"""Rules as text: every rule comes back as it was, and what is no rule is told so."""
+"""The kinds of rules: every rule comes back from its text as it was, and what is no rule is told so."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from headgate.errors import DeclarationError
 from headgate.limits.concurrency import Concurrency, Mutex
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.fixed_window import FixedWindow
+from headgate.limits.kinds import KINDS, RULES, RateKind, dump_rule, load_rule
 from headgate.limits.limit import Limit
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.sliding_window import SlidingWindow
-from headgate.limits.stored_rule import StoredRule, dump_rule, load_rule
 from headgate.limits.strict_rate import StrictRate
 
 LIMITS: list[Limit] = [
@@ -42,7 +42,11 @@ def test_a_rule_comes_back_from_its_text_as_it_was(limit: Limit) -> None:
 
 
 def test_every_rule_that_there_is_can_be_stored() -> None:
-    assert {type(limit.rule) for limit in LIMITS} == set(get_args(StoredRule))
+    assert {type(limit.rule) for limit in LIMITS} == set(RULES)
+
+
+def test_the_kinds_that_people_can_choose_for_a_rate_are_those_that_are_rates() -> None:
+    assert list(get_args(RateKind)) == KINDS.rates
 
 
 def test_the_text_is_json_with_the_kind_as_its_tag() -> None:
