@@ -61,11 +61,15 @@ class BucketStatus:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredLimit:
-    """A limit as the code declares it: its name, its rule in words, and of which kind that is."""
+    """A limit as the code declares it: its name, its rule in words, and of which kind that is.
+
+    It `counts_starts`, so that an audit can check whether it held, unless it grants permits.
+    """
 
     limit: str
     rule: str
     kind: str
+    counts_starts: bool = True
 
 
 class LimitsAdmin:
@@ -117,7 +121,10 @@ class LimitsAdmin:
 
     def all_declared(self) -> Sequence[DeclaredLimit]:
         """The limits that the code declares, by name."""
-        return [DeclaredLimit(name, rule.describe(), rule.kind) for name, rule in sorted(self._rules.items())]
+        return [
+            DeclaredLimit(name, rule.describe(), rule.kind, counts_starts=not rule.holds_permits)
+            for name, rule in sorted(self._rules.items())
+        ]
 
     async def settings(self, limit: str | None = None) -> Sequence[LimitSetting]:
         """What is set at run time, of one limit or of all."""

@@ -76,7 +76,8 @@ async def test_each_endpoint_tells_what_is_in_the_store(app: Headgate) -> None:
             audited = await ask(client, f"/limits/{quote(LIMIT)}/audit")
             assert [(each["highest"], each["held"]) for each in audited["items"]] == [(1, True)]
             assert (audited["keys"], audited["starts"], audited["is_cut"]) == (1, 1, False)
-            assert LIMIT in {each["limit"] for each in (await ask(client, "/limits/declared"))["items"]}
+            declared = (await ask(client, "/limits/declared"))["items"]
+            assert {each["limit"]: each["counts_starts"] for each in declared}[LIMIT] is True
             (setting,) = (await ask(client, "/limits/settings"))["items"]
             assert (setting["scope"], setting["target"]) == ("key", "x")
 

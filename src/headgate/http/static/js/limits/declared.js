@@ -16,6 +16,6 @@ export async function askDeclared(name, signal) {
   return {
     declared: rule,
     settings: settings?.items ?? [],
-    countsStarts: rule !== null && rule.kind !== "concurrency",
+    countsStarts: rule !== null && rule.counts_starts,
   };
 }

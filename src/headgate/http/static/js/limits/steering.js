@@ -14,7 +14,7 @@ import { brief, described, parseRule } from "../rule.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
-/** @typedef {{limit: string, key: string | null, isPaused: boolean, isSet: boolean, rule: string | null, kind: string | null}} Target */
+/** @typedef {{limit: string, key: string | null, isPaused: boolean, isSet: boolean, rule: string | null, grantsPermits: boolean}} Target */
 
 /** @param {Context} context @param {Target} target */
 export function steering(context, target) {
@@ -120,7 +120,7 @@ export function steering(context, target) {
 /** @param {Context} context @param {Target} target */
 async function setRule(context, target) {
   const { limit: name, key } = target;
-  const isOfPermits = isAtOnce(target.rule) || target.kind === "concurrency";
+  const isOfPermits = isAtOnce(target.rule) || target.grantsPermits;
   const said = { rule: "", burst: "", scope: key === null ? "all" : "key", tier: "" };
   const rule = () => parseRule(said.rule, isOfPermits);
   const burst = () => (said.burst === "" ? null : Number(said.burst));

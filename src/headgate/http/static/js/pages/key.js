@@ -103,7 +103,7 @@ function keyView(context) {
     isPaused: bucket?.is_paused ?? exact?.is_paused ?? false,
     isSet: Boolean(exact?.rule),
     rule: bucket?.rule ?? data.declared?.rule ?? null,
-    kind: data.declared?.kind ?? null,
+    grantsPermits: data.declared?.counts_starts === false,
   };
   return [
     heading(format.keyName(key), {

@@ -36,7 +36,7 @@ export const limit = {
       isPaused,
       isSet,
       rule: data.declared?.rule ?? null,
-      kind: data.declared?.kind ?? null,
+      grantsPermits: data.declared?.counts_starts === false,
     };
     return [
       heading(name, {
