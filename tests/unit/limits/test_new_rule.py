@@ -1,0 +1,227 @@
+"""A new kind of rule is one class and one line in the list of kinds: no other code names the kinds there are."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Unpack
+
+import pytest
+import pytest_asyncio
+from click.testing import CliRunner, Result
+
+from headgate.arguments import parse_duration
+from headgate.cli.main import main
+from headgate.clock import FARTHEST, SECOND, Duration
+from headgate.errors import CostExceedsLimit, DeclarationError
+from headgate.jobs.job import Draw
+from headgate.limits import kinds
+from headgate.limits.bucket_store import Bucket
+from headgate.limits.kinds import RULES, Kinds, dump_rule, load_rule, spelled_limit
+from headgate.limits.limit import Limit, RateOptions
+from headgate.limits.redis.script import numbers
+from headgate.limits.rule import Rule, Snapshot, SpelledOptions
+from headgate.limits.standalone.limiter import Limiter
+from headgate.storage.admission import BucketView, LaneView, admit
+from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.stored_buckets import StoredBuckets
+from headgate.testing.conformance.hands import Hands
+from headgate.testing.manual_clock import ManualClock
+
+NOON = 1_767_268_800 * SECOND
+
+
+class Rest(Rule[int], frozen=True, tag="rest", tag_field="kind"):
+    """Grants a start when the one before it is a `period` ago. The state is the instant of the last start."""
+
+    period: int
+
+    kind: ClassVar[str] = "rest"
+    spelling: ClassVar[str | None] = "30s"
+    counted: ClassVar[tuple[str, ...]] = ()
+
+    def take(self, state: int | None, now: int, cost: int = 1) -> tuple[int, int]:
+        self.check_cost(cost)
+        opens_at = now if state is None else max(now, state + self.period)
+        return opens_at, opens_at
+
+    def check_cost(self, cost: int) -> None:
+        if cost > 1:
+            raise CostExceedsLimit(f"a cost of {cost} can never be granted: {self.describe()}")
+
+    def counts_until(self, charged_at: int) -> int:
+        return charged_at + self.period
+
+    def amend(self, state: int, charged_at: int, cost: int, started_at: int, actual: int) -> int:
+        return max(state, started_at) if actual else state
+
+    def snapshot(self, state: int | None, now: int) -> Snapshot:
+        opens_at, _ = self.take(state, now)
+        return Snapshot(used=int(opens_at > now), available=int(opens_at <= now), opens_at=opens_at)
+
+    def bound(self, window: int) -> int:
+        return -(-window // self.period)
+
+    def idle_at(self, state: int) -> int:
+        return state + self.period
+
+    def dump(self, state: int) -> str:
+        return f"1:{self.kind}:{state}"
+
+    def load(self, stored: str, now: int) -> int:
+        head = f"1:{self.kind}:"
+        return int(stored[len(head) :]) if stored.startswith(head) else now
+
+    def describe(self) -> str:
+        return f"one every {self.period / SECOND:g} s"
+
+    @classmethod
+    def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
+        return RestBetween(text)
+
+
+@dataclass(frozen=True, init=False)
+class RestBetween(Limit):
+    """One start, then a rest: `RestBetween(30)`."""
+
+    rule: Rest
+
+    def __init__(self, rest: Duration | str, **options: Unpack[RateOptions]) -> None:
+        super().__init__(Rest(parse_duration(rest, "rest", "a rest")), **options)
+
+
+APP = """
+from headgate import Headgate
+from tests.unit.limits.test_new_rule import RestBetween
+
+app = Headgate("sqlite:///jobs.db", synchronous="OFF")
+
+
+@app.task(limits=[RestBetween("10m", key="{tenant}")])
+async def sync(tenant: str) -> None: ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it stood in the list of rules."""
+    monkeypatch.setattr(kinds, "KINDS", Kinds((*RULES, Rest)))
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    name = f"rested_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(APP)
+    return f"{name}:app"
+
+
+@pytest_asyncio.fixture
+async def hands(tmp_path: Path) -> AsyncIterator[Hands]:
+    clock = ManualClock()
+    storage = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
+    await storage.open()
+    hands = Hands(storage, clock)
+    await storage.join(hands.node, "a")
+    yield hands
+    assert list(await storage.check()) == []
+    await storage.close()
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(main, ["limits", *words])
+
+
+def test_it_is_stored_under_its_kind_and_comes_back() -> None:
+    rule = RestBetween(30).rule
+    assert json.loads(dump_rule(rule)) == {"kind": "rest", "period": 30 * SECOND}
+    assert load_rule(dump_rule(rule)) == rule
+    with pytest.raises(DeclarationError, match="'rate', 'rest', 'sliding'"):
+        load_rule('{"kind": "leaky"}')
+
+
+def test_a_rule_that_is_not_in_the_list_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "KINDS", Kinds(RULES))
+    with pytest.raises(DeclarationError, match="Invalid value 'rest'"):
+        load_rule(dump_rule(RestBetween(30).rule))
+
+
+def test_people_spell_it_in_place_of_another_rate_and_another_rate_in_its_place() -> None:
+    rest = RestBetween(30).rule
+    assert spelled_limit(rest, "90s").rule == RestBetween(90).rule
+    rate = spelled_limit(rest, "15/m", kind="strict").rule
+    assert rate.kind == "strict"
+    assert spelled_limit(rate, "30s", kind="rest").rule == rest
+    assert {"rest", "strict"} <= set(kinds.KINDS.rates)
+    assert kinds.KINDS.spelled == ["strict", "rate", "fixed", "sliding", "concurrency", "rest"]
+
+
+def test_a_declaration_is_checked_by_the_rule() -> None:
+    with pytest.raises(DeclarationError, match=r"rest limit: a period of .* more than a hundred years"):
+        Rest(2 * FARTHEST).require_bounded()
+    with pytest.raises(DeclarationError, match="a cost of 2 can never be granted: one every 30 s"):
+        RestBetween(30, cost=2)
+
+
+def test_redis_refuses_it_while_it_has_no_script() -> None:
+    with pytest.raises(DeclarationError, match="a rule of kind 'rest' has no script for Redis"):
+        numbers(RestBetween(30).rule)
+
+
+def test_admission_charges_it() -> None:
+    bucket = BucketView(Draw("rest", "acme"), RestBetween(30).rule, None)
+    lane = LaneView(1, "default", [bucket], [None, None])
+    admit([lane], {"default": 10}, NOON)
+    assert (lane.taken, lane.behind, lane.opens_at) == (1, bucket, NOON + 30 * SECOND)
+    assert bucket.stored == (f"1:rest:{NOON}", NOON + 30 * SECOND)
+    assert (bucket.grants(NOON, 5), bucket.grants(NOON + 30 * SECOND, 5)) == (0, 1)
+
+
+async def test_a_claim_on_sqlite_charges_it_for_each_key(hands: Hands) -> None:
+    hands.rules = {"rest": RestBetween(30).rule}
+    await hands.add(2, draws=[("rest", "acme")])
+    await hands.add(2, draws=[("rest", "globex")])
+    assert len(await hands.take()) == 2
+    assert len(await hands.take()) == 0
+    assert (await hands.bucket("rest", "acme")).state == f"1:rest:{hands.storage.limit_now()}"
+    hands.clock.advance(30)
+    assert len(await hands.take()) == 2
+
+
+async def test_plain_code_draws_on_it_in_memory_and_where_the_jobs_are(hands: Hands) -> None:
+    limiter = Limiter(RestBetween(30))
+    assert [bool(await limiter.try_acquire("acme")) for _ in range(2)] == [True, False]
+    stored, drawn = StoredBuckets(hands.storage), Bucket("rest", "acme", RestBetween(30).rule)
+    assert [(await stored.take(drawn)).granted for _ in range(2)] == [1, 0]
+    await stored.amend(Bucket("rest", "idle", RestBetween(30).rule), NOON, 1, NOON, 0)
+    assert (await stored.snapshot(drawn)).used == 1
+
+
+def test_the_command_line_shows_it_sets_it_and_audits_it(target: str) -> None:
+    app = importlib.import_module(target.partition(":")[0]).app
+
+    async def run() -> None:
+        async with app:
+            first, second = await app.tasks["sync"].enqueue_many([("acme",), ("acme",)])
+            await first.result(timeout=15)
+            assert "one every 600 s" in (await app.admin.explain(second.id)).reason
+            await app.admin.limits.set_rule("sync:rate", "0.01s")
+            await second.result(timeout=15)
+
+    asyncio.run(run())
+    shown = call("list", target)
+    assert "one every 0.01 s" in shown.output, shown.output
+    assert call("set", target, "sync:rate", "90s", "--json").exit_code == 0
+    (found,) = json.loads(call("list", target, "--json").stdout)
+    assert (found["rule"], found["limit"], found["key"]) == ("one every 90 s", "sync:rate", "acme")
+    audited = call("audit", target, "sync:rate", "--json")
+    assert [verdict["starts"] for verdict in json.loads(audited.stdout)] == [2]
+    assert call("unset", target, "sync:rate").exit_code == 0
+    assert "one every 600 s" in call("show", target, "sync:rate", "--key", "acme").output
