@@ -38,6 +38,10 @@ class Transaction(Protocol):
         """The rows of a statement, whose columns are named as the fields of the rows."""
         ...
 
+    async def lock(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
+        """As `fetch`, for a statement that locks rows; from then on, the time is that at which they were locked."""
+        ...
+
     async def values(self, statement: str, /, **parameters: Any) -> list[Any]:
         """The first column of a statement's rows: text or numbers."""
         ...

@@ -31,8 +31,8 @@ from headgate.limits.standalone.limiter import Limiter
 from headgate.storage.admission import BucketView, LaneView, admit
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.stored_buckets import StoredBuckets
-from headgate.testing.conformance.hands import Hands
 from headgate.testing.manual_clock import ManualClock
+from tests.conformance.storage_suite.hands import Hands
 
 NOON = 1_767_268_800 * SECOND
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headgate.jobs.job import Draw
-from headgate.storage.postgres.bucket_views import lock_buckets
 from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.procedure_transaction import PostgresTransaction
+from headgate.storage.procedures.buckets import lock_buckets
 from headgate.storage.row_ids import bucket_id
 
 MERGED_AT_ONCE = 10_000
@@ -34,7 +35,7 @@ async def merge(session: Session, after: int) -> tuple[int, bool]:
 async def _empty(session: Session, lanes: Sequence[str]) -> None:
     # Buckets before lanes, and a look into the lanes only when they are held: a job that comes now arrives anew.
     behind = {Draw(*row) for row in await session.fetch("lanes_behind", lanes=lanes)}
-    await lock_buckets(session, behind)
+    await lock_buckets(PostgresTransaction(session, 0, 0), behind)
     locked = {bucket_id(draw) for draw in behind} | {None}
     held = [row[0] for row in await session.fetch("lock_empty", lanes=lanes) if row[1] in locked]
     if held:

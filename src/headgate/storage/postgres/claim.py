@@ -30,7 +30,6 @@ from headgate.storage.admission import RowId
 from headgate.storage.claiming import ClaimPlan, Head, LaneRow, Move, Visit
 from headgate.storage.following import Ended
 from headgate.storage.permits import drawn
-from headgate.storage.postgres.bucket_views import BucketViews, ensure_rows, lock_buckets
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.floors import Floors
 from headgate.storage.postgres.heads import head_of
@@ -38,9 +37,11 @@ from headgate.storage.postgres.locked_jobs import LockedJobs
 from headgate.storage.postgres.look import Look, decode_lanes
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.server_time import StoreTime
-from headgate.storage.postgres.settings import CachedRules
+from headgate.storage.procedures.buckets import BucketRow, BucketViews, ensure_rows
 from headgate.storage.procedures.following import FollowersHeld, tell_followers
+from headgate.storage.procedures.limits import Timer
 from headgate.storage.procedures.permits import give_permits
+from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.procedures.waiting import DroppedRow
 from headgate.storage.protocol import Claim, Claimed, Dropped
 from headgate.storage.row_ids import bucket_id, lane_id
@@ -134,6 +135,9 @@ class OneClaim:
 
     # --------------------------------------------------------------------------------------------- choose
 
+    def _tx(self, limit_now: int) -> PostgresTransaction:
+        return PostgresTransaction(self._session, self._plan.now, limit_now)
+
     def _no_buckets(self, limit_now: int) -> BucketViews:
         return BucketViews(self._claim.rules, self._live.rules, limit_now)
 
@@ -184,7 +188,7 @@ class OneClaim:
             except _BucketsNeeded as needed:
                 # Not inside of the transaction: what is locked later would be waited for out of its order.
                 draws |= needed.draws
-                await ensure_rows(self._session, draws, self._look.limit_now)
+                await ensure_rows(self._tx(self._look.limit_now), draws)
             else:
                 self._remember_floors()
                 return claimed
@@ -214,10 +218,11 @@ class OneClaim:
     async def _lock(self, draws: set[Draw]) -> None:
         """Hold the buckets, and know what time it is since they are held."""
         sent_at = self._clock.monotonic()
-        locked = await lock_buckets(self._session, draws, node=self._claim.node)
-        if len(locked.rows) < len(draws) or locked.clock is None:
+        ids = sorted(bucket_id(draw) for draw in draws)
+        rows = await self._session.fetch("lock_for_claim", ids=ids, node=self._claim.node) if ids else []
+        if len(rows) < len(draws) or not rows:
             raise _BucketsNeeded(set())
-        now, ahead = locked.clock
+        now, ahead = max((row[6], row[7]) for row in rows)
         stepped = self._time.heard(sent_at, now, ahead)
         if stepped:
             # Looked at again, which makes it good.
@@ -225,8 +230,8 @@ class OneClaim:
         own = self._time.own()
         self._plan = plan = self._plan.at(now, now + ahead) if own is None else self._plan.at(*own)
         self._buckets = self._no_buckets(plan.limit_now)
-        self._buckets.add(locked.rows)
-        await self._buckets.read_rivals(self._session)
+        self._buckets.add([BucketRow(*row[:6]) for row in rows])
+        await self._buckets.read_rivals(self._tx(plan.limit_now))
 
     async def _lock_lanes(self, visits: Sequence[Visit]) -> list[Visit]:
         """Those of the lanes that can be had, as they are now."""
@@ -362,9 +367,7 @@ class OneClaim:
         )
         timers = plan.timers(reopened)
         if timers:
-            await session.execute(
-                "set_timers", ids=[view.id for view, _ in timers], opens_at=[opens_at for _, opens_at in timers]
-            )
+            await session.execute("set_timers", timer=[Timer(str(view.id), opens_at) for view, opens_at in timers])
         still_open = any(opens_at <= plan.limit_now for _, opens_at in timers)
         if dropped:
             became = {str(row[0]): row[1] for row in dropped}
@@ -402,7 +405,10 @@ class OneClaim:
         return moves
 
     async def _write_claim(self, starting: Sequence[Head], moves: Sequence[Move]) -> None:
-        ids, states, idle_at = self._buckets.charges()
+        charged = self._buckets.charged
+        stored = [view.stored for view in charged]
+        ids = [bucket_id(view.draw) for view in charged]
+        states, idle_at = [state for state, _ in stored], [idle_at for _, idle_at in stored]
         if not starting and not moves and not ids:
             return
         plan = self._plan

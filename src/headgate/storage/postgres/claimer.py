@@ -16,9 +16,9 @@ from headgate.storage.postgres.look import Look
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.replacement_notes import give_back_noted
 from headgate.storage.postgres.server_time import StoreTime
-from headgate.storage.postgres.settings import CachedRules
 from headgate.storage.procedures import waiting
 from headgate.storage.procedures.following import without_held
+from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.protocol import Claim, Claimed, Dropped
 from headgate.storage.row_ids import lane_id
 
@@ -81,7 +81,7 @@ class Claimer:
         # A node that was declared dead must not own jobs: nobody would take them back.
         if not look.has_joined:
             return Claimed(jobs=(), next_in=None)
-        await self._live.refresh(session, look.revision)
+        await self._live.refresh(PostgresTransaction(session, look.now, look.limit_now), look.revision)
         if look.has_expired:
             dropped += await self._expire(session, claim)
         one = OneClaim(session, claim, self._live, self._time, self._clock, look, self.floors, self._locked)

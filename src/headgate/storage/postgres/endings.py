@@ -16,11 +16,11 @@ from headgate.storage.permits import Given, drawn, draws_of_batch
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.rows import readable_error
+from headgate.storage.procedures.buckets import close_buckets, lock_buckets
 from headgate.storage.procedures.following import tell_followers
 from headgate.storage.procedures.lanes import arrival_of, arrive, lane_of
-from headgate.storage.procedures.permits import give_permits, lock_buckets
+from headgate.storage.procedures.permits import give_permits
 from headgate.storage.protocol import Recovered
-from headgate.storage.row_ids import bucket_id
 from headgate.storage.stored_rows import draws_and_terms
 
 STATEMENTS = (
@@ -175,7 +175,7 @@ async def finish(
     await give_permits(PostgresTransaction(session, now, limit_now), [each for each in given if each is not None])
     for job, ending in returned:
         if ending.closed_for is not None and job.rates:
-            await close_buckets(session, job.rates, limit_now + ending.closed_for)
+            await close_buckets(PostgresTransaction(session, now, limit_now), job.rates, limit_now + ending.closed_for)
     as_told = [job.ended(ending.state) for job, ending in finished]
     await tell_followers(PostgresTransaction(session, now, limit_now), _cancelled(backs, superseded), as_told=as_told)
     # One that is not to be had is another's for the moment. Whether it ends here is known when that one is through.
@@ -301,17 +301,6 @@ async def _wait_again(session: Session, backs: Sequence[Back], now: int, limit_n
     await arrive(
         PostgresTransaction(session, now, limit_now),
         [arrival_of(lanes[id], due_at, delayed=delayed) for id, waits, delayed, due_at in written if waits],
-    )
-
-
-async def close_buckets(session: Session, draws: Sequence[Draw], until: int) -> None:
-    """Nothing starts on these buckets before that limit time."""
-    await session.execute(
-        "close_buckets",
-        ids=[bucket_id(draw) for draw in draws],
-        limits=[draw.limit for draw in draws],
-        keys=[draw.key for draw in draws],
-        until=until,
     )
 
 

@@ -10,7 +10,8 @@ import msgspec
 
 from headgate.jobs.job import Draw
 from headgate.storage.claiming import LaneRow
-from headgate.storage.postgres.rows import BucketRow, decode_draws
+from headgate.storage.postgres.rows import decode_draws
+from headgate.storage.procedures.buckets import BUCKETS, BucketRow
 from headgate.storage.stored_rows import UNREADABLE_DRAWS, note_unreadable
 
 
@@ -45,7 +46,11 @@ class _StoredLane(msgspec.Struct, array_like=True):
     opened_at: int | None
 
 
-_decode_buckets = msgspec.json.Decoder(list[BucketRow]).decode
+def _decode_buckets(text: str) -> list[BucketRow]:
+    return [BUCKETS.of(row) for row in _decode_rows(text)]
+
+
+_decode_rows = msgspec.json.Decoder(list[list[Any]]).decode
 _decode_stored = msgspec.json.Decoder(list[_StoredLane]).decode
 _decode_ungated = msgspec.json.Decoder(list[Ungated]).decode
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from headgate.clock import Clock
 from headgate.storage.postgres.database import Session
+from headgate.storage.postgres.server_time import StoreTime
 from headgate.storage.stored_rows import RowDecoder
 
 R = TypeVar("R")
@@ -15,17 +18,38 @@ class PostgresTransaction:
 
     has_one_writer = False
 
-    def __init__(self, session: Session, now: int, limit_now: int) -> None:
+    def __init__(
+        self, session: Session, now: int, limit_now: int, time: StoreTime | None = None, clock: Clock | None = None
+    ) -> None:
         self.session = session
         self.now = now
         self.limit_now = limit_now
+        self._time = time
+        self._clock = clock
+        self.stepped = 0
+        """By how much the server's clock had stepped when rows were locked."""
 
     def take_places(self, count: int) -> int:
         # Arrivals get their places when they are merged.
         return self.limit_now
 
     async def fetch(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
+        return self._decoded(decoder, await self.session.fetch(statement, **parameters))
+
+    async def lock(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
+        if self._time is None or self._clock is None:
+            return await self.fetch(decoder, statement, **parameters)
+        sent_at = self._clock.monotonic()
         rows = await self.session.fetch(statement, **parameters)
+        if rows:
+            now, ahead = max((row["locked_at"], row["ahead"]) for row in rows)
+            own = self._time.own()
+            # A clock that has stepped is set right by the next claim; until then the time that was known goes on.
+            self.stepped = self._time.heard(sent_at, now, ahead)
+            self.now, self.limit_now = (now, now + ahead - self.stepped) if own is None else own
+        return self._decoded(decoder, rows)
+
+    def _decoded(self, decoder: RowDecoder[R], rows: Sequence[Any]) -> list[R]:
         if not rows:
             return []
         names = [field.name for field in decoder.fields]

@@ -18,8 +18,9 @@ from headgate.storage.permits import Given, leaving_holders
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.rows import decode_draws
+from headgate.storage.procedures.buckets import lock_buckets
 from headgate.storage.procedures.lanes import reopen_behind
-from headgate.storage.procedures.permits import lock_buckets, take_from
+from headgate.storage.procedures.permits import take_from
 from headgate.storage.stored_rows import note_unreadable
 
 TAKEN_AT_ONCE = 1000

@@ -41,7 +41,6 @@ from headgate.storage.migrations import Migration
 from headgate.storage.permits import Holder, PermitBucket, drawn
 from headgate.storage.postgres import endings, history, records, schedules, trail
 from headgate.storage.postgres.addition import add_jobs
-from headgate.storage.postgres.buckets import Buckets
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, place_of
 from headgate.storage.postgres.enlisted import add_enlisted, session_of
@@ -50,15 +49,17 @@ from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.replacement_notes import holders_in, read_notes
 from headgate.storage.postgres.schema import create, drop, migrate
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
-from headgate.storage.postgres.settings import CachedRules, read_settings
 from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.statements import checked_schema
 from headgate.storage.postgres.unique import add_unique
 from headgate.storage.postgres.wake_ups import WakeUps
-from headgate.storage.procedures import waiting
+from headgate.storage.procedures import limits, waiting
 from headgate.storage.procedures.audit import keep_deed
+from headgate.storage.procedures.buckets import lock_buckets
 from headgate.storage.procedures.following import FollowersHeld, release_followers, without_held
-from headgate.storage.procedures.permits import give_permits, lock_buckets
+from headgate.storage.procedures.gates import await_claims, gates_done, note_gates
+from headgate.storage.procedures.permits import give_permits
+from headgate.storage.procedures.settings import CachedRules, read_settings
 from headgate.storage.process import is_running, pid_space, process_started
 from headgate.storage.protocol import (
     FINAL_STATES,
@@ -368,7 +369,7 @@ class PostgresStorage:
         return await finish(passes_locked=True)
 
     async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
-        await self._transact(lambda session: self._buckets(session).amend(amendments, rules))
+        await self._transact(lambda session: limits.amend(self._tx(session), amendments, rules, self._live))
         if any(amendment.actual < amendment.cost for amendment in amendments):
             self._changed()
 
@@ -403,45 +404,34 @@ class PostgresStorage:
         await self._run(lambda session: keep_deed(self._tx(session), deed))
 
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
-        await self._transact(lambda session: self._buckets(session).deposit(deposits))
+        await self._transact(lambda session: limits.deposit(self._tx(session), deposits))
         self._changed()
 
     async def withdraw(self, deposits: Sequence[Deposit]) -> Sequence[int]:
-        return await self._transact(lambda session: self._buckets(session).withdraw(deposits))
+        return await self._transact(lambda session: limits.withdraw(self._tx(session), deposits))
 
     async def visit(
         self, draw: Draw, rules: Mapping[str, AnyRule], look: Callable[[Any], R], *, id: str | None = None
     ) -> R:
         self._require_usable()
         self._look_after_clients()
-        answer, reopens = await self._transact(lambda session: self._buckets(session).visit(draw, rules, look, id))
+        answer, reopens = await self._transact(
+            lambda session: limits.visit(self._tx(session), draw, rules, look, id, self._live)
+        )
         if reopens:
             self._changed()
         return answer  # type: ignore[no-any-return]
 
     async def note_gates(self, gates: Mapping[str, str], *, lives: int = GATE_LIVES) -> Mapping[str, bool]:
-        own = {"tasks": list(gates), "signatures": list(gates.values())}
-
-        async def note(session: Session) -> tuple[dict[str, bool], bool]:
-            now = self.now()
-            await session.execute("gates_changed", **own)
-            await session.execute("note_gates", **own, now=now, lives=lives)
-            has_changed = bool(await session.execute("newest_changed", tasks=own["tasks"], now=now, lives=lives))
-            if has_changed:
-                await session.execute("next_revision")
-            rows = await session.fetch("newest_gates", **own)
-            return {subject: not is_done for subject, is_done in rows}, has_changed
-
-        newest, has_changed = await self._transact(note)
-        if has_changed:
+        noted = await self._transact(lambda session: note_gates(self._tx(session), gates, lives))
+        if noted.has_changed:
             # A claim that is under way may be about to start jobs for a node whose gate is not the newest any more.
-            await self._transact(lambda session: session.fetch("lock_nodes"))
+            await self._transact(lambda session: await_claims(self._tx(session)))
             self._changed()
-        return newest
+        return noted.to_move
 
     async def gates_done(self, gates: Mapping[str, str]) -> None:
-        tasks, marks = list(gates), list(gates.values())
-        await self._run(lambda session: session.execute("gates_done", tasks=tasks, signatures=marks))
+        await self._run(lambda session: gates_done(self._tx(session), gates))
 
     async def regate(self, jobs: Sequence[Regated]) -> int:
         leaving = [job for job in jobs if not job.stays]
@@ -460,54 +450,29 @@ class PostgresStorage:
         return await self._transact(lambda session: waiting.regate(self._tx(session), job))
 
     async def change(self, setting: LimitSetting, *, remove: bool = False, deed: Deed | None = None) -> None:
-        async def change(session: Session) -> None:
-            await self._buckets(session).change(setting, remove=remove)
-            await keep_deed(self._tx(session), deed)
-
-        await self._transact(change)
-        await self._transact(lambda session: self._buckets(session).reopen(setting))
+        await self._transact(lambda session: limits.change(self._tx(session), setting, deed, remove=remove))
+        await self._transact(lambda session: limits.reopen(self._tx(session), setting))
         self._changed()
 
     async def edit_setting(self, about: LimitSetting, edit: EditSetting, *, deed: Deed | None = None) -> bool:
-        async def change(session: Session) -> LimitSetting | None:
-            becomes = await self._buckets(session).edit_setting(about, edit)
-            if becomes is not None:
-                await keep_deed(self._tx(session), deed)
-            return becomes
-
-        becomes: LimitSetting | None = await self._transact(change)
+        becomes = await self._transact(lambda session: limits.edit_setting(self._tx(session), about, edit, deed))
         if becomes is None:
             return False
-        await self._transact(lambda session: self._buckets(session).reopen(becomes))
+        await self._transact(lambda session: limits.reopen(self._tx(session), becomes))
         self._changed()
         return True
 
     async def penalize(self, draw: Draw, until: int, *, deed: Deed | None = None) -> None:
-        async def close(session: Session) -> None:
-            await endings.close_buckets(session, [draw], until)
-            await keep_deed(self._tx(session), deed)
-
-        await self._transact(close)
+        await self._transact(lambda session: limits.penalize(self._tx(session), draw, until, deed))
 
     async def reset(self, draw: Draw, *, deed: Deed | None = None) -> int:
-        async def reset(session: Session) -> int:
-            held = await self._buckets(session).reset(draw, self.now())
-            await keep_deed(self._tx(session), deed)
-            return held
-
-        held = await self._transact(reset)
+        held = await self._transact(lambda session: limits.reset(self._tx(session), draw, deed))
         await self._merge()
         self._changed()
         return held
 
     async def forget(self, limit: str, *, deed: Deed | None = None) -> bool:
-        async def forget(session: Session) -> bool:
-            was_there = await self._buckets(session).forget(limit)
-            if was_there:
-                await keep_deed(self._tx(session), deed)
-            return was_there
-
-        return await self._transact(forget)
+        return await self._transact(lambda session: limits.forget(self._tx(session), limit, deed))
 
     async def pause_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
         return await self._change_queue("pause_queue", deed, queue=queue, now=self.now())
@@ -794,7 +759,7 @@ class PostgresStorage:
                     buckets[draw] = PermitBucket(dump_permits(permits.permits_left(buckets[draw].state, leaving)), None)
             holding = permits.holding_batches(bucket.state for bucket in buckets.values())
             pending = {row[0] for row in await session.fetch("pending_batches", ids=sorted(holding))}
-            rules = LiveRules(await read_settings(session))
+            rules = LiveRules(await read_settings(self._tx(session)))
             return found + list(permits.contradictions(holders, buckets, pending, rules))
 
         return await self._survey(look)
@@ -948,7 +913,7 @@ class PostgresStorage:
         return await self._look_up(look)
 
     async def settings(self) -> Sequence[LimitSetting]:
-        return await self._look_up(read_settings)
+        return await self._look_up(lambda session: read_settings(self._tx(session)))
 
     # ------------------------------------------------------------------------------------------- helpers
 
@@ -958,11 +923,8 @@ class PostgresStorage:
             looking = SilentClients(self._database, self._clock).run()
             self._looking_after = asyncio.create_task(looking, name="headgate-silent-clients")
 
-    def _buckets(self, session: Session) -> Buckets:
-        return Buckets(session, self._live, self._time, self._clock)
-
     def _tx(self, session: Session) -> PostgresTransaction:
-        return PostgresTransaction(session, self.now(), self.limit_now())
+        return PostgresTransaction(session, self.now(), self.limit_now(), self._time, self._clock)
 
     async def _run(self, work: Callable[[Session], Awaitable[R]]) -> R:
         self._require_usable()

@@ -9,7 +9,6 @@ import msgspec
 from headgate.jobs.job import Draw
 from headgate.limits.concurrency import (
     OF_BATCH,
-    UNREADABLE,
     Permits,
     Semaphore,
     dump_permits,
@@ -19,23 +18,7 @@ from headgate.limits.concurrency import (
 from headgate.limits.rule import NEVER
 from headgate.storage.driver import Transaction
 from headgate.storage.permits import Given, leaving_holders, permits_left
-from headgate.storage.row_ids import bucket_id
-from headgate.storage.stored_rows import RowDecoder
-
-
-class BucketRow(msgspec.Struct):
-    """A bucket as it is stored."""
-
-    id: str
-    limit: str
-    key: str
-    state: str | None
-    opens_at: int | None
-    closed_until: int
-
-    @property
-    def draw(self) -> Draw:
-        return Draw(self.limit, self.key)
+from headgate.storage.procedures.buckets import BucketRow, lock_buckets
 
 
 class _LeftOver(msgspec.Struct):
@@ -52,15 +35,6 @@ class _LeftOver(msgspec.Struct):
     @property
     def idle_at(self) -> int:
         return NEVER if self.permits.holders else self.limit_now
-
-
-BUCKETS = RowDecoder(BucketRow, "bucket", state=UNREADABLE)
-
-
-async def lock_buckets(tx: Transaction, draws: Iterable[Draw]) -> list[BucketRow]:
-    """Lock the rows of these buckets, in the order of their ids, as everybody does."""
-    ids = sorted({bucket_id(draw) for draw in draws})
-    return await tx.fetch(BUCKETS, "buckets_for_update", ids=ids) if ids else []
 
 
 async def give_permits(tx: Transaction, jobs: Iterable[Given]) -> Set[Draw]:

@@ -25,8 +25,9 @@ from headgate.storage.json_text import as_json, optional_json
 from headgate.storage.permits import Given, drawn, draws_of_batch
 from headgate.storage.procedures import following
 from headgate.storage.procedures.audit import keep_deed
+from headgate.storage.procedures.buckets import lock_buckets
 from headgate.storage.procedures.lanes import Arrival, Lane, arrival_of, arrive, lane_of, leave, reopen_behind
-from headgate.storage.procedures.permits import give_permits, give_up_unused, lock_buckets
+from headgate.storage.procedures.permits import give_permits, give_up_unused
 from headgate.storage.procedures.unique import rivals
 from headgate.storage.protocol import Dropped
 from headgate.storage.stored_rows import RowDecoder

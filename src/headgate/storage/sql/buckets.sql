@@ -1,12 +1,18 @@
 -- Buckets and their permits.
 
--- name: buckets_for_update
--- These buckets, locked in the order of their ids.
-SELECT id, limit_name AS "limit", key, state, opens_at, closed_until
-FROM headgate.bucket
-WHERE id {any:ids text}
-ORDER BY id
-{for update}
+-- part: server_clock
+-- The server's wall clock in microseconds, as it is at this moment and not when the transaction began.
+(extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+
+-- name: buckets_for_update [postgres]
+-- These buckets, locked in the order of their ids, with the time at which each was.
+SELECT
+    id, limit_name AS "limit", key, state, opens_at, closed_until, @server_clock AS locked_at,
+    (SELECT ahead FROM headgate.limit_time) AS ahead
+FROM (SELECT * FROM headgate.bucket WHERE id {any:ids text} ORDER BY id FOR UPDATE) AS bucket
+
+-- name: buckets_for_update [sqlite]
+SELECT id, limit_name AS "limit", key, state, opens_at, closed_until FROM bucket WHERE id {any:ids text}
 
 -- name: write_permits
 -- Keep who holds permits of buckets after some have come back. The next claim looks at whoever waits behind them.

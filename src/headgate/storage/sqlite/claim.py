@@ -11,11 +11,11 @@ from headgate.jobs.job import Draw
 from headgate.storage.claiming import ClaimPlan, Head, LaneRow, Move, Visit
 from headgate.storage.driver import run_to_end
 from headgate.storage.procedures.permits import give_permits
+from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.protocol import Claim, Claimed
 from headgate.storage.sqlite.bucket_views import BucketViews, ensure_rows
 from headgate.storage.sqlite.procedure_transaction import SqliteTransaction
 from headgate.storage.sqlite.rows import BucketRow, decode_buckets
-from headgate.storage.sqlite.settings import CachedRules
 from headgate.storage.sqlite.statements import as_json, execute, fetch
 from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
 
@@ -84,7 +84,7 @@ class ClaimTransaction:
         if not rooms or not fetch(self._connection, "has_joined", node=self._claim.node):
             return Claimed(jobs=(), next_in=None)
         look = self._look(known_only=False)
-        if self._live.refresh(self._connection, look.revision):
+        if run_to_end(self._live.refresh(self._tx, look.revision)):
             self._plan = ClaimPlan(self._claim, self._now, self._limit_now, self._live.gates)
         plan = self._plan
         plan.ungated = [Visit(row) for row in look.open if row.queue in rooms]

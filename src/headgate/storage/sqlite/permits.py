@@ -14,8 +14,8 @@ from headgate.storage.driver import Transaction, run_to_end
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.permits import Given, Holder, PermitBucket
 from headgate.storage.procedures.permits import give_permits
+from headgate.storage.procedures.settings import read_settings
 from headgate.storage.sqlite.rows import decode_buckets
-from headgate.storage.sqlite.settings import decode_settings
 from headgate.storage.sqlite.statements import as_json, fetch
 from headgate.storage.stored_rows import RowDecoder
 
@@ -53,12 +53,12 @@ def give_all(tx: Transaction, left: Iterable[tuple[Holding, JobState]]) -> None:
         run_to_end(give_permits(tx, given))
 
 
-def contradictions(connection: sqlite3.Connection) -> Iterator[str]:
+def contradictions(connection: sqlite3.Connection, tx: Transaction) -> Iterator[str]:
     """Where buckets and jobs do not agree on who holds permits, one sentence each."""
     buckets = decode_buckets(fetch(connection, "buckets_of_permits"))
     found = {Draw(row.limit, row.key): PermitBucket(row.state, row.opens_at) for row in buckets}
     holding = permits.holding_batches(bucket.state for bucket in found.values())
     batches = _decode_batches(fetch(connection, "batches", ids=as_json(sorted(holding))))
     pending = {batch.id for batch in batches if batch.pending}
-    rules = LiveRules(decode_settings(fetch(connection, "settings")))
+    rules = LiveRules(run_to_end(read_settings(tx)))
     return permits.contradictions(_decode_holders(fetch(connection, "holders")), found, pending, rules)

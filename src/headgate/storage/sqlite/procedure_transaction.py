@@ -49,6 +49,10 @@ class SqliteTransaction:
         # fetchall, not fetchone: it runs the statement to its end, so that it holds no read transaction open.
         return decoder.decode(self._connection.execute(as_one_value(statement, decoder), bound).fetchall()[0][0])
 
+    async def lock(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
+        # Nobody was waited for.
+        return await self.fetch(decoder, statement, **parameters)
+
     async def values(self, statement: str, /, **parameters: Any) -> list[Any]:
         known = STATEMENTS[statement]
         return [row[0] for row in self._connection.execute(known.sql, known.bind(parameters)).fetchall()]

@@ -38,7 +38,9 @@ from headgate.storage.facts import SAFE_FOR_SEVERAL, SqliteFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
-from headgate.storage.procedures import waiting
+from headgate.storage.procedures import limits, waiting
+from headgate.storage.procedures.gates import gates_done, note_gates
+from headgate.storage.procedures.settings import CachedRules, read_settings
 from headgate.storage.protocol import (
     FINAL_STATES,
     GATE_LIVES,
@@ -70,9 +72,9 @@ from headgate.storage.sqlite.facts import read_facts
 from headgate.storage.sqlite.following import decode_batches
 from headgate.storage.sqlite.neighbours import Neighbours
 from headgate.storage.sqlite.permits import contradictions
+from headgate.storage.sqlite.procedure_transaction import Places, SqliteTransaction
 from headgate.storage.sqlite.reader import Reader
 from headgate.storage.sqlite.schedules import decode_schedules, due, overdue
-from headgate.storage.sqlite.settings import CachedRules, decode_settings
 from headgate.storage.sqlite.statements import STATEMENTS, as_json, fetch
 from headgate.storage.sqlite.transaction import Transaction, node_records
 from headgate.storage.sqlite.write import Undone, run_all, run_each
@@ -154,6 +156,7 @@ class SqliteStorage:
         self._pid = 0
         self._ahead = 0
         self._live = CachedRules()
+        self._places = Places()
         self._broken: HeadgateError | None = None
 
     def __str__(self) -> str:
@@ -304,7 +307,7 @@ class SqliteStorage:
         self._require_usable()
 
         def add(callers: sqlite3.Connection) -> Mapping[str, str]:
-            return Transaction(callers, self._clock, self._ahead, CachedRules()).enlist(jobs)
+            return Transaction(callers, self._clock, self._ahead, CachedRules(), self._places).enlist(jobs)
 
         return await run_in(await enlisted(connection), self.path, add)
 
@@ -322,7 +325,12 @@ class SqliteStorage:
 
     async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
         refunds = any(amendment.actual < amendment.cost for amendment in amendments)
-        await self._write(_Write(lambda transaction: transaction.buckets.amend(amendments, rules), wakes=refunds))
+        await self._write(
+            _Write(
+                lambda transaction: run_to_end(limits.amend(transaction.tx, amendments, rules, transaction.live)),
+                wakes=refunds,
+            )
+        )
 
     async def cancel(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
         return await self._write(  # type: ignore[no-any-return]
@@ -368,18 +376,20 @@ class SqliteStorage:
         )
 
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
-        await self._write(_Write(lambda transaction: transaction.buckets.deposit(deposits), wakes=True))
+        await self._write(_Write(lambda transaction: run_to_end(limits.deposit(transaction.tx, deposits)), wakes=True))
 
     async def withdraw(self, deposits: Sequence[Deposit]) -> Sequence[int]:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.buckets.withdraw(deposits))
+            _Write(lambda transaction: run_to_end(limits.withdraw(transaction.tx, deposits)))
         )
 
     async def visit(
         self, draw: Draw, rules: Mapping[str, AnyRule], look: Callable[[Any], R], *, id: str | None = None
     ) -> R:
         answer, reopens = await self._write(
-            _Write(lambda transaction: transaction.buckets.visit(draw, rules, look, id))
+            _Write(
+                lambda transaction: run_to_end(limits.visit(transaction.tx, draw, rules, look, id, transaction.live))
+            )
         )
         if reopens:
             self._wake()
@@ -387,25 +397,28 @@ class SqliteStorage:
 
     async def change(self, setting: LimitSetting, *, remove: bool = False, deed: Deed | None = None) -> None:
         await self._write(
-            _Write(lambda transaction: transaction.buckets.change(setting, deed, remove=remove), wakes=True)
+            _Write(
+                lambda transaction: run_to_end(limits.change(transaction.tx, setting, deed, remove=remove)), wakes=True
+            )
         )
 
     async def edit_setting(self, about: LimitSetting, edit: EditSetting, *, deed: Deed | None = None) -> bool:
-        return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.buckets.edit_setting(about, edit, deed), wakes=True)
+        becomes = await self._write(
+            _Write(lambda transaction: run_to_end(limits.edit_setting(transaction.tx, about, edit, deed)), wakes=True)
         )
+        return becomes is not None
 
     async def penalize(self, draw: Draw, until: int, *, deed: Deed | None = None) -> None:
-        await self._write(_Write(lambda transaction: transaction.buckets.penalize(draw, until, deed)))
+        await self._write(_Write(lambda transaction: run_to_end(limits.penalize(transaction.tx, draw, until, deed))))
 
     async def reset(self, draw: Draw, *, deed: Deed | None = None) -> int:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.buckets.reset(draw, deed), wakes=True)
+            _Write(lambda transaction: run_to_end(limits.reset(transaction.tx, draw, deed)), wakes=True)
         )
 
     async def forget(self, limit: str, *, deed: Deed | None = None) -> bool:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.buckets.forget(limit, deed))
+            _Write(lambda transaction: run_to_end(limits.forget(transaction.tx, limit, deed)))
         )
 
     async def join(self, node: str, name: str, *, queues: Mapping[str, int] | None = None, version: str = "") -> None:
@@ -515,7 +528,7 @@ class SqliteStorage:
         """The transaction as it is now, with nothing remembered of what was undone."""
         assert self._writer is not None
         self._live.forget()
-        return Transaction(self._writer, self._clock, self._ahead, self._live)
+        return Transaction(self._writer, self._clock, self._ahead, self._live, self._places)
 
     def _transact(
         self, group: Sequence[_Write], run: Callable[[Transaction, Sequence[_Write]], Sequence[Any]]
@@ -525,7 +538,7 @@ class SqliteStorage:
         try:
             sqlite_file.begin(connection, self._patience, self._clock, self._warn_slow)
             try:
-                results = run(Transaction(connection, self._clock, self._ahead, self._live), group)
+                results = run(Transaction(connection, self._clock, self._ahead, self._live, self._places), group)
                 if any(write.wakes for write in group):
                     # Read here, so that a node that has joined a moment ago is told as well.
                     self._ports = _decode_ports(fetch(connection, "ports"))
@@ -716,11 +729,11 @@ class SqliteStorage:
 
     async def note_gates(self, gates: Mapping[str, str], *, lives: int = GATE_LIVES) -> Mapping[str, bool]:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.note_gates(gates, lives))
+            _Write(lambda transaction: run_to_end(note_gates(transaction.tx, gates, lives)).to_move)
         )
 
     async def gates_done(self, gates: Mapping[str, str]) -> None:
-        await self._write(_Write(lambda transaction: transaction.gates_done(gates)))
+        await self._write(_Write(lambda transaction: run_to_end(gates_done(transaction.tx, gates))))
 
     async def gated_jobs(
         self,
@@ -756,7 +769,7 @@ class SqliteStorage:
         )
 
     async def settings(self) -> Sequence[LimitSetting]:
-        return decode_settings(await self._value(self._lookups, "settings"))
+        return await self._read(self._lookups, lambda connection: run_to_end(read_settings(self._reading(connection))))
 
     async def put_schedule(self, record: ScheduleRecord, *, replaces: int | None, anew: bool = False) -> bool:
         return await self._write(  # type: ignore[no-any-return]
@@ -809,9 +822,12 @@ class SqliteStorage:
     async def check(self) -> Sequence[str]:
         def look(connection: sqlite3.Connection) -> list[str]:
             rows = connection.execute(STATEMENTS["check"]).fetchall()
-            return [row[0] for row in rows] + list(contradictions(connection))
+            return [row[0] for row in rows] + list(contradictions(connection, self._reading(connection)))
 
         return await self._read(self._lists, look)
+
+    def _reading(self, connection: sqlite3.Connection) -> SqliteTransaction:
+        return SqliteTransaction(connection, self.now(), self.limit_now(), self._places)
 
     async def _value(self, reader: Reader | None, statement: str, **values: Any) -> Any:
         return await self._read(reader, lambda connection: fetch(connection, statement, **values))

@@ -29,6 +29,7 @@ from headgate.storage.endings import EndedHere, poison_error, prunable_at_once
 from headgate.storage.following import Ended, Place, final_at_once
 from headgate.storage.procedures import following
 from headgate.storage.procedures.audit import keep_deed
+from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.process import is_running, pid_space, process_started
 from headgate.storage.protocol import (
     Beat,
@@ -40,12 +41,10 @@ from headgate.storage.protocol import (
 from headgate.storage.row_ids import bucket_id, lane_id
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.storage.sqlite import history, schedules
-from headgate.storage.sqlite.buckets import Buckets
 from headgate.storage.sqlite.claim import ClaimTransaction
 from headgate.storage.sqlite.lanes import Lanes
 from headgate.storage.sqlite.permits import give_all
-from headgate.storage.sqlite.procedure_transaction import SqliteTransaction
-from headgate.storage.sqlite.settings import CachedRules
+from headgate.storage.sqlite.procedure_transaction import Places, SqliteTransaction
 from headgate.storage.sqlite.statements import as_json, execute, fetch
 from headgate.storage.sqlite.unique import Unique, rivals, supersede
 from headgate.storage.stored_rows import RowDecoder
@@ -106,16 +105,18 @@ _decode_queues = msgspec.json.Decoder(frozenset[str]).decode
 class Transaction:
     """What one write transaction can do. `now` is wall time, `limit_now` limit time, both fixed for its length."""
 
-    def __init__(self, connection: sqlite3.Connection, clock: Clock, ahead: int, live: CachedRules) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, clock: Clock, ahead: int, live: CachedRules, places: Places
+    ) -> None:
         self._connection = connection
         self._clock = clock
         self._ahead = ahead
-        self._live = live
+        self.live = live
+        self._places = places
         self._now = clock.now()
         self._limit_now = clock.monotonic() + ahead
-        self.tx = SqliteTransaction(connection, self._now, self._limit_now, live.places)
+        self.tx = SqliteTransaction(connection, self._now, self._limit_now, places)
         self._lanes = Lanes(connection, self.tx)
-        self.buckets = Buckets(connection, live, self.tx)
 
     # ---------------------------------------------------------------------------------------------- jobs
 
@@ -187,8 +188,8 @@ class Transaction:
         if paused:
             rooms = {queue: room for queue, room in claim.rooms.items() if queue not in paused}
             claim = replace(claim, rooms=rooms)
-        tx = SqliteTransaction(self._connection, now, limit_now, self._live.places)
-        return ClaimTransaction(self._connection, claim, self._live, now, limit_now, tx, self._tell).run()
+        tx = SqliteTransaction(self._connection, now, limit_now, self._places)
+        return ClaimTransaction(self._connection, claim, self.live, now, limit_now, tx, self._tell).run()
 
     def pause_queue(self, queue: str, deed: Deed | None) -> bool:
         """Let no claim take a job of a queue; whether it was not paused before."""
@@ -367,22 +368,6 @@ class Transaction:
 
     def remove_schedule(self, name: str) -> bool:
         return execute(self._connection, "remove_schedule", name=name) == 1
-
-    # --------------------------------------------------------------------------------------------- gates
-
-    def note_gates(self, noted: Mapping[str, str], lives: int) -> dict[str, bool]:
-        """Note this release's gates; the subjects that have no newer one, and whether their backlog is to be moved."""
-        gates = as_json(list(noted.items()))
-        execute(self._connection, "gates_changed", gates=gates)
-        execute(self._connection, "note_gates", gates=gates, now=self._now, lives=lives)
-        if execute(self._connection, "newest_changed", gates=gates, now=self._now, lives=lives):
-            execute(self._connection, "next_revision")
-        newest = _decode_ids(fetch(self._connection, "newest_gates", gates=gates, only_to_do=0))
-        to_do = _decode_ids(fetch(self._connection, "newest_gates", gates=gates, only_to_do=1))
-        return {task: task in to_do for task in newest}
-
-    def gates_done(self, noted: Mapping[str, str]) -> None:
-        execute(self._connection, "gates_done", gates=as_json(list(noted.items())))
 
     # --------------------------------------------------------------------------------------------- nodes
 

@@ -68,12 +68,11 @@ CREATE INDEX bucket_idle ON bucket (idle_at) WHERE opens_at IS NULL;
 
 -- What plain code was answered that drew on a bucket under an id; a repeat is answered the same until then.
 CREATE TABLE bucket_note (
-    limit_name    TEXT NOT NULL,
-    key           TEXT NOT NULL,
+    bucket        TEXT NOT NULL,
     id            TEXT NOT NULL,
     note          TEXT,
     until         INTEGER NOT NULL,
-    PRIMARY KEY (limit_name, key, id)
+    PRIMARY KEY (bucket, id)
 ) WITHOUT ROWID;
 CREATE INDEX bucket_note_until ON bucket_note (until);
 

@@ -1,2 +1,0 @@
--- The newest gate of each subject.
-SELECT task, signature FROM headgate.task_gate WHERE is_newest

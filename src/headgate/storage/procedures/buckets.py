@@ -1,0 +1,177 @@
+"""Buckets as admission sees them: locked, judged by the rules that hold now, and charged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from headgate.jobs.job import Draw
+from headgate.limits.concurrency import UNREADABLE
+from headgate.limits.limit import AnyRule
+from headgate.limits.rule import NEVER
+from headgate.storage.admission import FOR_ALL_KEYS, BucketView
+from headgate.storage.driver import Transaction
+from headgate.storage.live_rules import LiveRules
+from headgate.storage.row_ids import bucket_id
+from headgate.storage.stored_rows import RowDecoder, load_state
+
+
+class BucketRow(msgspec.Struct):
+    """A bucket as it is stored."""
+
+    id: str
+    limit: str
+    key: str
+    state: str | None
+    opens_at: int | None
+    closed_until: int
+
+    @property
+    def draw(self) -> Draw:
+        return Draw(self.limit, self.key)
+
+
+class BucketName(NamedTuple):
+    """What a bucket without a row is made by."""
+
+    id: str
+    limit_name: str
+    key: str
+
+
+class _Charged(NamedTuple):
+    id: str
+    limit_name: str
+    key: str
+    state: str | None
+    idle_at: int
+
+
+BUCKETS = RowDecoder(BucketRow, "bucket", state=UNREADABLE)
+
+
+class BucketViews:
+    """The buckets that one transaction looks at: one view each, judged by the rule that holds for its key now."""
+
+    def __init__(self, rules: Mapping[str, AnyRule], live: LiveRules, limit_now: int) -> None:
+        self._rules = rules
+        self._live = live
+        self._limit_now = limit_now
+        self._found: dict[Draw, BucketView] = {}
+
+    def __getitem__(self, draw: Draw) -> BucketView:
+        return self._found[draw]
+
+    def add(self, rows: Iterable[BucketRow], draws: Iterable[Draw] = ()) -> None:
+        """Make the views of these rows, and of these buckets, which need not have one.
+
+        Those of the limits themselves come before those of their keys.
+        """
+        for row in sorted(rows, key=lambda row: row.key != FOR_ALL_KEYS):
+            self.of(row)
+        for draw in sorted(draws, key=lambda draw: draw.key != FOR_ALL_KEYS):
+            if draw not in self._found:
+                self._found[draw] = self._make(draw, None)
+
+    def of(self, row: BucketRow) -> BucketView:
+        """The view of a row that was read."""
+        view = self._found.get(row.draw)
+        if view is None:
+            view = self._found[row.draw] = self._make(row.draw, row)
+        return view
+
+    def judged_by(self, draw: Draw) -> AnyRule:
+        """The rule that holds for a bucket now."""
+        return self._live.rule(draw, self._rules[draw.limit])
+
+    def with_homes(self, draws: Iterable[Draw]) -> set[Draw]:
+        """These buckets, and those in which their limits keep the one state of all keys."""
+        found = set(draws)
+        for draw in list(found):
+            if self.judged_by(draw).shares_state:
+                found.add(Draw(draw.limit, FOR_ALL_KEYS))
+        return found
+
+    async def read_rivals(self, tx: Transaction) -> None:
+        """Tell the homes which of their keys want to start now."""
+        for view in self._found.values():
+            if view.rule.shares_state and view.home is view:
+                view.rivals = set(await tx.values("rivals", limit=view.draw.limit, limit_now=self._limit_now))
+
+    @property
+    def charged(self) -> list[BucketView]:
+        """Those whose states have changed."""
+        return [view for view in self._found.values() if view.charged]
+
+    async def charge(self, tx: Transaction) -> bool:
+        """Write the states that have changed; whether there were any."""
+        charged = self.charged
+        if charged:
+            rows = [_Charged(bucket_id(view.draw), view.draw.limit, view.draw.key, *view.stored) for view in charged]
+            await tx.execute("charge", charged=rows)
+        return bool(charged)
+
+    def _make(self, draw: Draw, row: BucketRow | None) -> BucketView:
+        rule = self.judged_by(draw)
+        view = BucketView(draw, rule, None)
+        if row is not None:
+            view.id, view.opens_at, view.closed_until = row.id, row.opens_at, row.closed_until
+            if row.state is not None:
+                view.state = load_state(rule, draw, row.state, self._limit_now)
+                # Carried over from other numbers as of now, it has to be kept as of now.
+                view.charged = rule.dump(view.state) != row.state
+        if self._live.is_paused(draw):
+            view.closed_until = NEVER
+        if rule.shares_state and draw.key != FOR_ALL_KEYS:
+            home = Draw(draw.limit, FOR_ALL_KEYS)
+            view.home = self._found.get(home) or self._new(home)
+        return view
+
+    def _new(self, draw: Draw) -> BucketView:
+        view = self._found[draw] = BucketView(draw, self.judged_by(draw), None)
+        return view
+
+
+async def lock_buckets(tx: Transaction, draws: Iterable[Draw]) -> list[BucketRow]:
+    """Lock the rows of these buckets, in the order of their ids, as everybody does."""
+    ids = sorted({bucket_id(draw) for draw in draws})
+    return await tx.fetch(BUCKETS, "buckets_for_update", ids=ids) if ids else []
+
+
+async def hold_buckets(
+    tx: Transaction, draws: Iterable[Draw], rules: Mapping[str, AnyRule], live: LiveRules
+) -> BucketViews:
+    """Lock these buckets, which get rows if they have none, and return their views at the time at which they are held.
+
+    The time of the transaction is that time from then on.
+    """
+    wanted = BucketViews(rules, live, tx.limit_now).with_homes(draws)
+    ids = sorted(bucket_id(draw) for draw in wanted)
+    rows = await tx.lock(BUCKETS, "buckets_for_update", ids=ids) if ids else []
+    while len(rows) < len(ids) and not tx.has_one_writer:
+        # New, or forgotten for being idle a moment ago.
+        await ensure_rows(tx, wanted)
+        rows = await tx.lock(BUCKETS, "buckets_for_update", ids=ids)
+    views = BucketViews(rules, live, tx.limit_now)
+    views.add(rows, wanted)
+    await views.read_rivals(tx)
+    return views
+
+
+async def ensure_rows(tx: Transaction, draws: Iterable[Draw]) -> None:
+    """Give buckets a row that can be locked, and that lanes can wait behind, where they have none yet."""
+    wanted = {(bucket_id(draw)): BucketName(bucket_id(draw), draw.limit, draw.key) for draw in draws}
+    if not wanted:
+        return
+    missing = await tx.values("missing_buckets", wanted=list(wanted.values()))
+    if missing:
+        await tx.execute("ensure_buckets", wanted=[wanted[id] for id in missing], limit_now=tx.limit_now)
+
+
+async def close_buckets(tx: Transaction, draws: Iterable[Draw], until: int) -> None:
+    """Let nothing start on these buckets before that limit time."""
+    closed = [BucketName(bucket_id(draw), draw.limit, draw.key) for draw in draws]
+    if closed:
+        await tx.execute("close_buckets", closed=closed, until=until)

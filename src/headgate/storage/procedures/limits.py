@@ -1,0 +1,202 @@
+"""What plain code and operators do to limits and their buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from headgate.jobs.audit import Deed
+from headgate.jobs.job import Draw
+from headgate.limits.concurrency import load_permits
+from headgate.limits.limit import AnyRule
+from headgate.storage.admission import BucketVisit
+from headgate.storage.driver import Transaction
+from headgate.storage.endings import limit_in_use
+from headgate.storage.fetched import Balance, dump_balance, load_balance
+from headgate.storage.json_text import limit_needle
+from headgate.storage.live_rules import EditSetting, LimitSetting, edited
+from headgate.storage.procedures.audit import keep_deed
+from headgate.storage.procedures.buckets import close_buckets, ensure_rows, hold_buckets, lock_buckets
+from headgate.storage.procedures.settings import CachedRules, read_settings
+from headgate.storage.procedures.waiting import release_idle
+from headgate.storage.protocol import Amendment, Deposit
+from headgate.storage.row_ids import bucket_id
+
+
+class _Balance(NamedTuple):
+    """A bucket in which a balance lies, as it is stored."""
+
+    draw: Draw
+    balance: Balance
+
+    @property
+    def id(self) -> str:
+        return bucket_id(self.draw)
+
+    @property
+    def limit_name(self) -> str:
+        return self.draw.limit
+
+    @property
+    def key(self) -> str:
+        return self.draw.key
+
+    @property
+    def state(self) -> str:
+        return dump_balance(self.balance)
+
+    @property
+    def idle_at(self) -> int:
+        return self.balance.idle_at
+
+
+class Timer(NamedTuple):
+    """When a bucket opens for the lanes behind it."""
+
+    id: str
+    opens_at: int
+
+
+async def amend(
+    tx: Transaction, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule], live: CachedRules
+) -> None:
+    """As `Storage.amend`."""
+    await live.refresh(tx)
+    known = [amendment for amendment in amendments if amendment.draw.limit in rules]
+    buckets = await hold_buckets(tx, [amendment.draw for amendment in known], rules, live.rules)
+    for amendment in known:
+        buckets[amendment.draw].amend(amendment.charged_at, amendment.cost, amendment.started_at, amendment.actual)
+    await buckets.charge(tx)
+    for draw in {amendment.draw for amendment in known if amendment.actual < amendment.cost}:
+        await _reopen(tx, draw.limit, draw.key)
+
+
+async def visit(
+    tx: Transaction,
+    draw: Draw,
+    rules: Mapping[str, AnyRule],
+    look: Callable[[Any], Any],
+    id: str | None,
+    live: CachedRules,
+) -> tuple[Any, bool]:
+    """As `Storage.visit`; the answer of `look`, and whether something was given back."""
+    await live.refresh(tx)
+    buckets = await hold_buckets(tx, [draw], rules, live.rules)
+    noted = {"bucket": bucket_id(draw), "id": id}
+    note = None if id is None else await tx.value("note_of_bucket", **noted, limit_now=tx.limit_now)
+    visited = BucketVisit(buckets[draw], tx.limit_now, note)
+    answer = look(visited)
+    if await buckets.charge(tx) and tx.has_one_writer:
+        # Where many write, heartbeats do it: all of them would wait for this row.
+        await tx.execute("use_limit_time", limit_now=tx.limit_now)
+    if id is not None and visited.noted_until is not None:
+        await tx.execute("keep_note_of_bucket", **noted, note=visited.note, until=visited.noted_until)
+    if visited.reopens:
+        await _reopen(tx, draw.limit, draw.key)
+    return answer, visited.reopens
+
+
+async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> None:
+    """As `Storage.deposit`."""
+    draws = [deposit.draw for deposit in deposits]
+    await ensure_rows(tx, draws)
+    await lock_buckets(tx, draws)
+    rows = [_Balance(deposit.draw, deposit.balance) for deposit in deposits]
+    await tx.execute("charge", charged=rows)
+    timers = [Timer(row.id, tx.limit_now if row.balance.left else row.balance.opens_at) for row in rows]
+    await tx.execute("set_timers", timer=timers)
+
+
+async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> list[int]:
+    """As `Storage.withdraw`."""
+    states = {row.draw: row.state for row in await lock_buckets(tx, [deposit.draw for deposit in deposits])}
+    left: list[int] = []
+    emptied: list[_Balance] = []
+    for deposit in deposits:
+        balance = load_balance(states.get(deposit.draw))
+        # Another deposit may lie there by now, and is another's to withdraw.
+        mine = balance.left if balance.charged_at == deposit.balance.charged_at else 0
+        left.append(mine)
+        if mine:
+            emptied.append(_Balance(deposit.draw, replace(balance, left=0)))
+    if emptied:
+        await tx.execute("charge", charged=emptied)
+    return left
+
+
+async def change(tx: Transaction, setting: LimitSetting, deed: Deed | None, *, remove: bool) -> None:
+    """Store or remove a setting. `reopen` has to follow in another transaction where there is more than one writer."""
+    await _write(tx, setting, remove=remove)
+    await keep_deed(tx, deed)
+
+
+async def edit_setting(
+    tx: Transaction, about: LimitSetting, edit: EditSetting, deed: Deed | None
+) -> LimitSetting | None:
+    """As `Storage.edit_setting`; what the setting has become, None if that is no change. `reopen` has to follow."""
+    # Where nothing is set there is no row to lock, and two first changes would not see each other.
+    await tx.values("lock_settings")
+    becomes = edited(await read_settings(tx), about, edit)
+    if becomes is not None:
+        await _write(tx, becomes, remove=becomes.sets_nothing)
+        await keep_deed(tx, deed)
+    return becomes
+
+
+async def reopen(tx: Transaction, setting: LimitSetting) -> None:
+    """Let the next claims look at who waits for a limit, under what is set about it by now."""
+    # A claim that is under way under the old rules may be about to close a bucket.
+    await tx.values("lock_nodes")
+    await _reopen_for(tx, setting)
+
+
+async def penalize(tx: Transaction, draw: Draw, until: int, deed: Deed | None) -> None:
+    """As `Storage.penalize`."""
+    await close_buckets(tx, [draw], until)
+    await keep_deed(tx, deed)
+
+
+async def reset(tx: Transaction, draw: Draw, deed: Deed | None) -> int:
+    """As `Storage.reset`."""
+    held = await release_idle(tx, draw)
+    await tx.execute("reset_bucket", id=bucket_id(draw), keep_state=held > 0)
+    await _reopen(tx, draw.limit, draw.key or None)
+    await keep_deed(tx, deed)
+    return held
+
+
+async def forget(tx: Transaction, limit: str, deed: Deed | None) -> bool:
+    """As `Storage.forget`."""
+    # No claim may put a lane behind one of them meanwhile, or take a permit.
+    await tx.values("lock_nodes")
+    await tx.values("lock_limit", limit=limit)
+    waiting = await tx.value("waits_for_limit", needle=limit_needle(limit))
+    held = sum(load_permits(state).held for state in await tx.values("permits_of_limit", limit=limit))
+    if waiting or held:
+        raise limit_in_use(limit, waiting, held)
+    forgotten = await tx.execute("forget_buckets", limit=limit)
+    forgotten += await tx.execute("forget_settings", limit=limit)
+    if forgotten:
+        await tx.execute("next_revision")
+        await keep_deed(tx, deed)
+    return forgotten > 0
+
+
+async def _write(tx: Transaction, setting: LimitSetting, *, remove: bool) -> None:
+    where = {"limit": setting.limit, "scope": setting.scope, "target": setting.target}
+    if remove:
+        await tx.execute("unset_limit", **where)
+    else:
+        await tx.execute("set_limit", **where, rule=setting.rule, is_paused=setting.is_paused, tier=setting.tier)
+    await tx.execute("next_revision")
+    await _reopen_for(tx, setting)
+
+
+async def _reopen_for(tx: Transaction, setting: LimitSetting) -> None:
+    await _reopen(tx, setting.limit, setting.target if setting.scope == "key" else None)
+
+
+async def _reopen(tx: Transaction, limit: str, key: str | None = None) -> None:
+    await tx.execute("reopen", limit=limit, key=key, limit_now=tx.limit_now)

@@ -1,0 +1,50 @@
+"""What is set about limits at run time, and which gates are the newest, read again when that has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from headgate.storage.driver import Transaction
+from headgate.storage.live_rules import LimitSetting, LiveRules
+from headgate.storage.stored_rows import RowDecoder
+
+
+class _Gate(msgspec.Struct):
+    task: str
+    signature: str
+
+
+_SETTINGS = RowDecoder(LimitSetting, "setting of limit", scope="member")
+_GATES = RowDecoder(_Gate, "gate")
+
+
+class CachedRules:
+    """The live rules and the newest gates as this process last read them."""
+
+    def __init__(self) -> None:
+        self.rules = LiveRules()
+        self.gates: Mapping[str, str] = {}
+        """The newest gate of each subject."""
+        self._revision = 0
+
+    def forget(self) -> None:
+        """Read them again before they are used next: they may be of a transaction that was undone."""
+        self._revision = -1
+
+    async def refresh(self, tx: Transaction, revision: int | None = None) -> bool:
+        """Read them again unless they are of this revision (None: of whichever holds); whether they were read."""
+        if revision is None:
+            revision = await tx.value("revision")
+        if revision == self._revision:
+            return False
+        self.rules = LiveRules(await read_settings(tx))
+        self.gates = {gate.task: gate.signature for gate in await tx.fetch(_GATES, "gates")}
+        self._revision = revision
+        return True
+
+
+async def read_settings(tx: Transaction) -> list[LimitSetting]:
+    """Everything that is set."""
+    return await tx.fetch(_SETTINGS, "settings")

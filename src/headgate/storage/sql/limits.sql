@@ -1,0 +1,148 @@
+-- Limits: what is set about them, and their buckets but for claims.
+
+-- name: settings
+SELECT limit_name AS "limit", scope, target, rule, is_paused, tier FROM headgate.limit_setting
+
+-- name: revision
+SELECT revision FROM headgate.limit_revision
+
+-- name: next_revision
+UPDATE headgate.limit_revision SET revision = revision + 1
+
+-- name: lock_settings
+-- Nobody else changes a setting until this transaction ends.
+SELECT revision FROM headgate.limit_revision {for update}
+
+-- name: set_limit
+INSERT INTO headgate.limit_setting (limit_name, scope, target, rule, is_paused, tier)
+VALUES (:limit, :scope, :target, :rule, :is_paused, :tier)
+ON CONFLICT (limit_name, scope, target) DO UPDATE SET
+    rule = excluded.rule, is_paused = excluded.is_paused, tier = excluded.tier
+
+-- name: unset_limit
+DELETE FROM headgate.limit_setting WHERE limit_name = :limit AND scope = :scope AND target = :target
+
+-- name: reopen
+-- Buckets of a limit that lanes wait behind are looked at by the next claim; of one key, or of all. They are locked in
+-- the order of their ids.
+UPDATE headgate.bucket SET opens_at = :limit_now
+WHERE id IN (
+    SELECT id FROM headgate.bucket
+    WHERE limit_name = :limit AND (:key::text IS NULL OR key = :key) AND opens_at > :limit_now
+    ORDER BY id
+    {for update}
+)
+
+-- name: reset_bucket
+-- A bucket is as good as new; :keep_state leaves the permits that are still held.
+UPDATE headgate.bucket
+SET state = CASE WHEN :keep_state THEN state END,
+    idle_at = CASE WHEN :keep_state THEN idle_at ELSE 0 END,
+    closed_until = 0
+WHERE id = :id
+
+-- name: close_buckets
+-- Buckets grant nothing until then.
+INSERT INTO headgate.bucket AS known (id, limit_name, key, state, idle_at, closed_until)
+SELECT id, limit_name, key, NULL, :until::bigint, :until::bigint
+FROM {rows:closed(id text, limit_name text, key text)}
+WHERE true
+ORDER BY id
+ON CONFLICT (id) DO UPDATE SET
+    closed_until = {greatest}(known.closed_until, excluded.closed_until),
+    idle_at = {greatest}(known.idle_at, excluded.idle_at)
+
+-- name: charge
+-- Keep the states of buckets that were charged; the first charge of a bucket makes its row.
+INSERT INTO headgate.bucket AS known (id, limit_name, key, state, idle_at)
+SELECT id, limit_name, key, state, idle_at
+FROM {rows:charged(id text, limit_name text, key text, state text, idle_at bigint)}
+WHERE true
+ORDER BY id
+ON CONFLICT (id) DO UPDATE SET state = excluded.state, idle_at = excluded.idle_at
+
+-- name: missing_buckets
+-- Those of these buckets that have no row.
+SELECT id FROM {rows:wanted(id text, limit_name text, key text)}
+WHERE NOT EXISTS (SELECT 1 FROM headgate.bucket WHERE bucket.id = wanted.id)
+
+-- name: ensure_buckets
+-- Make rows for buckets that have none, so that they can be locked, and lanes can wait behind them.
+INSERT INTO headgate.bucket (id, limit_name, key, idle_at)
+SELECT id, limit_name, key, :limit_now::bigint
+FROM {rows:wanted(id text, limit_name text, key text)}
+WHERE true
+ORDER BY id
+ON CONFLICT (id) DO NOTHING
+
+-- name: set_timers
+-- A bucket opens at its time as long as a lane waits behind it.
+UPDATE headgate.bucket
+SET opens_at = wanted.opens_at
+FROM (
+    SELECT
+        timer.id, CASE WHEN EXISTS (SELECT 1 FROM headgate.lane WHERE behind = timer.id) THEN timer.opens_at END AS opens_at
+    FROM {rows:timer(id text, opens_at bigint)}
+) AS wanted
+WHERE bucket.id = wanted.id AND coalesce(bucket.opens_at, -1) <> coalesce(wanted.opens_at, -1)
+
+-- name: rivals
+-- The keys of a limit whose buckets have opened for those who wait behind them, unless all of these are in paused
+-- queues. A key that has starts in the window is let in a microsecond after those that have none, and is a rival already.
+SELECT key FROM headgate.bucket
+WHERE limit_name = :limit AND opens_at <= :limit_now::bigint + 1
+    AND EXISTS (
+        SELECT 1 FROM headgate.lane WHERE behind = bucket.id AND queue NOT IN (SELECT queue FROM headgate.paused_queue)
+    )
+LIMIT 1000
+
+-- name: note_of_bucket
+-- What is noted under the id of a request to a bucket, and counts still.
+SELECT note FROM headgate.bucket_note WHERE bucket = :bucket AND id = :id AND until > :limit_now
+
+-- name: keep_note_of_bucket
+INSERT INTO headgate.bucket_note (bucket, id, note, until) VALUES (:bucket, :id, :note, :until)
+ON CONFLICT (bucket, id) DO UPDATE SET note = excluded.note, until = excluded.until
+
+-- name: lock_limit
+-- All buckets of a limit, locked.
+SELECT id FROM headgate.bucket WHERE limit_name = :limit ORDER BY id {for update}
+
+-- name: waits_for_limit [postgres]
+-- How many jobs wait that draw on a limit: in lanes, those that have just arrived among them, or blocked.
+SELECT (
+    SELECT count(*)
+    FROM headgate.job
+    WHERE waiting AND lane IN (
+        SELECT id FROM headgate.lane WHERE strpos(draws, :needle) > 0
+        UNION
+        SELECT lane FROM headgate.arrival WHERE strpos(draws, :needle) > 0
+    )
+) + (
+    SELECT count(*) FROM headgate.job WHERE state = 'blocked' AND strpos(draws, :needle) > 0
+)
+
+-- name: waits_for_limit [sqlite]
+-- There are no arrivals, and lanes count exactly.
+SELECT (SELECT coalesce(sum(waiting), 0) FROM lane WHERE waiting > 0 AND instr(draws, :needle) > 0)
+    + (SELECT count(*) FROM job WHERE state = 'blocked' AND instr(draws, :needle) > 0)
+
+-- name: permits_of_limit
+-- The states of all buckets of a limit that hold permits.
+SELECT state FROM headgate.bucket WHERE limit_name = :limit AND state LIKE '1:concurrency:%'
+
+-- name: forget_buckets
+DELETE FROM headgate.bucket WHERE limit_name = :limit
+
+-- name: forget_settings
+DELETE FROM headgate.limit_setting WHERE limit_name = :limit
+
+-- name: use_limit_time [postgres]
+-- Note how far limit time has gone, without waiting for the disk: a restart begins no earlier.
+WITH unsynced AS MATERIALIZED (
+    SELECT set_config('synchronous_commit', 'off', true)
+)
+UPDATE headgate.limit_time SET last_used = :limit_now::bigint FROM unsynced WHERE last_used < :limit_now::bigint - 1000000
+
+-- name: use_limit_time [sqlite]
+UPDATE limit_time SET last_used = max(last_used, :limit_now)

@@ -1,2 +1,0 @@
--- A limit is gone: so are its buckets.
-DELETE FROM bucket WHERE limit_name = :limit
