@@ -10,7 +10,6 @@ import msgspec
 from headgate.jobs.job import NewJob
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.schedule import Course, ScheduleRules, Skipped
-from headgate.storage.stored_rows import RowDecoder
 
 _encode = msgspec.json.Encoder().encode
 
@@ -68,12 +67,6 @@ def blank_call(stored: Any) -> ScheduledCall:
     return ScheduledCall(task=task if isinstance(task, str) else "", queue="", payload="")
 
 
-SCHEDULES = RowDecoder(
-    ScheduleRecord, "schedule", call=blank_call, rules=ScheduleRules(trigger=""), course=Course(0, None)
-)
-"""Reads schedules from their rows."""
-
-
 class Fired(msgspec.Struct, frozen=True):
     """The jobs of one schedule, and its course after them; written only if the schedule is as it was read."""
 
@@ -84,6 +77,11 @@ class Fired(msgspec.Struct, frozen=True):
     jobs: Sequence[NewJob] = ()
     skipped: Skipped | None = None
     skipped_at: int | None = None
+
+    @property
+    def last_job(self) -> str | None:
+        """The id of the last of the jobs."""
+        return self.jobs[-1].id if self.jobs else None
 
     @property
     def opened(self) -> int:

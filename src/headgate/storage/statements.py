@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 _HEADER = re.compile(r"^-- (?P<kind>name|part): (?P<name>\w+)(?: \[(?P<database>\w+)\])?$")
 _INCLUDE = re.compile(r"@(\w+)")
-_MACRO = re.compile(r"\{(?P<kind>rows|any|field):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}")
+_MACRO = re.compile(r"\{(?P<kind>rows|any|field):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL)
 _ROWS = re.compile(r"(?P<parameter>\w+)\((?P<columns>[^)]*)\)")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 

@@ -21,6 +21,7 @@ class PostgresDialect:
     words: Mapping[str, str] = {
         "for update": "FOR UPDATE",
         "for update skip locked": "FOR UPDATE SKIP LOCKED",
+        "for update of schedule skip locked": "FOR UPDATE OF schedule SKIP LOCKED",
         "greatest": "greatest",
         "least": "least",
         "position": "strpos",

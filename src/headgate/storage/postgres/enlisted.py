@@ -13,8 +13,9 @@ from headgate.storage.enlisting import Enlisted
 from headgate.storage.postgres.addition import add_tied
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import AnyStatement
-from headgate.storage.postgres.history import note_enqueued
+from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.unique import RanMeanwhile, add_unique
+from headgate.storage.procedures.history import note_enqueued
 
 INTRANS = 2
 """What libpq calls a connection with a transaction open that is fine."""
@@ -55,10 +56,10 @@ async def add_enlisted(
     await _require_same_place(session, identity, has_unique=has_unique)
     if not has_unique:
         await add_tied(session, jobs, limit_now, now=now)
-        await note_enqueued(session, jobs, now)
+        await note_enqueued(PostgresTransaction(session, now, limit_now), jobs)
         return {}
     others = await _add_unique(session, jobs, limit_now, now)
-    await note_enqueued(session, [job for job in jobs if job.id not in others], now)
+    await note_enqueued(PostgresTransaction(session, now, limit_now), [job for job in jobs if job.id not in others])
     return others
 
 

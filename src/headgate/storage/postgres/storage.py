@@ -39,8 +39,8 @@ from headgate.storage.key_locks import KeyLocks
 from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules
 from headgate.storage.migrations import Migration
 from headgate.storage.permits import Holder, PermitBucket, drawn
-from headgate.storage.postgres import endings, history, records, schedules, trail
-from headgate.storage.postgres.addition import add_jobs
+from headgate.storage.postgres import endings, records, trail
+from headgate.storage.postgres.addition import add_jobs, add_tied
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, place_of
 from headgate.storage.postgres.enlisted import add_enlisted, session_of
@@ -53,8 +53,8 @@ from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.statements import checked_schema
 from headgate.storage.postgres.unique import add_unique
 from headgate.storage.postgres.wake_ups import WakeUps
-from headgate.storage.procedures import limits, waiting
-from headgate.storage.procedures.audit import keep_deed
+from headgate.storage.procedures import history, limits, schedules, waiting
+from headgate.storage.procedures.audit import audit_log, keep_deed, prune_audit
 from headgate.storage.procedures.buckets import lock_buckets
 from headgate.storage.procedures.following import FollowersHeld, release_followers, without_held
 from headgate.storage.procedures.gates import await_claims, gates_done, note_gates
@@ -494,45 +494,56 @@ class PostgresStorage:
     # ----------------------------------------------------------------------------------------- schedules
 
     async def put_schedule(self, record: ScheduleRecord, *, replaces: int | None, anew: bool = False) -> bool:
-        written = await self._transact(lambda session: schedules.put(session, record, replaces, anew=anew))
+        written = await self._transact(
+            lambda session: schedules.put_schedule(self._tx(session), record, replaces, anew=anew)
+        )
         self._changed()
         return written
 
     async def take_over_schedule(self, record: ScheduleRecord, *, was: str, replaces: int) -> bool:
-        written = await self._transact(lambda session: schedules.take_over(session, record, was, replaces))
+        written = await self._transact(
+            lambda session: schedules.take_over_schedule(self._tx(session), record, was, replaces)
+        )
         self._changed()
         return written
 
     async def schedules(
         self, *, name: str | None = None, after: str = "", count: int = 1000
     ) -> Sequence[ScheduleRecord]:
-        rows = await self._look_up(lambda session: session.fetch("schedules", name=name, after=after, count=count))
-        return [schedules.schedule_record(row) for row in rows]
+        return await self._look_up(lambda session: schedules.schedules(self._tx(session), name, after, count))
 
     async def due_schedules(
         self, tasks: frozenset[str], *, unable: frozenset[str] = frozenset(), count: int = 100
     ) -> DueSchedules:
-        now = self.now()
-        return await self._repeat(lambda session: schedules.due(session, now, tasks, unable, count))
+        return await self._repeat(lambda session: schedules.due_schedules(self._tx(session), tasks, unable, count))
 
     async def overdue_schedules(
         self, tasks: frozenset[str], *, before: int, unable: frozenset[str] = frozenset(), count: int = 100
     ) -> Sequence[ScheduleRecord]:
-        return await self._repeat(lambda session: schedules.overdue(session, before, tasks, unable, count))
+        return await self._repeat(
+            lambda session: schedules.overdue_schedules(self._tx(session), before, tasks, unable, count)
+        )
 
     async def schedules_formerly(self, name: str) -> Sequence[ScheduleRecord]:
-        rows = await self._look_up(lambda session: session.fetch("schedules_formerly", name=name))
-        return [schedules.schedule_record(row) for row in rows]
+        return await self._look_up(lambda session: schedules.schedules_formerly(self._tx(session), name))
 
     async def fire(self, fired: Sequence[Fired]) -> Sequence[bool]:
-        written = await self._transact(lambda session: schedules.fire(session, fired, self.limit_now(), self.now()))
+        written = await self._transact(lambda session: self._fire(session, fired))
         if any(job.draws for each in fired for job in each.jobs):
             self._claimer.expect_arrivals()
         self._changed()
         return written
 
+    async def _fire(self, session: Session, fired: Sequence[Fired]) -> list[bool]:
+        tx = self._tx(session)
+        written = await schedules.advance_schedules(tx, fired)
+        jobs = [job for each in written for job in each.jobs]
+        await add_tied(session, jobs, tx.limit_now)
+        await history.note_enqueued(tx, jobs)
+        return [each in written for each in fired]
+
     async def remove_schedule(self, name: str) -> bool:
-        return await self._run(lambda session: session.execute("remove_schedule", name=name)) == 1
+        return await self._run(lambda session: schedules.remove_schedule(self._tx(session), name))
 
     async def _merge(self) -> None:
         """Lanes that jobs have left wait for nothing any more, and what they waited for has no timer."""
@@ -697,7 +708,7 @@ class PostgresStorage:
         return await self._database.transact(forget, SUMMARIES)
 
     async def prune_audit(self, before: int, count: int = 1000) -> int:
-        return await self._run(lambda session: session.execute("prune_audit", before=before, count=count))
+        return await self._run(lambda session: prune_audit(self._tx(session), before, count))
 
     async def add_history(
         self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None = None
@@ -705,20 +716,20 @@ class PostgresStorage:
         self._require_usable()
         # The last commits may be lost with the server: nobody is to wait for a disk for the sake of a chart.
         await self._database.transact(
-            lambda session: history.add(session, jobs, limits, flush, self.now()), {"synchronous_commit": "off"}
+            lambda session: history.add_history(self._tx(session), jobs, limits, flush), {"synchronous_commit": "off"}
         )
 
     async def gather_history(self, count: int = 1000) -> int:
-        return await self._run(lambda session: history.gather(session, count))
+        return await self._run(lambda session: history.gather_history(self._tx(session), count))
 
     async def jobs_history(self, step: int, queue: str, task: str, since: int) -> Sequence[JobsStep]:
-        return await self._look_up(lambda session: history.of_jobs(session, step, queue, task, since))
+        return await self._look_up(lambda session: history.jobs_history(self._tx(session), step, queue, task, since))
 
     async def limit_history(self, step: int, limit: str, key: str | None, since: int) -> Sequence[LimitStep]:
-        return await self._look_up(lambda session: history.of_limit(session, step, limit, key, since))
+        return await self._look_up(lambda session: history.limit_history(self._tx(session), step, limit, key, since))
 
     async def prune_history(self, step: int, before: int, count: int = 1000) -> int:
-        return await self._transact(lambda session: history.prune(session, step, before, count))
+        return await self._transact(lambda session: history.prune_history(self._tx(session), step, before, count))
 
     async def evict(self, count: int = 1000) -> int:
         limit_now = self.limit_now()
@@ -731,7 +742,7 @@ class PostgresStorage:
             return evicted + await session.execute("evict_lanes", count=count)
 
         evicted = await self._run(forget)
-        return evicted + await self._transact(lambda session: schedules.evict_notes(session, count))
+        return evicted + await self._transact(lambda session: schedules.evict_notes(self._tx(session), count))
 
     async def facts(self) -> PostgresFacts:
         async def look(session: Session) -> PostgresFacts:
@@ -827,7 +838,7 @@ class PostgresStorage:
         return await self._look_up(lambda session: trail.logs(session, job_id, after, count, newest=newest))
 
     async def audit_log(self, filter: AuditFilter) -> Sequence[AuditEntry]:
-        return await self._survey(lambda session: trail.audit_log(session, filter))
+        return await self._survey(lambda session: audit_log(self._tx(session), filter))
 
     async def _by_id(self, ids: Sequence[str], *, final: bool) -> list[JobRecord]:
         now, limit_now = self.now(), self.limit_now()

@@ -5,23 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headgate.jobs.audit import AuditEntry, AuditFilter
 from headgate.jobs.report import LogLine, Report, too_many
 from headgate.storage.json_text import as_json
 from headgate.storage.postgres.database import Session
-
-
-async def audit_log(session: Session, filter: AuditFilter) -> list[AuditEntry]:
-    """A page of what people did."""
-    rows = await session.fetch(
-        "audit_log",
-        kind=filter.kind,
-        subject=filter.subject,
-        actor=filter.actor,
-        before=filter.before,
-        count=filter.count,
-    )
-    return [AuditEntry(*row) for row in rows]
 
 
 async def report(session: Session, node: str, reports: Sequence[Report], most_lines: int) -> dict[str, bool | None]:

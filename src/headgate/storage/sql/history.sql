@@ -1,4 +1,186 @@
--- Charts: what no node counts.
+-- Charts: what nodes add up, and what the store counts itself because no node does.
+
+-- part: waits_together [postgres]
+(
+        SELECT coalesce(json_agg(coalesce(mine::bigint, 0) + coalesce(theirs::bigint, 0) ORDER BY place)::text, '[]')
+        FROM ROWS FROM (
+            json_array_elements_text(kept.waits::json), json_array_elements_text(excluded.waits::json)
+        ) WITH ORDINALITY AS both_of (mine, theirs, place)
+    )
+
+-- part: waits_together [sqlite]
+(
+        SELECT json_group_array(total) FROM (
+            SELECT sum(value) AS total FROM (
+                SELECT key, value FROM json_each(kept.waits)
+                UNION ALL
+                SELECT key, value FROM json_each(excluded.waits)
+            ) GROUP BY key ORDER BY key
+        )
+    )
+
+-- part: runs_together [postgres]
+(
+        SELECT coalesce(json_agg(coalesce(mine::bigint, 0) + coalesce(theirs::bigint, 0) ORDER BY place)::text, '[]')
+        FROM ROWS FROM (
+            json_array_elements_text(kept.runs::json), json_array_elements_text(excluded.runs::json)
+        ) WITH ORDINALITY AS both_of (mine, theirs, place)
+    )
+
+-- part: runs_together [sqlite]
+(
+        SELECT json_group_array(total) FROM (
+            SELECT sum(value) AS total FROM (
+                SELECT key, value FROM json_each(kept.runs)
+                UNION ALL
+                SELECT key, value FROM json_each(excluded.runs)
+            ) GROUP BY key ORDER BY key
+        )
+    )
+
+-- name: add_jobs_history
+-- Add steps to what is kept of the same curves. They come in one order, so that nodes that do it at once wait for each
+-- other in turn.
+INSERT INTO headgate.jobs_history AS kept (
+    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
+)
+SELECT step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
+FROM {rows:steps(
+    step integer, queue text, task text, at bigint, enqueued bigint, started bigint, succeeded bigint, failed bigint,
+    cancelled bigint, retried bigint, wait_max bigint, run_max bigint, waits json, runs json
+)}
+WHERE true
+ON CONFLICT (step, queue, task, at) DO UPDATE SET
+    enqueued = kept.enqueued + excluded.enqueued,
+    started = kept.started + excluded.started,
+    succeeded = kept.succeeded + excluded.succeeded,
+    failed = kept.failed + excluded.failed,
+    cancelled = kept.cancelled + excluded.cancelled,
+    retried = kept.retried + excluded.retried,
+    wait_max = {greatest}(kept.wait_max, excluded.wait_max),
+    run_max = {greatest}(kept.run_max, excluded.run_max),
+    waits = @waits_together,
+    runs = @runs_together
+
+-- name: add_limit_history
+-- Add what was charged to what is kept of the same curves; in one order, as in add_jobs_history.
+INSERT INTO headgate.limit_history AS kept (step, limit_name, of_all, key, at, used)
+SELECT step, limit_name, key IS NULL, coalesce(key, ''), at, used
+FROM {rows:steps(step integer, limit_name text, key text, at bigint, used bigint)}
+WHERE true
+ON CONFLICT (step, limit_name, of_all, key, at) DO UPDATE SET used = kept.used + excluded.used
+
+-- name: note_flush
+-- Note a write of a process to the charts, unless it or a later one has been made.
+INSERT INTO headgate.history_flush AS last (writer, number, portion, at)
+VALUES (:writer::text, :number::bigint, :portion::integer, :now::bigint)
+ON CONFLICT (writer) DO UPDATE SET number = excluded.number, portion = excluded.portion, at = excluded.at
+WHERE (excluded.number, excluded.portion) > (last.number, last.portion)
+
+-- name: jobs_history
+-- The steps of one curve, in order.
+SELECT step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
+FROM headgate.jobs_history
+WHERE step = :step::integer AND queue = :queue::text AND task = :task::text AND at >= :since::bigint
+ORDER BY at
+
+-- name: task_history
+-- The steps of one task in each of its queues, in order.
+SELECT step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
+FROM headgate.jobs_history
+WHERE step = :step::integer AND task = :task::text AND at >= :since::bigint
+ORDER BY at, queue
+
+-- name: limit_history
+-- The steps of one curve, in order.
+SELECT step, limit_name AS "limit", CASE WHEN of_all THEN NULL ELSE key END AS key, at, used
+FROM headgate.limit_history
+WHERE step = :step::integer AND limit_name = :limit::text AND of_all = :of_all::boolean AND key = :key::text
+    AND at >= :since::bigint
+ORDER BY at
+
+-- name: prune_history_flushes
+-- Forget the writes of processes that have made none since then.
+DELETE FROM headgate.history_flush WHERE at < :before::bigint
+
+-- name: prune_jobs_history [postgres]
+-- Forget steps that began before then; what another node forgets or adds to at this moment is passed over. They are
+-- locked when they are found, so where they lie is where they are deleted: by their keys it might be planned over their
+-- age.
+DELETE FROM headgate.jobs_history
+WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM headgate.jobs_history
+    WHERE step = :step::integer AND at < :before::bigint
+    LIMIT :count::bigint
+    FOR UPDATE SKIP LOCKED
+))
+
+-- name: prune_jobs_history [sqlite]
+DELETE FROM jobs_history
+WHERE (step, queue, task, at) IN (SELECT step, queue, task, at FROM jobs_history WHERE step = :step AND at < :before LIMIT :count)
+
+-- name: prune_limit_history [postgres]
+-- Forget steps that began before then; what another node forgets or adds to at this moment is passed over. They are
+-- locked when they are found, so where they lie is where they are deleted: by their keys it might be planned over their
+-- age.
+DELETE FROM headgate.limit_history
+WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM headgate.limit_history
+    WHERE step = :step::integer AND at < :before::bigint
+    LIMIT :count::bigint
+    FOR UPDATE SKIP LOCKED
+))
+
+-- name: prune_limit_history [sqlite]
+DELETE FROM limit_history
+WHERE (step, limit_name, of_all, key, at) IN (SELECT step, limit_name, of_all, key, at FROM limit_history WHERE step = :step AND at < :before LIMIT :count)
+
+-- name: gather_history [postgres]
+-- Add notes to the steps of all lengths: of their queues and tasks, of their queues, and of all together. Two nodes that do
+-- it at once take different notes; in one order, as in add_jobs_history.
+WITH taken AS (
+    DELETE FROM headgate.history_note
+    WHERE ctid = ANY (ARRAY(SELECT ctid FROM headgate.history_note LIMIT :count::bigint FOR UPDATE SKIP LOCKED))
+    RETURNING queue, task, at, enqueued, failed, cancelled
+), added AS (
+    INSERT INTO headgate.jobs_history AS kept (
+        step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
+    )
+    SELECT
+        length.step, curve.queue, curve.task, taken.at - taken.at % (length.step * 1000000::bigint), sum(taken.enqueued),
+        0, 0, sum(taken.failed), sum(taken.cancelled), 0, 0, 0, '[]', '[]'
+    FROM taken
+    CROSS JOIN unnest(:lengths::integer[]) AS length (step)
+    CROSS JOIN LATERAL (VALUES (taken.queue, taken.task), (taken.queue, ''), ('', '')) AS curve (queue, task)
+    GROUP BY 1, 2, 3, 4
+    ORDER BY length.step, curve.queue COLLATE "C", curve.task COLLATE "C", 4
+    ON CONFLICT (step, queue, task, at) DO UPDATE SET
+        enqueued = kept.enqueued + excluded.enqueued,
+        failed = kept.failed + excluded.failed,
+        cancelled = kept.cancelled + excluded.cancelled
+)
+SELECT count(*) FROM taken
+
+-- name: note_enqueued [postgres]
+-- Note that this transaction, which may be somebody else's and be undone, enqueues jobs.
+INSERT INTO headgate.history_note (queue, task, at, enqueued, failed, cancelled)
+SELECT queue, task, :now::bigint, count(*), 0, 0
+FROM {rows:jobs(queue text, task text)}
+GROUP BY queue, task
+
+-- name: note_enqueued [sqlite]
+-- Count that this transaction, which may be somebody else's and be undone, enqueues jobs; in steps of all :lengths (seconds).
+INSERT INTO jobs_history (
+    step, queue, task, at, enqueued, started, succeeded, failed, cancelled, retried, wait_max, run_max, waits, runs
+)
+SELECT
+    length.value AS step, iif(curve.has_queue, jobs.queue, '') AS queue, iif(curve.has_task, jobs.task, '') AS task,
+    :now - :now % (length.value * 1000000), count(*), 0, 0, 0, 0, 0, 0, 0, '[]', '[]'
+FROM {rows:jobs(queue text, task text)}
+CROSS JOIN json_each(:lengths) AS length
+CROSS JOIN (SELECT 1 AS has_queue, 1 AS has_task UNION ALL SELECT 1, 0 UNION ALL SELECT 0, 0) AS curve
+GROUP BY 1, 2, 3
+ON CONFLICT (step, queue, task, at) DO UPDATE SET enqueued = enqueued + excluded.enqueued
 
 -- name: note_unrun [postgres]
 -- Note jobs that have become final and that no attempt counts. Notes are added up later, so this waits for nobody.

@@ -26,6 +26,7 @@ class SqliteDialect:
     words: Mapping[str, str] = {
         "for update": "",
         "for update skip locked": "",
+        "for update of schedule skip locked": "",
         "greatest": "max",
         "least": "min",
         "position": "instr",

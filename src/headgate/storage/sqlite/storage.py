@@ -9,7 +9,7 @@ import os
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable,
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.gating import NO_GATES, GatedJob, KnownGates, Regated
-from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep
+from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.report import LogLine, Report
@@ -30,6 +30,7 @@ from headgate.jobs.terms import GateTerms
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.shielding import shield_until_done
+from headgate.storage import driver
 from headgate.storage.admission import ask_of
 from headgate.storage.batcher import Batcher
 from headgate.storage.driver import run_to_end
@@ -38,7 +39,8 @@ from headgate.storage.facts import SAFE_FOR_SEVERAL, SqliteFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
-from headgate.storage.procedures import limits, waiting
+from headgate.storage.procedures import history, limits, schedules, waiting
+from headgate.storage.procedures.audit import audit_log, prune_audit
 from headgate.storage.procedures.gates import gates_done, note_gates
 from headgate.storage.procedures.settings import CachedRules, read_settings
 from headgate.storage.protocol import (
@@ -74,7 +76,6 @@ from headgate.storage.sqlite.neighbours import Neighbours
 from headgate.storage.sqlite.permits import contradictions
 from headgate.storage.sqlite.procedure_transaction import Places, SqliteTransaction
 from headgate.storage.sqlite.reader import Reader
-from headgate.storage.sqlite.schedules import decode_schedules, due, overdue
 from headgate.storage.sqlite.statements import STATEMENTS, as_json, fetch
 from headgate.storage.sqlite.transaction import Transaction, node_records
 from headgate.storage.sqlite.write import Undone, run_all, run_each
@@ -97,16 +98,9 @@ _decode_ids = msgspec.json.Decoder(frozenset[str]).decode
 _decode_buckets = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0]).decode
 _decode_gated = RowDecoder(GatedJob, "job").decode
 _decode_lines = RowDecoder(LogLine, "log line").decode
-_decode_entries = RowDecoder(AuditEntry, "audit entry", kind="job").decode
 _decode_waiting = RowDecoder(WaitingCount, "count", view="ready").decode
 _decode_views = RowDecoder(ViewCount, "count", view="ready").decode
-_decode_jobs_steps = RowDecoder(JobsStep, "history").decode
-_decode_limit_steps = RowDecoder(LimitStep, "history").decode
 _decode_starts = RowDecoder(RecordedStart, "start").decode
-
-
-STEPS_AT_ONCE = 100
-"""How many steps of history are added in one commit; a hundred take some 5 ms."""
 
 
 class _StandingRow(msgspec.Struct, array_like=True):
@@ -472,26 +466,28 @@ class SqliteStorage:
 
     async def prune_audit(self, before: int, count: int = 1000) -> int:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.prune_audit(before, count))
+            _Write(lambda each: run_to_end(prune_audit(each.tx, before, count)))
         )
 
     async def add_history(
         self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None = None
     ) -> None:
         # In portions, each its own commit: a claim that comes meanwhile waits for one of them and not for all.
-        for start in range(0, max(len(jobs), len(limits)), STEPS_AT_ONCE):
-            portion = slice(start, start + STEPS_AT_ONCE)
-            add = partial(
-                Transaction.add_history, jobs=jobs[portion], limits=limits[portion], flush=flush, portion=start
-            )
-            await self._write(_Write(add))
+        for start in range(0, max(len(jobs), len(limits)), history.STEPS_AT_ONCE):
+            await self._write(_Write(partial(self._add_history, jobs, limits, flush, start)))
+
+    def _add_history(
+        self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None, start: int, each: Transaction
+    ) -> None:
+        portion = slice(start, start + history.STEPS_AT_ONCE)
+        run_to_end(history.add_history(each.tx, jobs[portion], limits[portion], flush, start))
 
     async def gather_history(self, count: int = 1000) -> int:
         return 0
 
     async def prune_history(self, step: int, before: int, count: int = 1000) -> int:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.prune_history(step, before, count))
+            _Write(lambda each: run_to_end(history.prune_history(each.tx, step, before, count)))
         )
 
     async def evict(self, count: int = 1000) -> int:
@@ -650,8 +646,7 @@ class SqliteStorage:
         return _decode_lines(await self._value(self._lists, "logs", **asked))
 
     async def audit_log(self, filter: AuditFilter) -> Sequence[AuditEntry]:
-        statement = "audit_log" if filter.subject is None else "audit_log_of"
-        return _decode_entries(await self._value(self._lists, statement, **msgspec.structs.asdict(filter)))
+        return await self._look(self._lists, lambda tx: audit_log(tx, filter))
 
     def _in_wall_time(self, record: JobRecord) -> JobRecord:
         opens_at = record.throttled_until
@@ -716,16 +711,10 @@ class SqliteStorage:
         return _decode_starts(await self._value(self._lists, "starts", **words))
 
     async def jobs_history(self, step: int, queue: str, task: str, since: int) -> Sequence[JobsStep]:
-        return _decode_jobs_steps(
-            await self._value(self._lists, "task_history", step=step, task=task, since=since)
-            if queue == ALL != task
-            else await self._value(self._lists, "jobs_history", step=step, queue=queue, task=task, since=since)
-        )
+        return await self._look(self._lists, lambda tx: history.jobs_history(tx, step, queue, task, since))
 
     async def limit_history(self, step: int, limit: str, key: str | None, since: int) -> Sequence[LimitStep]:
-        return _decode_limit_steps(
-            await self._value(self._lists, "limit_history", step=step, limit=limit, key=key, since=since)
-        )
+        return await self._look(self._lists, lambda tx: history.limit_history(tx, step, limit, key, since))
 
     async def note_gates(self, gates: Mapping[str, str], *, lives: int = GATE_LIVES) -> Mapping[str, bool]:
         return await self._write(  # type: ignore[no-any-return]
@@ -769,36 +758,35 @@ class SqliteStorage:
         )
 
     async def settings(self) -> Sequence[LimitSetting]:
-        return await self._read(self._lookups, lambda connection: run_to_end(read_settings(self._reading(connection))))
+        return await self._look(self._lookups, read_settings)
 
     async def put_schedule(self, record: ScheduleRecord, *, replaces: int | None, anew: bool = False) -> bool:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.put_schedule(record, replaces, anew=anew), wakes=True)
+            _Write(lambda each: run_to_end(schedules.put_schedule(each.tx, record, replaces, anew=anew)), wakes=True)
         )
 
     async def take_over_schedule(self, record: ScheduleRecord, *, was: str, replaces: int) -> bool:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.take_over_schedule(record, was, replaces), wakes=True)
+            _Write(lambda each: run_to_end(schedules.take_over_schedule(each.tx, record, was, replaces)), wakes=True)
         )
 
     async def schedules(
         self, *, name: str | None = None, after: str = "", count: int = 1000
     ) -> Sequence[ScheduleRecord]:
-        return decode_schedules(await self._value(self._lists, "schedules", name=name, after=after, count=count))
+        return await self._look(self._lists, lambda tx: schedules.schedules(tx, name, after, count))
 
     async def due_schedules(
         self, tasks: frozenset[str], *, unable: frozenset[str] = frozenset(), count: int = 100
     ) -> DueSchedules:
-        now = self._clock.now()
-        return await self._read(self._lookups, lambda connection: due(connection, now, tasks, unable, count))
+        return await self._look(self._lookups, lambda tx: schedules.due_schedules(tx, tasks, unable, count))
 
     async def overdue_schedules(
         self, tasks: frozenset[str], *, before: int, unable: frozenset[str] = frozenset(), count: int = 100
     ) -> Sequence[ScheduleRecord]:
-        return await self._read(self._lookups, lambda connection: overdue(connection, before, tasks, unable, count))
+        return await self._look(self._lookups, lambda tx: schedules.overdue_schedules(tx, before, tasks, unable, count))
 
     async def schedules_formerly(self, name: str) -> Sequence[ScheduleRecord]:
-        return decode_schedules(await self._value(self._lookups, "schedules_formerly", name=name))
+        return await self._look(self._lookups, lambda tx: schedules.schedules_formerly(tx, name))
 
     async def fire(self, fired: Sequence[Fired]) -> Sequence[bool]:
         return await self._write(  # type: ignore[no-any-return]
@@ -807,7 +795,7 @@ class SqliteStorage:
 
     async def remove_schedule(self, name: str) -> bool:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.remove_schedule(name), wakes=True)
+            _Write(lambda each: run_to_end(schedules.remove_schedule(each.tx, name)), wakes=True)
         )
 
     async def nodes(self) -> Sequence[NodeRecord]:
@@ -825,6 +813,12 @@ class SqliteStorage:
             return [row[0] for row in rows] + list(contradictions(connection, self._reading(connection)))
 
         return await self._read(self._lists, look)
+
+    async def _look(
+        self, reader: Reader | None, procedure: Callable[[driver.Transaction], Coroutine[Any, Any, R]]
+    ) -> R:
+        """What a procedure returns that only reads."""
+        return await self._read(reader, lambda connection: run_to_end(procedure(self._reading(connection))))
 
     def _reading(self, connection: sqlite3.Connection) -> SqliteTransaction:
         return SqliteTransaction(connection, self.now(), self.limit_now(), self._places)

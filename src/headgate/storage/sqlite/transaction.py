@@ -13,7 +13,6 @@ from headgate.clock import Clock
 from headgate.errors import DuplicateJob
 from headgate.jobs.audit import Deed
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.history import SHORTEST, Flush, JobsStep, LimitStep
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import (
     Charge,
@@ -27,7 +26,7 @@ from headgate.jobs.terms import GateTerms, spread, without
 from headgate.storage.driver import run_to_end
 from headgate.storage.endings import EndedHere, poison_error, prunable_at_once
 from headgate.storage.following import Ended, Place, final_at_once
-from headgate.storage.procedures import following
+from headgate.storage.procedures import following, history, schedules
 from headgate.storage.procedures.audit import keep_deed
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.process import is_running, pid_space, process_started
@@ -39,8 +38,7 @@ from headgate.storage.protocol import (
     Recovered,
 )
 from headgate.storage.row_ids import bucket_id, lane_id
-from headgate.storage.schedules import Fired, ScheduleRecord
-from headgate.storage.sqlite import history, schedules
+from headgate.storage.schedules import Fired
 from headgate.storage.sqlite.claim import ClaimTransaction
 from headgate.storage.sqlite.lanes import Lanes
 from headgate.storage.sqlite.permits import give_all
@@ -141,7 +139,7 @@ class Transaction:
             self._keep_back(jobs, placed)
             run_to_end(following.store_ties(self.tx, jobs, batches, placed))
         unrun = final_at_once(jobs, placed or {})
-        history.note(self._connection, [(job.queue, job.task, 0, *_ends(state)) for job, state in unrun], self._now)
+        run_to_end(history.note_unrun(self.tx, [job.id for job, _ in unrun]))
         execute(self._connection, "add_arm", lanes=lanes, limit_now=self.tx.take_places(max(1, len(jobs))))
 
     def _keep_back(self, jobs: Sequence[NewJob], placed: Mapping[str, Place]) -> None:
@@ -164,8 +162,7 @@ class Transaction:
     def enlist(self, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         """Store jobs in a transaction that somebody else may yet undo, and with them that they were enqueued."""
         others = self.add_all(jobs)
-        enqueued = [(job.queue, job.task, 1, 0, 0) for job in jobs if job.id not in others]
-        history.note(self._connection, enqueued, self._now)
+        run_to_end(history.note_enqueued(self.tx, [job for job in jobs if job.id not in others]))
         return others
 
     def add_unique(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str] | DuplicateJob:
@@ -354,20 +351,11 @@ class Transaction:
 
     def fire(self, fired: Sequence[Fired]) -> list[bool]:
         """Add the jobs of the schedules that have not changed."""
-        written = schedules.advance(self._connection, fired)
-        jobs = [job for each, is_written in zip(fired, written, strict=True) if is_written for job in each.jobs]
+        written = run_to_end(schedules.advance_schedules(self.tx, fired))
+        jobs = [job for each in written for job in each.jobs]
         self.add(jobs)
-        history.note(self._connection, [(job.queue, job.task, 1, 0, 0) for job in jobs], self._now)
-        return written
-
-    def put_schedule(self, record: ScheduleRecord, replaces: int | None, *, anew: bool) -> bool:
-        return schedules.put(self._connection, record, replaces, anew=anew)
-
-    def take_over_schedule(self, record: ScheduleRecord, was: str, replaces: int) -> bool:
-        return schedules.take_over(self._connection, record, was, replaces)
-
-    def remove_schedule(self, name: str) -> bool:
-        return execute(self._connection, "remove_schedule", name=name) == 1
+        run_to_end(history.note_enqueued(self.tx, jobs))
+        return [each in written for each in fired]
 
     # --------------------------------------------------------------------------------------------- nodes
 
@@ -475,36 +463,10 @@ class Transaction:
             execute(self._connection, "prune_batches_of", ids=as_json(sorted(batches)), before=finished_before)
         return pruned
 
-    def prune_audit(self, before: int, count: int) -> int:
-        return execute(self._connection, "prune_audit", before=before, count=count)
-
-    def add_history(
-        self, jobs: Sequence[JobsStep], limits: Sequence[LimitStep], flush: Flush | None, portion: int
-    ) -> None:
-        if flush is not None and not history.note_flush(self._connection, flush, portion, self._now):
-            # It was made, and only its answer was lost.
-            return
-        if jobs:
-            execute(self._connection, "add_jobs_history", steps=as_json(jobs))
-        if limits:
-            execute(self._connection, "add_limit_history", steps=as_json(limits))
-
-    def prune_history(self, step: int, before: int, count: int) -> int:
-        if step == SHORTEST:
-            execute(self._connection, "prune_history_flushes", before=before)
-        return sum(
-            execute(self._connection, statement, step=step, before=before, count=count)
-            for statement in ("prune_jobs_history", "prune_limit_history")
-        )
-
     def evict(self, count: int) -> int:
         buckets = execute(self._connection, "evict_buckets", limit_now=self._limit_now, count=count)
         buckets += execute(self._connection, "evict_notes", limit_now=self._limit_now, count=count)
         return buckets + execute(self._connection, "evict_lanes", count=count)
-
-
-def _ends(state: JobState) -> tuple[int, int]:
-    return int(state is JobState.FAILED), int(state is JobState.CANCELLED)
 
 
 LaneArrivals = tuple[str, str, str, str, int, int, int | None]

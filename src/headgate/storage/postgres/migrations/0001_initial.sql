@@ -371,8 +371,9 @@ CREATE TABLE headgate.history_note (
 
 -- The last write that a process has made to the history, which it may repeat because it did not hear that it was made.
 CREATE TABLE headgate.history_flush (
-    writer  text COLLATE "C" PRIMARY KEY,
-    number  bigint NOT NULL,
+    writer   text COLLATE "C" PRIMARY KEY,
+    number   bigint NOT NULL,
+    portion  integer NOT NULL,
     at      bigint NOT NULL
 ) WITH (fillfactor = 70);
 

@@ -1,0 +1,147 @@
+"""Schedules: rules that enqueue the same job again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from headgate.jobs.scheduled import ScheduledCall
+from headgate.schedules.schedule import Course, ScheduleRules, Skipped
+from headgate.storage.driver import Transaction
+from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord, blank_call
+from headgate.storage.stored_rows import RowDecoder
+
+
+class _ScheduleRow(msgspec.Struct):
+    name: str
+    call: ScheduledCall
+    rules: ScheduleRules
+    started_at: int
+    next_at: int | None
+    last_at: int | None
+    runs: int
+    open: int
+    last_job: str | None
+    paused_at: int | None
+    revision: int
+    is_declared: bool
+    formerly: str | None
+    skipped: Skipped | None
+    skipped_at: int | None
+    unreadable: str | None = None
+
+    @property
+    def record(self) -> ScheduleRecord:
+        return ScheduleRecord(
+            self.name,
+            self.call,
+            self.rules,
+            Course(self.started_at, self.next_at, self.last_at, self.runs, self.open),
+            self.last_job,
+            self.paused_at,
+            self.revision,
+            self.is_declared,
+            self.formerly,
+            self.skipped,
+            self.skipped_at,
+            self.unreadable,
+        )
+
+
+class _Revision(NamedTuple):
+    name: str
+    revision: int
+
+
+_SCHEDULES = RowDecoder(_ScheduleRow, "schedule", call=blank_call, rules=ScheduleRules(trigger=""))
+
+
+async def put_schedule(tx: Transaction, record: ScheduleRecord, replaces: int | None, *, anew: bool) -> bool:
+    """As `Storage.put_schedule`."""
+    values = record.columns()
+    if replaces is None:
+        await _announce_new(tx)
+        return await tx.execute("add_schedule", **values) == 1
+    if tx.has_one_writer:
+        return await tx.execute("change_schedule", replaces=replaces, anew=anew, **values) == 1
+    if await tx.execute("change_schedule", replaces=replaces, anew=False, **values) != 1:
+        return False
+    if anew:
+        # What is noted of runs is of before: it is counted first, and then forgotten with the rest.
+        await tx.execute("merge_schedule_notes", names=[record.name])
+        await tx.execute("change_schedule", replaces=replaces + 1, anew=True, **values)
+    return True
+
+
+async def take_over_schedule(tx: Transaction, record: ScheduleRecord, was: str, replaces: int) -> bool:
+    """As `Storage.take_over_schedule`."""
+    await _announce_new(tx)
+    if not await tx.values("lock_schedules", wanted=[_Revision(was, replaces)]):
+        return False
+    if await tx.execute("add_schedule", **record.columns()) != 1:
+        return False
+    # Those that end meanwhile are waited for here, so what they note is there for the count.
+    await tx.execute("move_scheduled_jobs", name=record.name, was=was)
+    await tx.execute("take_over_schedule", name=record.name, was=was)
+    await tx.execute("remove_schedule", name=was)
+    return True
+
+
+async def advance_schedules(tx: Transaction, fired: Sequence[Fired]) -> list[Fired]:
+    """Advance the schedules that are as they were read; those whose jobs are to be added in this transaction."""
+    wanted = [_Revision(each.name, each.revision) for each in fired]
+    names = set(await tx.values("lock_schedules", wanted=wanted))
+    written = [each for each in fired if each.name in names]
+    if written:
+        if not tx.has_one_writer:
+            await tx.execute("merge_schedule_notes", names=sorted(names))
+        await tx.execute("advance_schedules", fired=written)
+    return written
+
+
+async def remove_schedule(tx: Transaction, name: str) -> bool:
+    """As `Storage.remove_schedule`."""
+    return await tx.execute("remove_schedule", name=name) == 1
+
+
+async def evict_notes(tx: Transaction, count: int) -> int:
+    """Forget what is noted of removed schedules: their jobs end without them."""
+    # A new schedule counts the jobs that are not final. Of one that ends meanwhile only the note tells it, and that
+    # schedule is not seen here yet.
+    if tx.has_one_writer or not await tx.value("own_new_schedules"):
+        return 0
+    return await tx.execute("evict_schedule_notes", count=count)
+
+
+async def schedules(tx: Transaction, name: str | None, after: str, count: int) -> list[ScheduleRecord]:
+    """As `Storage.schedules`."""
+    rows = await tx.fetch(_SCHEDULES, "schedules", name=name, after=after, count=count)
+    return [row.record for row in rows]
+
+
+async def schedules_formerly(tx: Transaction, name: str) -> list[ScheduleRecord]:
+    """As `Storage.schedules_formerly`."""
+    return [row.record for row in await tx.fetch(_SCHEDULES, "schedules_formerly", name=name)]
+
+
+async def due_schedules(tx: Transaction, tasks: frozenset[str], unable: frozenset[str], count: int) -> DueSchedules:
+    """As `Storage.due_schedules`."""
+    wanted = {"now": tx.now, "tasks": sorted(tasks), "unable": sorted(unable)}
+    rows = await tx.fetch(_SCHEDULES, "due_schedules", count=count, **wanted)
+    return DueSchedules([row.record for row in rows], await tx.value("next_schedule", **wanted))
+
+
+async def overdue_schedules(
+    tx: Transaction, before: int, tasks: frozenset[str], unable: frozenset[str], count: int
+) -> list[ScheduleRecord]:
+    """As `Storage.overdue_schedules`."""
+    asked = {"before": before, "tasks": sorted(tasks), "unable": sorted(unable), "count": count}
+    return [row.record for row in await tx.fetch(_SCHEDULES, "overdue_schedules", **asked)]
+
+
+async def _announce_new(tx: Transaction) -> None:
+    """Keep others from forgetting notes of a schedule that they cannot see yet."""
+    if not tx.has_one_writer:
+        await tx.values("share_new_schedules")

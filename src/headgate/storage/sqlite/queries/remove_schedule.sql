@@ -1,2 +1,0 @@
--- Forget a schedule; its jobs stay.
-DELETE FROM schedule WHERE name = :name
