@@ -145,7 +145,7 @@ async def test_an_ending_that_was_cut_at_the_commit_is_written_once(postgres: Po
             assert await job.result(timeout=10) == "acme"
             async with asyncio.timeout(5):
                 await cut.happened.wait()
-            await until(lambda: not there.app._node._recorder.pending, 5)  # type: ignore[union-attr]
+            await until(lambda: not there.app._node.recorder.pending, 5)  # type: ignore[union-attr]
             assert there.runs == [job.id]
         endings = await Endings.of(postgres.url)
         assert endings.states == {job.id: "succeeded"}

@@ -474,7 +474,7 @@ class World:
             await running
         for amending in seat.amending:
             amending.cancel()
-        for attempt in list(node._running.values()):
+        for attempt in list(node.attempts):
             assert attempt._asyncio_task is not None
             attempt._asyncio_task.cancel()
         await asyncio.sleep(0)

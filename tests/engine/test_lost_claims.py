@@ -83,27 +83,27 @@ def test_a_job_that_was_handed_back_and_claimed_anew_is_not_handed_back_while_th
             async def claim() -> None:
                 """A claim begins, is made, and its reply is on its way."""
                 await asyncio.sleep(0.1)
-                node._claiming_since = clock.monotonic()
+                node.claim_recovery.claim_sent(clock.monotonic())
                 gates = app._registry.gates()
                 claimed = await storage.claim(Claim(node.id, {"default": Room(1)}, {}, frozenset({"work"}), gates))
                 assert len(claimed.jobs) == 1
                 await asyncio.sleep(0.1)
 
             await claim()
-            await node._beat()
+            await node.lease.beat()
             # Its reply was lost, and the next claim is on its way: there is no room for what is found now.
             await asyncio.sleep(0.1)
-            node._claiming_since = clock.monotonic()
+            node.claim_recovery.claim_sent(clock.monotonic())
             await asyncio.sleep(0.1)
-            await node._beat()
-            assert len(node._recorder.pending) == 1
-            recording = asyncio.ensure_future(node._recorder.run())
-            await node._recorder.flush(1)
+            await node.lease.beat()
+            assert len(node.recorder.pending) == 1
+            recording = asyncio.ensure_future(node.recorder.run())
+            await node.recorder.flush(1)
             recording.cancel()
-            assert not node._recorder.pending
+            assert not node.recorder.pending
 
             await claim()
-            await node._beat()
-            assert not node._recorder.pending
+            await node.lease.beat()
+            assert not node.recorder.pending
 
     run_virtual(main)

@@ -135,7 +135,7 @@ def test_promise_3_a_waiting_job_holds_no_slot_and_nothing_in_the_node() -> None
             node = app._node
             assert node is not None
             assert node.statistics()["busy"] == {"default": 0}
-            assert len(node._running) == 0
+            assert len(node.attempts) == 0
             (bucket,) = await app.admin.limits.list()
             assert bucket.waiting == 9_999
 

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from headgate.clock import SECOND, Clock, wait_for_event
-from headgate.jobs.event import Event, StorageUsed
+from headgate.errors import HeadgateError
+from headgate.jobs.event import Event, StorageTroubled, StorageUsed
 
 Callback = Callable[[Event], Awaitable[None] | None]
 Tap = Callable[[Any], None]
@@ -158,3 +159,8 @@ def publish_use(bus: EventBus, clock: Clock, verb: str, asked_at: int, jobs: int
     if bus.wants(StorageUsed):
         seconds = (clock.monotonic() - asked_at) / SECOND
         bus.publish(StorageUsed(at=clock.now(), verb=verb, seconds=seconds, jobs=jobs))
+
+
+def publish_trouble(bus: EventBus, clock: Clock, doing: str, error: HeadgateError) -> None:
+    """Publish that the store failed while the node was doing that."""
+    bus.publish(StorageTroubled(at=clock.now(), doing=doing, error=str(error)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 
-from headgate.jobs.job import ClaimedJob
+from headgate.jobs.job import ClaimedJob, Draw
 from headgate.jobs.lifecycle import Charge
+from headgate.limits.limit import AnyRule
 from headgate.storage.protocol import Amendment
 
 
@@ -80,3 +81,9 @@ class AttemptCharge:
         if self._costs is not None:
             return self._costs[index]
         return 1 if self._job.costs is None else self._job.costs[index]
+
+
+def takes_permit(draw: Draw, rules: Mapping[str, AnyRule]) -> bool:
+    """Return whether a start takes a permit of this limit. A limit that is not known here grants none."""
+    rule = rules.get(draw.limit)
+    return rule is not None and rule.holds_permits

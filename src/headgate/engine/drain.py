@@ -1,11 +1,65 @@
-"""Draining: until when a node goes on that ends by itself."""
+"""Draining: ends a node when there is nothing left for it to do."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Set
 from typing import Literal
+
+from headgate.clock import Clock, sleep
+from headgate.engine.bus import EventBus, publish_trouble
+from headgate.engine.claim_recovery import ClaimRecovery
+from headgate.engine.running_attempts import RunningAttempts
+from headgate.errors import StorageUnavailable
+from headgate.storage.protocol import Storage
+from headgate.tasks.registry import Registry
 
 Drain = Literal["ready", "all"]
 """Until nothing runs and nothing could start now; or until nothing waits for a limit or for its time either."""
 
 LOOK_EVERY = 0.1
 """Seconds between two looks of a node that has nothing to do."""
+
+
+class DrainWatch:
+    """Calls `stop` when the queues are drained."""
+
+    def __init__(
+        self,
+        until: Drain,
+        storage: Storage,
+        registry: Registry,
+        attempts: RunningAttempts,
+        recovery: ClaimRecovery,
+        *,
+        queues: Set[str],
+        stopping: asyncio.Event,
+        stop: Callable[[], None],
+        clock: Clock,
+        bus: EventBus,
+    ) -> None:
+        self._until = until
+        self._storage = storage
+        self._registry = registry
+        self._attempts = attempts
+        self._recovery = recovery
+        self._queues = queues
+        self._stopping = stopping
+        self._stop = stop
+        self._clock = clock
+        self._bus = bus
+
+    async def run(self) -> None:
+        while not self._stopping.is_set():
+            started = self._attempts.started
+            try:
+                is_drained = not self._attempts and not await self._storage.is_work_left(
+                    self._queues, self._registry.names, ready_only=self._until == "ready"
+                )
+            except StorageUnavailable as error:
+                publish_trouble(self._bus, self._clock, "looking whether work is left", error)
+            else:
+                # What came in since it looked, and was claimed at once, is still done.
+                if is_drained and started == self._attempts.started and not self._recovery.is_claiming:
+                    self._stop()
+            await sleep(self._clock, LOOK_EVERY)

@@ -62,8 +62,8 @@ class Cause(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
-    """What the attempts of one node work with."""
+class AttemptDependencies:
+    """What the attempts of one node share."""
 
     clock: Clock
     pool: Pool
@@ -83,7 +83,7 @@ class Attempt:
         "_asyncio_task",
         "_causes",
         "_context",
-        "_shop",
+        "_dependencies",
         "_thread",
         "began_at",
         "cause",
@@ -97,7 +97,9 @@ class Attempt:
         "task",
     )
 
-    def __init__(self, job: ClaimedJob, task: Task[Any, Any], charge: AttemptCharge | None, shop: Workshop) -> None:
+    def __init__(
+        self, job: ClaimedJob, task: Task[Any, Any], charge: AttemptCharge | None, dependencies: AttemptDependencies
+    ) -> None:
         self.job = job
         self.task = task
         self.charge = charge
@@ -108,7 +110,7 @@ class Attempt:
         self.handler: Any = None
         self.result: Any = None
         self.error: BaseException | None = None
-        self._shop = shop
+        self._dependencies = dependencies
         # Who cancelled it first, which is what counts.
         self.cause: Cause | None = None
         self._causes: tuple[Cause, ...] = ()
@@ -127,7 +129,7 @@ class Attempt:
     def context(self) -> JobContext:
         """The job as its handler and callbacks see it."""
         if self._context is None:
-            self._context = JobContext(self.job, self.task.gate.names, self.charge, self._shop.reports)
+            self._context = JobContext(self.job, self.task.gate.names, self.charge, self._dependencies.reports)
         return self._context
 
     @property
@@ -144,9 +146,9 @@ class Attempt:
         return self.task.retry.with_terms(options.retry)
 
     def start(self) -> asyncio.Task[Outcome]:
-        shop = self._shop
-        self.began_at = shop.clock.monotonic()
-        run = self._run() if shop.tracing is None else self._traced(shop.tracing)
+        dependencies = self._dependencies
+        self.began_at = dependencies.clock.monotonic()
+        run = self._run() if dependencies.tracing is None else self._traced(dependencies.tracing)
         self._asyncio_task = asyncio.get_running_loop().create_task(run)
         return self._asyncio_task
 
@@ -159,8 +161,8 @@ class Attempt:
         if self._context is not None:
             tell_cancelled(self._context)
         if self.linger is None:
-            when = self._shop.clock.monotonic() + round(LINGERS_AFTER * SECOND)
-            self.linger = self._shop.clock.call_at(when, partial(self._shop.on_linger, self))
+            when = self._dependencies.clock.monotonic() + round(LINGERS_AFTER * SECOND)
+            self.linger = self._dependencies.clock.call_at(when, partial(self._dependencies.on_linger, self))
         self._asyncio_task.cancel()
 
     def leave(self) -> None:
@@ -169,7 +171,15 @@ class Attempt:
             self.linger.cancel()
             self.linger = None
 
-    def outcome_when_cancelled(self, error: BaseException | None = None) -> Outcome:
+    def outcome_of(self, done: asyncio.Task[Outcome]) -> Outcome:
+        """Return what the attempt came to; `done` is the task that `start` returned."""
+        if done.cancelled():
+            # Before its first step, so it has no outcome of its own.
+            return self._outcome_when_cancelled()
+        error = done.exception()
+        return done.result() if error is None else self._outcome_of_escaped(error)
+
+    def _outcome_when_cancelled(self, error: BaseException | None = None) -> Outcome:
         """What a cancelled attempt came to, by its cause; `error` is what the handler made of it."""
         failure: BaseException
         match self.cause:
@@ -202,12 +212,12 @@ class Attempt:
                 arguments, named = task.payload.decode(self.job.payload)
             except PayloadError as error:
                 return self._unreadable(error)
-        self._context = JobContext(self.job, task.gate.names, self.charge, self._shop.reports)
+        self._context = JobContext(self.job, task.gate.names, self.charge, self._dependencies.reports)
         enter(self._context, with_thread=not task.is_async)
         timer = None
         timeout = self.timeout
         if timeout is not None:
-            clock = self._shop.clock
+            clock = self._dependencies.clock
             timer = clock.call_at(clock.monotonic() + round(timeout * SECOND), partial(self.cancel, Cause.TIMEOUT))
         try:
             if in_child:
@@ -239,24 +249,24 @@ class Attempt:
         except _Unstorable as lost:
             return self._unstorable(lost.error)
         except asyncio.CancelledError as error:
-            return self.outcome_when_cancelled(error)
+            return self._outcome_when_cancelled(error)
         except BaseException as error:
             # Even SystemExit: what one handler raises must not end the node.
-            return self._failed(error) if self.cause is None else self.outcome_when_cancelled(error)
+            return self._failed(error) if self.cause is None else self._outcome_when_cancelled(error)
         finally:
             if timer is not None:
                 timer.cancel()
 
     def _begin(self) -> bool:
         """The last step before the handler is called; False if it comes too late for its limits."""
-        if self.job.draws and not self._shop.may_start(self):
+        if self.job.draws and not self._dependencies.may_start(self):
             return False
         self.has_begun = True
         task = self.task
         if task.handler is not None:
             self.handler = task.handler()
         if task.callbacks.exist and task.callbacks.wants(Moment.STARTED):
-            self._shop.teller.tell(task, Moment.STARTED, self.context, handler=self.handler)
+            self._dependencies.teller.tell(task, Moment.STARTED, self.context, handler=self.handler)
         return True
 
     def _function(self) -> Callable[..., Any]:
@@ -265,7 +275,7 @@ class Attempt:
 
     def _in_thread(self, arguments: list[Any], named: dict[str, Any]) -> asyncio.Future[Any]:
         call = partial(contextvars.copy_context().run, self._function(), *arguments, **named)
-        return in_thread(self._shop.pool, call)
+        return in_thread(self._dependencies.pool, call)
 
     async def _shielded(self, work: asyncio.Future[Any]) -> Any:
         """A cancelled attempt ends at once, but its thread goes on and keeps the slot."""
@@ -293,7 +303,7 @@ class Attempt:
         swallowed: BaseException | None = None
         async with ResourceStack() as stack:
             try:
-                given = await self._shop.resources.give(self.task.needs, stack)
+                given = await self._dependencies.resources.give(self.task.needs, stack)
                 if not self._begin():
                     raise _TooLate
                 if self.task.place is Place.LOOP:
@@ -316,13 +326,13 @@ class Attempt:
         task = self.task
         try:
             job = replace(self.job, payload=task.payload.of_today(self.job.payload))
-            if self._shop.tracing is not None:
-                job = replace(job, headers=self._shop.tracing.carried(job.headers))
+            if self._dependencies.tracing is not None:
+                job = replace(job, headers=self._dependencies.tracing.carried(job.headers))
         except PayloadError as error:
             return self._unreadable(error)
-        call = self._shop.children.begin(task.function.__module__)
+        call = self._dependencies.children.begin(task.function.__module__)
         try:
-            await self._shielded(in_thread(self._shop.pool, call.prepare))
+            await self._shielded(in_thread(self._dependencies.pool, call.prepare))
             if not self._begin():
                 call.drop()
                 return Interrupted()
@@ -332,10 +342,10 @@ class Attempt:
                 job,
                 task.gate.names,
                 task.payload.max_payload,
-                self._shop.reports.lowest,
+                self._dependencies.reports.lowest,
             )
             run = partial(call.run, request, self._take_aside)
-            answer: child_wire.Answer = await self._shielded(in_thread(self._shop.pool, run))
+            answer: child_wire.Answer = await self._shielded(in_thread(self._dependencies.pool, run))
         except asyncio.CancelledError:
             if self.has_begun:
                 call.kill()
@@ -349,7 +359,7 @@ class Attempt:
 
         One that was only starting is not killed for a timeout, but kept for the retry, which may be in time then.
         """
-        clock = self._shop.clock
+        clock = self._dependencies.clock
         timer = clock.call_at(clock.monotonic() + round(STARTS_WITHIN * SECOND), call.kill)
         try:
             await asyncio.wait([work])
@@ -358,10 +368,10 @@ class Attempt:
         if not work.cancelled():
             # Whatever it says now, nobody waits for it.
             work.exception()
-        await in_thread(self._shop.pool, call.drop)
+        await in_thread(self._dependencies.pool, call.drop)
 
     def _take_aside(self, aside: child_wire.Aside) -> None:
-        reports = self._shop.reports
+        reports = self._dependencies.reports
         match aside:
             case child_wire.Settled(limit, actual):
                 if self.charge is not None:
@@ -411,7 +421,7 @@ class Attempt:
         self._keep(error)
         return Failed(described(error), retryable=self.retry.accepts(error))
 
-    def outcome_of_escaped(self, error: BaseException) -> Failed:
+    def _outcome_of_escaped(self, error: BaseException) -> Failed:
         """What the attempt came to if looking at what its handler raised has raised this; a filter may do that, too."""
         self._keep(error)
         return Failed(described(error))

@@ -32,6 +32,11 @@ class Fetcher:
             name: fetcher for fetcher, kept in zip(self._fetchers, of_store.values(), strict=True) for name in kept
         }
 
+    @property
+    def has_limits(self) -> bool:
+        """Whether any limit is kept elsewhere."""
+        return bool(self._by_limit)
+
     def want(self, starved: Sequence[Starved], room: int) -> None:
         """Claims met these buckets empty; `room` jobs could start now."""
         for each in starved:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from concurrent.futures import Executor as Pool
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -13,12 +12,13 @@ from typing import Any, NamedTuple, Self
 from msgspec.structs import replace as replaced
 
 from headgate.engine.charge import AttemptCharge
-from headgate.engine.executor import Attempt, Cause, Workshop
+from headgate.engine.executor import Attempt, AttemptDependencies, Cause
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.node import Node
+from headgate.engine.teller import Teller
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.outcome import Outcome, Refused, Snoozed
-from headgate.storage.protocol import Claim, Claimed, Room
+from headgate.storage.protocol import Claimed, Room
 from headgate.tasks.place import Place
 from headgate.tasks.task import Task
 
@@ -54,10 +54,16 @@ class KeptAttempt(Attempt):
 
     __slots__ = ("kept", "outcome")
 
-    def __init__(self, job: ClaimedJob, task: Task[Any, Any], charge: AttemptCharge | None, shop: Workshop) -> None:
-        super().__init__(job, task, charge, shop)
+    def __init__(
+        self, job: ClaimedJob, task: Task[Any, Any], charge: AttemptCharge | None, dependencies: AttemptDependencies
+    ) -> None:
+        super().__init__(job, in_this_process(task), charge, dependencies)
         self.kept: BaseException | None = None
         self.outcome: Outcome | None = None
+
+    def outcome_of(self, done: asyncio.Task[Outcome]) -> Outcome:
+        self.outcome = super().outcome_of(done)
+        return self.outcome
 
     def _keep(self, error: BaseException) -> None:
         self.kept = error
@@ -67,8 +73,8 @@ class KeptAttempt(Attempt):
 class NodeInTest(Node):
     """A node whose jobs stay in this process: a child would import the app anew, with the store of production."""
 
-    def _new_attempt(self, job: ClaimedJob, task: Task[Any, Any], charge: AttemptCharge | None) -> Attempt:
-        return KeptAttempt(job, in_this_process(task), charge, self._shop)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, make_attempt=KeptAttempt, **kwargs)
 
 
 def in_this_process(task: Task[Any, Any]) -> Task[Any, Any]:
@@ -86,50 +92,38 @@ class SteppedNode(NodeInTest):
     What the store gives out runs one job after the other, so a plain rerun of a test does the same again.
     """
 
-    def __init__(self, *args: Any, pool: Pool | None, latest: dict[str, Performed], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, teller: Teller, latest: dict[str, Performed], **kwargs: Any) -> None:
+        super().__init__(*args, teller=teller, on_concluded=self._note_concluded, **kwargs)
+        self._teller = teller
         self.performed: list[Performed] = []
         self.recorded: dict[str, asyncio.Future[None]] = {}
         self._latest = latest
         self._endings: dict[str, asyncio.Future[KeptAttempt]] = {}
-        if pool is not None:
-            shop = self._shop
-            self._shop = Workshop(
-                shop.clock,
-                pool,
-                shop.children,
-                shop.resources,
-                shop.teller,
-                shop.reports,
-                shop.may_start,
-                shop.on_linger,
-            )
 
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[Self]:
         """The node is there, as its neighbours see it; at the end its callbacks and subscribers have been told."""
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         if self._settings.log_lines:
             self._capture.start()
-        await self._join()
+        # Unguarded: a test lets hours pass in a moment, in which no heartbeat is sent.
+        await self.lease.join()
         beside = [
-            self._loop.create_task(self._recorder.run(), name="headgate-recorder"),
-            self._loop.create_task(self._reporter.run(), name="headgate-reporter"),
+            loop.create_task(self.recorder.run(), name="headgate-recorder"),
+            loop.create_task(self._reporter.run(), name="headgate-reporter"),
         ]
         try:
             yield self
         finally:
-            for attempt in list(self._running.values()):
-                attempt.cancel(Cause.SHUTDOWN)
+            self.attempts.cancel_all(Cause.SHUTDOWN)
             if self._endings:
                 await asyncio.wait(self._endings.values())
-            await self._recorder.flush(10.0)
+            await self.recorder.flush(10.0)
             for each in beside:
                 each.cancel()
             await asyncio.wait(beside)
             self._capture.stop()
-            await self._resources.close(5.0)
-            self._pool.shutdown(wait=False, cancel_futures=True)  # without effect on a thread that is the caller's
+            await self.attempts.close(5.0)
             await self._storage.leave(self.id)
             await self._teller.close(5.0)
             await self._bus.drain()
@@ -139,7 +133,7 @@ class SteppedNode(NodeInTest):
         while True:
             scheduled_at = await self._recurring.fire_now()
             publish_dropped(self._bus, self._teller, self._clock, await self._storage.expire())
-            asked = [await self._claim_one(queue, room) for queue, room in self._rooms().items()]
+            asked = [await self._claim_one(queue, room) for queue, room in self._slots.rooms().items()]
             if not any(claimed.jobs or claimed.more for claimed in asked):
                 break
         waits = [claimed.next_in for claimed in asked if claimed.next_in is not None]
@@ -148,32 +142,29 @@ class SteppedNode(NodeInTest):
 
     async def _claim_one(self, queue: str, room: Room) -> Claimed:
         """Run the next job of a queue, if one is due. One at a time, so none is held that does not run."""
-        claim = Claim(
-            self.id, {queue: replaced(room, slots=1)}, self._rules, self._registry.names, self._registry.gates()
-        )
+        claim = self._claims.claim_for({queue: replaced(room, slots=1)})
         claimed = await self._storage.claim(claim)
         if claimed.astray and not claimed.jobs:
             self._regater.take_up(claimed.astray)
             await self._regater.move_met()
             claimed = await self._storage.claim(claim)
         publish_dropped(self._bus, self._teller, self._clock, claimed.dropped)
-        if claimed.throttled:
-            self._publish_throttled(claimed.throttled)
+        self._notices.publish_throttled(claimed.throttled)
         for job in claimed.jobs:
             await self.perform(job)
         return claimed
 
     async def perform(self, job: ClaimedJob) -> KeptAttempt:
         """Run one job that was claimed, and record how it ended."""
-        assert self._loop is not None
-        ending = self._endings[job.id] = self._loop.create_future()
-        recorded = self.recorded[job.id] = self._loop.create_future()
-        if not self._own_lease.holds(self._clock.monotonic()):
-            await self._renew_lease()
-        self._start(job)
+        loop = asyncio.get_running_loop()
+        ending = self._endings[job.id] = loop.create_future()
+        recorded = self.recorded[job.id] = loop.create_future()
+        if not self.lease.holds:
+            await self.lease.renew_until_held()
+        self.attempts.start(job)
         try:
             attempt: KeptAttempt = await asyncio.shield(ending)
-            await self._recorder.flush(10.0)
+            await self.recorder.flush(10.0)
             record = await self._storage.job(job.id)
             assert record is not None
             performed = Performed(job.id, job.task, job.attempt, record.state, attempt.kept)
@@ -186,14 +177,8 @@ class SteppedNode(NodeInTest):
             recorded.cancel()
         return attempt
 
-    def _lease_renewed(self, sent_at: int) -> None:
-        # Without the timer that ends it: a test lets hours pass in a moment, in which no heartbeat is sent.
-        self._own_lease.renew(sent_at)
-
-    def _conclude(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> None:
+    def _note_concluded(self, attempt: Attempt) -> None:
         assert isinstance(attempt, KeptAttempt)
-        attempt.outcome = self._outcome(attempt, done)
-        super()._conclude(attempt, done)
         ending = self._endings[attempt.job.id]
         if not ending.done():
             ending.set_result(attempt)

@@ -228,7 +228,7 @@ class World:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError, StorageUnavailable, ExceptionGroup):
             await running
-        for attempt in list(node._running.values()):
+        for attempt in list(node.attempts):
             assert attempt._asyncio_task is not None
             attempt._asyncio_task.cancel()
         await asyncio.sleep(0)

@@ -1,0 +1,147 @@
+"""The claim loop: claims jobs for the free slots of a node whenever something may have become claimable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from headgate.clock import Clock, Timer, sleep
+from headgate.engine.bus import EventBus, publish_trouble, publish_use
+from headgate.engine.claim_notices import ClaimNotices
+from headgate.engine.claim_recovery import ClaimRecovery
+from headgate.engine.claim_wakeup import ClaimWakeup
+from headgate.engine.fetcher import Fetcher
+from headgate.engine.historian import Historian
+from headgate.engine.lease_keeper import LeaseKeeper
+from headgate.engine.membership import Membership
+from headgate.engine.outcome_recorder import OutcomeRecorder
+from headgate.engine.running_attempts import RunningAttempts
+from headgate.engine.slots import Slots
+from headgate.errors import StorageUnavailable
+from headgate.jobs.job import ClaimedJob
+from headgate.limits.limit import AnyRule
+from headgate.storage.protocol import Claim, Claimed, Room, Storage
+from headgate.tasks.registry import Registry
+
+
+class ClaimLoop:
+    """Sends one claim at a time: on an arrival, a freed slot, an opened bucket, a job that comes due.
+
+    `swept` counts the jobs that only a sweep found; no job should ever be.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        registry: Registry,
+        rules: Mapping[str, AnyRule],
+        membership: Membership,
+        slots: Slots,
+        lease: LeaseKeeper,
+        attempts: RunningAttempts,
+        outcomes: OutcomeRecorder,
+        recovery: ClaimRecovery,
+        fetcher: Fetcher,
+        historian: Historian,
+        notices: ClaimNotices,
+        wakeup: ClaimWakeup,
+        *,
+        stopping: asyncio.Event,
+        clock: Clock,
+        bus: EventBus,
+        random: Random,
+    ) -> None:
+        self._storage = storage
+        self._registry = registry
+        self._rules = rules
+        self._membership = membership
+        self._slots = slots
+        self._lease = lease
+        self._attempts = attempts
+        self._outcomes = outcomes
+        self._recovery = recovery
+        self._fetcher = fetcher
+        self._historian = historian
+        self._notices = notices
+        self._wakeup = wakeup
+        self._stopping = stopping
+        self._clock = clock
+        self._bus = bus
+        self._random = random
+        self._timer: Timer | None = None
+        self.swept = 0
+
+    async def run(self) -> None:
+        """Claim until the node stops."""
+        self._wakeup.wake()
+        while not self._stopping.is_set():
+            is_sweep = await self._wakeup.wait()
+            if self._stopping.is_set():
+                return
+            if not self._lease.holds:
+                # What it would claim now might be taken back before it starts.
+                await self._lease.renew_until_held()
+            rooms = self._slots.rooms()
+            if rooms and not self._stopping.is_set():
+                await self._claim(self.claim_for(rooms), is_sweep=is_sweep)
+
+    def claim_for(self, rooms: Mapping[str, Room]) -> Claim:
+        """Return the claim of this node for that room."""
+        return Claim(self._membership.id, rooms, self._rules, self._registry.names, self._registry.gates())
+
+    def close(self) -> None:
+        """Call off the next claim."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _claim(self, claim: Claim, *, is_sweep: bool) -> None:
+        asked_at = self._clock.monotonic()
+        self._recovery.claim_sent(asked_at)
+        try:
+            claimed = await self._storage.claim(claim)
+        except StorageUnavailable as error:
+            publish_trouble(self._bus, self._clock, "claiming", error)
+            self._recovery.claim_failed()
+            await sleep(self._clock, self._random.uniform(0.5, 1.5))
+            self._wakeup.wake()
+            return
+        publish_use(self._bus, self._clock, "claim", asked_at, len(claimed.jobs))
+        if is_sweep and claimed.jobs and not self._wakeup.is_set:
+            self.swept += len(claimed.jobs)
+        jobs = claimed.jobs
+        if claim.node != self._membership.id or not self._lease.holds:
+            jobs = await self._still_owned(jobs)
+        self._recovery.claim_answered()
+        self._start(jobs)
+        self._claim_again(claimed, asked_at)
+        self._notices.take(claimed)
+
+    async def _still_owned(self, jobs: Sequence[ClaimedJob]) -> Sequence[ClaimedJob]:
+        """Return those of the jobs that a heartbeat finds to be this node's still: their claim outlived its lease."""
+        owned = await self._lease.renew_until_held()
+        # A node that is stopping hands all of them back, which is refused for those that it does not own.
+        return jobs if owned is None else [job for job in jobs if owned.get(job.id) == job.fence]
+
+    def _start(self, jobs: Sequence[ClaimedJob]) -> None:
+        self._historian.note_started(jobs)
+        for job in jobs:
+            if self._stopping.is_set():
+                # Told to end while the claim was on its way.
+                self._outcomes.hand_back(job)
+            else:
+                self._attempts.start(job)
+
+    def _claim_again(self, claimed: Claimed, asked_at: int) -> None:
+        """Arrange the next claim, and fetch starts for the buckets that this one met empty."""
+        if self._fetcher.has_limits:
+            self._fetcher.note_taken(claimed.jobs)
+            self._fetcher.want(claimed.starved, sum(room.slots for room in self._slots.rooms().values()))
+        if claimed.more:
+            self._wakeup.wake()
+        # Counted from before the claim: a little early costs an empty claim, a little late would cost budget.
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if claimed.next_in is not None:
+            self._timer = self._clock.call_at(asked_at + claimed.next_in, self._wakeup.wake)

@@ -1,0 +1,48 @@
+"""Claim notices: what a claim found out beside the jobs that it gave out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.clock import Clock
+from headgate.engine.bus import EventBus
+from headgate.engine.housekeeper import publish_dropped
+from headgate.engine.regater import Regater
+from headgate.engine.teller import Teller
+from headgate.engine.throttle_log import ThrottleLog
+from headgate.jobs.event import JobThrottled, LimitsClosed, TaskUnknown
+from headgate.storage.protocol import Claimed, Throttled
+
+
+class ClaimNotices:
+    """Publishes closed limits, dropped jobs and unknown tasks, and passes on jobs that lie under old gates."""
+
+    def __init__(self, regater: Regater, teller: Teller, *, clock: Clock, bus: EventBus) -> None:
+        self._regater = regater
+        self._teller = teller
+        self._clock = clock
+        self._bus = bus
+        self._throttles = ThrottleLog()
+        self._unknown_tasks: set[str] = set()
+
+    def take(self, claimed: Claimed) -> None:
+        """Handle all that the answer to a claim says beside its jobs."""
+        self.publish_throttled(claimed.throttled)
+        publish_dropped(self._bus, self._teller, self._clock, claimed.dropped)
+        if claimed.astray or claimed.has_strange_lanes:
+            self._regater.take_up(claimed.astray, has_strange_lanes=claimed.has_strange_lanes)
+        for task in claimed.unknown:
+            if task not in self._unknown_tasks:
+                self._unknown_tasks.add(task)
+                self._bus.publish(TaskUnknown(at=self._clock.now(), task=task))
+
+    def publish_throttled(self, throttled: Sequence[Throttled]) -> None:
+        """Publish which closed buckets a claim met."""
+        if not throttled:
+            return
+        if self._bus.wants(JobThrottled):
+            for event in self._throttles.events(throttled, self._clock.now(), self._clock.monotonic()):
+                self._bus.publish(event)
+        if self._bus.wants(LimitsClosed):
+            limits = tuple([met.draw.limit for met in throttled])
+            self._bus.publish(LimitsClosed(at=self._clock.now(), limits=limits))

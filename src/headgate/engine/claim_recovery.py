@@ -1,0 +1,115 @@
+"""Claim recovery: starts the jobs of claims that were made and whose reply was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container, Mapping
+
+from headgate.clock import Clock
+from headgate.engine.historian import Historian
+from headgate.engine.lost_claims import LostClaims
+from headgate.engine.outcome_recorder import OutcomeRecorder
+from headgate.engine.own_lease import OwnLease
+from headgate.engine.recorder import Recorder
+from headgate.engine.running_attempts import RunningAttempts
+from headgate.engine.slots import Slots
+from headgate.jobs.job import ClaimedJob, JobState
+from headgate.storage.protocol import Storage
+from headgate.tasks.registry import Registry
+
+
+class ClaimRecovery:
+    """Follows the claims of a node, and compares the jobs that it owns by the store with those that it has."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        registry: Registry,
+        slots: Slots,
+        own_lease: OwnLease,
+        attempts: RunningAttempts,
+        outcomes: OutcomeRecorder,
+        recorder: Recorder,
+        historian: Historian,
+        *,
+        elsewhere: Container[str],
+        stopping: asyncio.Event,
+        clock: Clock,
+    ) -> None:
+        self._storage = storage
+        self._registry = registry
+        self._slots = slots
+        self._own_lease = own_lease
+        self._attempts = attempts
+        self._outcomes = outcomes
+        self._recorder = recorder
+        self._historian = historian
+        self._elsewhere = elsewhere
+        self._stopping = stopping
+        self._clock = clock
+        self._lost_claims = LostClaims()
+        self._claiming_since: int | None = None
+        self._checks_left = 0
+
+    # --------------------------------------------------------------------------------------------- claims
+
+    @property
+    def is_claiming(self) -> bool:
+        """Whether a claim is on its way, or its jobs have not been started yet."""
+        return self._claiming_since is not None
+
+    def claim_sent(self, at: int) -> None:
+        """A claim was sent at `at` (monotonic); it was promised every free slot."""
+        self._claiming_since = at
+
+    def claim_answered(self) -> None:
+        """The jobs of the claim are about to be started."""
+        self._claiming_since = None
+
+    def claim_failed(self) -> None:
+        """The claim may have been made, and its reply lost."""
+        self._claiming_since = None
+        # Lost is what was not there in two checks.
+        self._checks_left = 2
+
+    def take_check(self) -> bool:
+        """Return whether a heartbeat should check now for lost claims, which counts as one of the checks."""
+        if not self._checks_left:
+            return False
+        self._checks_left -= 1
+        return True
+
+    # --------------------------------------------------------------------------------------------- recover
+
+    async def recover(self, node: str, owned: Mapping[str, int]) -> None:
+        """Start, or hand back, the lost among the jobs that `node` owns, given with their fences."""
+        heard = self._attempts.jobs | self._recorder.pending
+        now = self._clock.monotonic()
+        for job_id, fence in self._lost_claims.among(owned, heard, claiming_since=self._claiming_since, now=now):
+            await self._recover_job(node, job_id, fence)
+
+    async def _recover_job(self, node: str, job_id: str, fence: int) -> None:
+        record = await self._storage.job(job_id)
+        if record is None or record.state is not JobState.RUNNING or (record.node, record.fence) != (node, fence):
+            return
+        if job_id in self._attempts.jobs or job_id in self._recorder.pending:
+            return
+        if not self._own_lease.holds(self._clock.monotonic()):
+            # The next heartbeats find it again.
+            return
+        job = record.as_claimed()
+        self._historian.note_started([job])
+        if self._can_start(job):
+            self._attempts.start(job)
+        else:
+            self._outcomes.hand_back(job)
+
+    def _can_start(self, job: ClaimedJob) -> bool:
+        # A claim that is on its way was promised every slot that is free.
+        return (
+            not self.is_claiming
+            and self._slots.free_in(job.queue) > 0
+            and job.task in self._registry.names
+            and not any(draw.limit in self._elsewhere for draw in job.draws)
+            and not self._stopping.is_set()
+        )

@@ -1,0 +1,169 @@
+"""The lease keeper: renews the lease of this node with heartbeats, and begins anew when the node was declared dead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from random import Random
+
+from headgate.clock import SECOND, Clock, Timer, sleep, sleep_until
+from headgate.engine.bus import EventBus, publish_trouble
+from headgate.engine.claim_recovery import ClaimRecovery
+from headgate.engine.claim_wakeup import ClaimWakeup
+from headgate.engine.membership import Membership
+from headgate.engine.own_lease import OwnLease
+from headgate.engine.peer_leases import PeerLeases
+from headgate.engine.recorder import Recorder
+from headgate.engine.reporter import Reporter
+from headgate.engine.running_attempts import RunningAttempts
+from headgate.engine.skew import SkewWatch
+from headgate.errors import StorageUnavailable
+from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDisowned
+from headgate.storage.protocol import Storage
+
+MOST_LINGERING = 100
+"""How many lingering jobs a heartbeat reports."""
+
+
+class LeaseKeeper:
+    """Sends a heartbeat every `interval` microseconds; if the lease ends, cancels what must not go on."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        membership: Membership,
+        own_lease: OwnLease,
+        peers: PeerLeases,
+        attempts: RunningAttempts,
+        recovery: ClaimRecovery,
+        recorder: Recorder,
+        reporter: Reporter,
+        wakeup: ClaimWakeup,
+        *,
+        interval: int,
+        stopping: asyncio.Event,
+        clock: Clock,
+        bus: EventBus,
+        random: Random,
+    ) -> None:
+        self._storage = storage
+        self._membership = membership
+        self._own_lease = own_lease
+        self._peers = peers
+        self._attempts = attempts
+        self._recovery = recovery
+        self._recorder = recorder
+        self._reporter = reporter
+        self._wakeup = wakeup
+        self._interval = interval
+        self._stopping = stopping
+        self._clock = clock
+        self._bus = bus
+        self._random = random
+        self._skew = SkewWatch()
+        self._beating = asyncio.Lock()
+        self._is_guarding = False
+        self._timer: Timer | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether no other node can have taken the jobs of this one."""
+        return self._own_lease.holds(self._clock.monotonic())
+
+    async def run(self) -> None:
+        sent_at = self._clock.monotonic()
+        while True:
+            # Counted from the sending, as the lease is: a slow answer does not put off the next one.
+            await sleep_until(self._clock, sent_at + self._interval)
+            sent_at = self._clock.monotonic()
+            try:
+                await self.beat()
+            except StorageUnavailable as error:
+                publish_trouble(self._bus, self._clock, "sending a heartbeat", error)
+
+    # --------------------------------------------------------------------------------------------- renewing
+
+    async def join(self) -> None:
+        """Write the row of the node, which begins its lease. Raises StorageUnavailable."""
+        sent_at = self._clock.monotonic()
+        await self._membership.join()
+        self._renew(sent_at)
+
+    async def beat(self) -> Mapping[str, int]:
+        """Renew the lease; return the jobs that the node owns, with their fences. Raises StorageUnavailable."""
+        # One at a time: two would recover the same jobs.
+        async with self._beating:
+            return await self._beat_alone()
+
+    async def renew_until_held(self) -> Mapping[str, int] | None:
+        """Send heartbeats until one succeeds in time; return as `beat` does, or None if the node stops."""
+        while not self._stopping.is_set():
+            try:
+                owned = await self.beat()
+            except StorageUnavailable as error:
+                publish_trouble(self._bus, self._clock, "sending a heartbeat", error)
+            else:
+                if self.holds:
+                    return owned
+            await sleep(self._clock, self._random.uniform(0.5, 1.5))
+        return None
+
+    async def _beat_alone(self) -> Mapping[str, int]:
+        sent_at = self._clock.monotonic()
+        node = self._membership.id
+        beat = await self._storage.beat(node, lingering=self._attempts.lingering[:MOST_LINGERING])
+        self._peers.own_beat(self._clock.monotonic())
+        self.compare_clocks()
+        if not beat.known:
+            await self._rejoin()
+            return {}
+        self._renew(sent_at)
+        await self._recovery.recover(node, beat.owned)
+        return beat.owned
+
+    async def _rejoin(self) -> None:
+        """Another node declared this one dead: its jobs are others' now, so it drops them and begins anew."""
+        disowned = self._membership.id
+        cancelled = self._attempts.disown()
+        self._recorder.drop()
+        self._bus.publish(NodeDisowned(at=self._clock.now(), node=disowned, cancelled=cancelled))
+        self._reporter.drop()
+        self._recorder.node = self._reporter.node = self._membership.renew_id()
+        await self.join()
+        self._wakeup.wake()
+
+    def compare_clocks(self) -> None:
+        """Publish ClockSkewed when the clock of this machine and that of the store have come apart."""
+        own = self._clock.now()
+        seconds = self._skew.notice(own, self._storage.now())
+        if seconds is not None:
+            self._bus.publish(ClockSkewed(at=own, node=self._membership.id, seconds=seconds))
+
+    # ----------------------------------------------------------------------------------------------- ending
+
+    def guard(self) -> None:
+        """From now on cancel, when the lease ends, what must not run twice."""
+        self._is_guarding = True
+
+    def close(self) -> None:
+        """Call off what was to happen when the lease ends."""
+        self._is_guarding = False
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _renew(self, sent_at: int) -> None:
+        self._own_lease.renew(sent_at)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._is_guarding:
+            self._timer = self._clock.call_at(self._own_lease.ends_at, self._lease_ended)
+
+    def _lease_ended(self) -> None:
+        """Others may soon take its jobs: end what must not run twice, and what has not begun."""
+        cancelled = self._attempts.cancel_exclusive()
+        now = self._clock.monotonic()
+        seconds = self._own_lease.unrenewed_for(now) / SECOND
+        node = self._membership.id
+        self._bus.publish(LeaseNotRenewed(at=self._clock.now(), node=node, seconds=seconds, cancelled=cancelled))
+        # The claim loop sends heartbeats until one succeeds.
+        self._wakeup.wake()

@@ -1,0 +1,105 @@
+"""The node watch: what a node checks every second, and nothing wakes it for."""
+
+from __future__ import annotations
+
+from headgate.clock import SECOND, Clock, sleep
+from headgate.engine.bus import EventBus, publish_trouble
+from headgate.engine.claim_recovery import ClaimRecovery
+from headgate.engine.claim_wakeup import ClaimWakeup
+from headgate.engine.executor import Cause
+from headgate.engine.lease_keeper import LeaseKeeper
+from headgate.engine.membership import Membership
+from headgate.engine.peer_recovery import PeerRecovery
+from headgate.engine.recorder import Recorder
+from headgate.engine.recurring import Recurring
+from headgate.engine.running_attempts import RunningAttempts
+from headgate.engine.slots import Slots
+from headgate.errors import StorageUnavailable
+from headgate.jobs.event import LoopBlocked, NodeMeasured
+from headgate.storage.protocol import Storage
+
+SWEEP_EVERY = 30
+"""Seconds between two claims without a cause."""
+
+
+class NodeWatch:
+    """Recovers dead nodes, reads cancellations, and notices lost claims, stepped clocks and a blocked event loop."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        membership: Membership,
+        peer_recovery: PeerRecovery,
+        claim_recovery: ClaimRecovery,
+        lease: LeaseKeeper,
+        attempts: RunningAttempts,
+        slots: Slots,
+        recorder: Recorder,
+        recurring: Recurring,
+        wakeup: ClaimWakeup,
+        *,
+        clock: Clock,
+        bus: EventBus,
+    ) -> None:
+        self._storage = storage
+        self._membership = membership
+        self._peer_recovery = peer_recovery
+        self._claim_recovery = claim_recovery
+        self._lease = lease
+        self._attempts = attempts
+        self._slots = slots
+        self._recorder = recorder
+        self._recurring = recurring
+        self._wakeup = wakeup
+        self._clock = clock
+        self._bus = bus
+
+    async def run(self) -> None:
+        turns = 0
+        ahead = self._storage.now() - self._clock.monotonic()
+        while True:
+            try:
+                await self._check_store()
+            except StorageUnavailable as error:
+                publish_trouble(self._bus, self._clock, "looking after the nodes", error)
+            # Storage that does not answer is no fault of the loop.
+            expected = self._clock.monotonic() + SECOND
+            await sleep(self._clock, 1.0)
+            stepped = self._storage.now() - self._clock.monotonic() - ahead
+            if abs(stepped) > SECOND // 2:
+                # The timer of the next delayed job was set by the store's old wall time.
+                ahead += stepped
+                self._wakeup.wake()
+                self._recurring.look()
+            turns += 1
+            if turns % SWEEP_EVERY == 0:
+                self._wakeup.sweep()
+                self._recurring.look()
+            self._measure((self._clock.monotonic() - expected) / SECOND)
+
+    async def _check_store(self) -> None:
+        await self._peer_recovery.recover_dead()
+        if self._claim_recovery.take_check():
+            await self._lease.beat()
+        if self._attempts:
+            for job_id in await self._storage.cancels(self._membership.id):
+                self._attempts.cancel(job_id, Cause.USER)
+
+    def _measure(self, late: float) -> None:
+        """Publish how busy the node is; `late` is by how many seconds the event loop woke it too late."""
+        if self._bus.wants(NodeMeasured):
+            own = self._clock.now()
+            self._bus.publish(
+                NodeMeasured(
+                    at=own,
+                    node=self._membership.id,
+                    slots=self._slots.capacity,
+                    busy=self._slots.busy,
+                    lingering=len(self._attempts.lingering),
+                    unrecorded=len(self._recorder.pending),
+                    loop_lag=max(0.0, late),
+                    clock_skew=(own - self._storage.now()) / SECOND,
+                )
+            )
+        if late > 1.0:
+            self._bus.publish(LoopBlocked(at=self._clock.now(), seconds=late))

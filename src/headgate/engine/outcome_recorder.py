@@ -1,0 +1,104 @@
+"""The outcome recorder: turns what an attempt came to into the ending of its job, and queues that for the store."""
+
+from __future__ import annotations
+
+from functools import partial
+from random import Random
+
+from msgspec.structs import replace
+
+from headgate.clock import SECOND, Clock
+from headgate.engine.bus import EventBus
+from headgate.engine.charge import takes_permit
+from headgate.engine.charge_router import ChargeRouter
+from headgate.engine.described import OWN_ERRORS
+from headgate.engine.executor import Attempt
+from headgate.engine.recorder import Recorder, Then
+from headgate.engine.teller import Teller
+from headgate.jobs.event import BackoffFailed
+from headgate.jobs.job import ClaimedJob, JobState
+from headgate.jobs.lifecycle import Ending, Finished, Returned, decide
+from headgate.jobs.outcome import Interrupted, Outcome, Refused
+from headgate.jobs.retry import RetryPolicy
+from headgate.storage.protocol import Storage
+from headgate.tasks.callbacks import Moment
+from headgate.tasks.registry import Registry
+
+
+class OutcomeRecorder:
+    """Decides how the jobs of this node's attempts end. `handed_back` counts the jobs that others are to run."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        registry: Registry,
+        recorder: Recorder,
+        charges: ChargeRouter,
+        teller: Teller,
+        *,
+        clock: Clock,
+        bus: EventBus,
+        random: Random,
+    ) -> None:
+        self._storage = storage
+        self._registry = registry
+        self._recorder = recorder
+        self._charges = charges
+        self._teller = teller
+        self._clock = clock
+        self._bus = bus
+        self._random = random
+        self.handed_back = 0
+
+    def record(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Record how an attempt ended. A start that never happened, or that the callee refused, is given back."""
+        job, charge = attempt.job, attempt.charge
+        if charge is not None and (isinstance(outcome, Refused) or not attempt.has_begun):
+            charge.refund()
+        ending = self._decide(job, outcome, attempt.retry)
+        self.handed_back += isinstance(outcome, Interrupted)
+        if isinstance(outcome, Refused):
+            if isinstance(ending, Returned) and not self._draws_on_rates(job):
+                # No bucket can be closed that would hold it back, so it is delayed itself.
+                ending = replace(ending, run_at=self._storage.now() + outcome.retry_after)
+            self._charges.penalize(job, outcome.retry_after)
+        if charge is not None and charge.final is not None:
+            ending = replace(ending, charge=charge.final)
+        then = self._callbacks_after(attempt, ending) if attempt.task.callbacks.exist else None
+        ran = (self._clock.monotonic() - attempt.began_at) / SECOND
+        self._recorder.end(job, ending, then, ran=ran)
+
+    def hand_back(self, job: ClaimedJob) -> None:
+        """Return a job that was claimed and does not start; no attempt is spent."""
+        charge = self._charges.refund(job)
+        self.handed_back += 1
+        self._recorder.end(job, Returned(job.id, job.fence, "interrupted", spent=False, charge=charge))
+
+    def _decide(self, job: ClaimedJob, outcome: Outcome, retry: RetryPolicy) -> Ending:
+        try:
+            return decide(job, outcome, retry, self._storage.now(), self._random)
+        except OWN_ERRORS as error:
+            # A user's own backoff failed. The job must not be lost for it, so it is retried as by default.
+            self._bus.publish(BackoffFailed(at=self._clock.now(), task=job.task, error=repr(error)))
+            plain = RetryPolicy(retries=retry.retries)
+            return decide(job, outcome, plain, self._storage.now(), self._random)
+
+    def _draws_on_rates(self, job: ClaimedJob) -> bool:
+        rules = self._registry.rules
+        return not all(takes_permit(draw, rules) for draw in job.draws)
+
+    def _callbacks_after(self, attempt: Attempt, ending: Ending) -> Then | None:
+        """Return the call that runs the callbacks of the task once this ending is stored."""
+        task, error = attempt.task, attempt.error
+        # Its traceback leads back to the attempt: a cycle that only the garbage collector would find.
+        attempt.error = None
+        tell = partial(self._teller.tell, task, handler=attempt.handler)
+        match ending:
+            case Finished(state=JobState.SUCCEEDED) if task.callbacks.wants(Moment.COMPLETED):
+                return partial(tell, Moment.COMPLETED, attempt.context, attempt.result)
+            case Finished(state=JobState.FAILED) if task.callbacks.wants(Moment.ERROR):
+                return partial(tell, Moment.ERROR, attempt.context, error)
+            case Returned(spent=True, run_at=int(run_at)) if task.callbacks.wants(Moment.RETRY):
+                delay = max(0, run_at - self._storage.now()) / SECOND
+                return partial(tell, Moment.RETRY, attempt.context, error, attempt.job.attempt, delay)
+        return None

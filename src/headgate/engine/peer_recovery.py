@@ -1,0 +1,48 @@
+"""Peer recovery: takes back the jobs of nodes that died."""
+
+from __future__ import annotations
+
+from headgate.clock import Clock
+from headgate.engine.bus import EventBus
+from headgate.engine.membership import Membership
+from headgate.engine.peer_leases import PeerLeases
+from headgate.engine.teller import Teller
+from headgate.jobs.event import NodeLost
+from headgate.storage.protocol import Storage
+
+
+class PeerRecovery:
+    """Judges the leases of all other nodes. Every node does, so no leader is needed."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        membership: Membership,
+        peers: PeerLeases,
+        teller: Teller,
+        *,
+        clock: Clock,
+        bus: EventBus,
+    ) -> None:
+        self._storage = storage
+        self._membership = membership
+        self._peers = peers
+        self._teller = teller
+        self._clock = clock
+        self._bus = bus
+
+    async def recover_dead(self) -> None:
+        """Take back the jobs of every node that is dead now. Raises StorageUnavailable."""
+        nodes = await self._storage.nodes()
+        for dead in self._peers.dead(nodes, self._membership.id, self._clock.monotonic()):
+            recovered = await self._storage.recover(dead.id, dead.beat)
+            if recovered is not None:
+                self._teller.tell_unrun(recovered.poisonous)
+                self._bus.publish(
+                    NodeLost(
+                        at=self._clock.now(),
+                        node=dead.id,
+                        returned=len(recovered.returned),
+                        poisonous=len(recovered.poisonous),
+                    )
+                )

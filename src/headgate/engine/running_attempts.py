@@ -1,0 +1,296 @@
+"""The running attempts of a node: starts claimed jobs, cancels them, and frees their slots when they end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, KeysView
+from concurrent.futures import Executor as Pool
+from typing import Any
+
+from headgate.clock import SECOND, Clock, wait_for_event
+from headgate.engine.bus import EventBus
+from headgate.engine.charge import AttemptCharge, takes_permit
+from headgate.engine.charge_router import ChargeRouter
+from headgate.engine.children import Children
+from headgate.engine.claim_wakeup import ClaimWakeup
+from headgate.engine.executor import LINGERS_AFTER, Attempt, AttemptDependencies, Cause
+from headgate.engine.outcome_recorder import OutcomeRecorder
+from headgate.engine.own_lease import OwnLease
+from headgate.engine.punctuality import Start, judge_start
+from headgate.engine.reporter import Reporter
+from headgate.engine.resource_room import ResourceRoom
+from headgate.engine.slots import Slots
+from headgate.engine.teller import Teller
+from headgate.jobs.event import AttemptLingers, JobStarted
+from headgate.jobs.job import ClaimedJob
+from headgate.jobs.outcome import Outcome
+from headgate.storage.protocol import Storage
+from headgate.tasks.registry import Registry
+from headgate.tasks.task import Task
+from headgate.tasks.tracing import Tracing
+
+MakeAttempt = Callable[[ClaimedJob, Task[Any, Any], AttemptCharge | None, AttemptDependencies], Attempt]
+
+
+class RunningAttempts:
+    """The attempts that run on this node, each in a slot of its queue.
+
+    A slot is free when nothing of its attempt runs any more: a thread cannot be stopped, and keeps the slot of an
+    attempt that has ended. `started` counts all attempts. `on_concluded` is called when an attempt has ended, after
+    its ending was queued.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        registry: Registry,
+        slots: Slots,
+        own_lease: OwnLease,
+        charges: ChargeRouter,
+        outcomes: OutcomeRecorder,
+        reporter: Reporter,
+        teller: Teller,
+        wakeup: ClaimWakeup,
+        *,
+        pool: Pool,
+        clock: Clock,
+        bus: EventBus,
+        tracing: Tracing | None = None,
+        make_attempt: MakeAttempt = Attempt,
+        on_concluded: Callable[[Attempt], None] | None = None,
+    ) -> None:
+        self._storage = storage
+        self._registry = registry
+        self._slots = slots
+        self._own_lease = own_lease
+        self._charges = charges
+        self._outcomes = outcomes
+        self._wakeup = wakeup
+        self._pool = pool
+        self._clock = clock
+        self._bus = bus
+        self._make_attempt = make_attempt
+        self._on_concluded = on_concluded
+        self._children = Children()
+        self._resources = ResourceRoom(clock, bus)
+        self._dependencies = AttemptDependencies(
+            clock,
+            pool,
+            self._children,
+            self._resources,
+            teller,
+            reporter,
+            self._may_start,
+            self._note_lingering,
+            tracing,
+        )
+        self._running: dict[str, Attempt] = {}
+        # They have ended, and their threads have not: what they hold permits for goes on.
+        self._held_back: dict[Attempt, asyncio.Task[Outcome]] = {}
+        self._lingering: set[Attempt] = set()
+        self._is_leaving = False
+        self._idle = asyncio.Event()
+        self.started = 0
+
+    # ------------------------------------------------------------------------------------------------ look
+
+    def __len__(self) -> int:
+        """Return how many attempts run, or have ended and still hold permits."""
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(self._running.values())
+
+    @property
+    def jobs(self) -> KeysView[str]:
+        """The ids of the jobs that run here."""
+        return self._running.keys()
+
+    @property
+    def lingering(self) -> list[str]:
+        """The ids of the jobs whose attempts were told to end and still take a slot."""
+        return sorted(attempt.job.id for attempt in self._lingering)
+
+    # --------------------------------------------------------------------------------------- start and end
+
+    def start(self, job: ClaimedJob) -> None:
+        """Start an attempt of a claimed job."""
+        task = self._registry.find(job.task)
+        assert task is not None, f"the storage gave out {job.task!r}, which was not asked for"
+        attempt = self._make_attempt(job, task, self._charges.charge_of(job), self._dependencies)
+        self._running[job.id] = attempt
+        self._slots.take(job.queue)
+        self.started += 1
+        if self._bus.wants(JobStarted):
+            self._bus.publish(
+                JobStarted(
+                    at=self._clock.now(),
+                    job_id=job.id,
+                    task=job.task,
+                    queue=job.queue,
+                    attempt=job.attempt,
+                    waited=max(0, job.started_at - job.run_at) / SECOND,
+                    throttled=job.throttled_for / SECOND,
+                    limits=tuple([draw.limit for draw in job.draws]),
+                )
+            )
+        attempt.start().add_done_callback(lambda done: self._attempt_ended(attempt, done))
+
+    def _may_start(self, attempt: Attempt) -> bool:
+        """The last check of a gated job before its handler is called; False sends it back unspent."""
+        if not self._own_lease.holds(self._clock.monotonic()):
+            return False
+        now = self._storage.limit_now()
+        match judge_start(attempt.job, self._registry.rules, now):
+            case Start.ON_TIME:
+                return True
+            case Start.LATE:
+                assert attempt.charge is not None
+                attempt.charge.start_late(now)
+                return True
+            case Start.TOO_LATE:
+                return False
+
+    def _attempt_ended(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> None:
+        thread = attempt.thread
+        goes_on = thread is not None and not thread.done()
+        if thread is not None and goes_on:
+            thread.add_done_callback(lambda ended: self._thread_ended(attempt, ended))
+            if self._may_hold_permits(attempt) and attempt.cause is not Cause.DISOWNED and not self._is_leaving:
+                # The ending frees its permits, and what a permit guards is still at work.
+                self._held_back[attempt] = done
+                return
+        self._forget(attempt)
+        if not goes_on:
+            self._release_slot(attempt)
+        self._conclude(attempt, done)
+
+    def _thread_ended(self, attempt: Attempt, ended: asyncio.Future[Any]) -> None:
+        if not ended.cancelled():
+            # Its attempt has ended before; what it raised now is nobody's any more.
+            ended.exception()
+        done = self._held_back.pop(attempt, None)
+        if done is not None:
+            self._forget(attempt)
+        self._release_slot(attempt)
+        if done is not None:
+            self._conclude(attempt, done)
+
+    def _may_hold_permits(self, attempt: Attempt) -> bool:
+        """Whether it may hold any. A permit that it kept from an earlier attempt is none of its draws."""
+        rules = self._registry.rules
+        return any(takes_permit(draw, rules) for draw in attempt.job.draws) or any(
+            bound.limit.rule.holds_permits for bound in attempt.task.gate.limits
+        )
+
+    def _forget(self, attempt: Attempt) -> None:
+        # Of a node that was declared dead, another attempt of the same job may run here by now.
+        if self._running.get(attempt.job.id) is attempt:
+            del self._running[attempt.job.id]
+
+    def _release_slot(self, attempt: Attempt) -> None:
+        if attempt.linger is not None:
+            attempt.leave()
+            self._lingering.discard(attempt)
+        self._slots.release(attempt.job.queue)
+        self._wakeup.wake()
+        if not self._running:
+            self._idle.set()
+
+    def _conclude(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> None:
+        if attempt.cause is not Cause.DISOWNED:
+            self._outcomes.record(attempt, attempt.outcome_of(done))
+        if self._on_concluded is not None:
+            self._on_concluded(attempt)
+
+    def _note_lingering(self, attempt: Attempt) -> None:
+        """It was told to end, and does not."""
+        self._lingering.add(attempt)
+        job, cause = attempt.job, attempt.cause
+        self._bus.publish(
+            AttemptLingers(
+                at=self._clock.now(),
+                job_id=job.id,
+                task=job.task,
+                queue=job.queue,
+                attempt=job.attempt,
+                place=attempt.task.place.value,
+                cause="" if cause is None else cause.value,
+                seconds=LINGERS_AFTER,
+            )
+        )
+
+    # ---------------------------------------------------------------------------------------------- cancel
+
+    def cancel(self, job_id: str, cause: Cause) -> None:
+        """Cancel the attempt of a job; without effect if the job does not run here."""
+        attempt = self._running.get(job_id)
+        if attempt is not None:
+            attempt.cancel(cause)
+
+    def cancel_all(self, cause: Cause) -> None:
+        """Cancel every attempt."""
+        for attempt in list(self._running.values()):
+            attempt.cancel(cause)
+
+    def cancel_exclusive(self) -> int:
+        """Cancel what must not run twice, and what has not begun, as the lease has ended; return how many."""
+        exclusive = [
+            attempt
+            for attempt in self._running.values()
+            if attempt not in self._held_back and (not attempt.has_begun or self._may_hold_permits(attempt))
+        ]
+        for attempt in exclusive:
+            attempt.cancel(Cause.LEASE)
+        return len(exclusive)
+
+    def disown(self) -> int:
+        """Cancel and forget every attempt, as the jobs are other nodes' now; return how many ran."""
+        attempts = list(self._running.values())
+        for attempt in attempts:
+            attempt.cancel(Cause.DISOWNED)
+        for attempt in self._held_back:
+            self._forget(attempt)
+        self._held_back.clear()
+        return len(attempts)
+
+    # ------------------------------------------------------------------------------------------------ stop
+
+    async def finish(self, grace: float, aborting: asyncio.Event) -> None:
+        """Let attempts run for `grace` seconds, or until `aborting`; then cancel them and let them clean up."""
+        if self._running:
+            self._idle.clear()
+            stop_waiting = asyncio.ensure_future(aborting.wait())
+            finished = asyncio.ensure_future(wait_for_event(self._clock, self._idle, grace))
+            await asyncio.wait([stop_waiting, finished], return_when=asyncio.FIRST_COMPLETED)
+            stop_waiting.cancel()
+            finished.cancel()
+        self.cancel_all(Cause.SHUTDOWN)
+        if self._running:
+            self._idle.clear()
+            await wait_for_event(self._clock, self._idle, 1.0 if aborting.is_set() else 5.0)
+        # Threads that still run are not waited for any longer, whatever permits they hold.
+        self._is_leaving = True
+        while self._held_back:
+            attempt, done = self._held_back.popitem()
+            self._forget(attempt)
+            self._conclude(attempt, done)
+
+    async def close(self, seconds: float) -> None:
+        """Cancel what is left, end the child processes, and close the resources, which may take so long."""
+        self.cancel_all(Cause.SHUTDOWN)
+        # Whatever of an attempt is left now, it is not to outlive its node.
+        self._children.kill_all()
+        await self._resources.close(seconds)
+        if self._children.are_there:
+            await asyncio.get_running_loop().run_in_executor(None, self._children.close)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the slots in use, the jobs that linger, the child processes and the open resources."""
+        return {
+            "busy": self._slots.busy,
+            "lingering": self.lingering,
+            "processes": self._children.statistics(),
+            "resources": self._resources.statistics(),
+        }

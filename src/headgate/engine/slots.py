@@ -1,0 +1,44 @@
+"""Slots: how many jobs of each queue run on this node, and how many more it can start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headgate.storage.protocol import Room
+
+
+class Slots:
+    """Counts the slots in use by queue; `capacity` maps each served queue to its slots."""
+
+    def __init__(self, capacity: Mapping[str, int]) -> None:
+        self.capacity = capacity
+        self._busy = dict.fromkeys(capacity, 0)
+        self._odd_for_gated = dict.fromkeys(capacity, True)
+
+    @property
+    def busy(self) -> dict[str, int]:
+        """The slots in use, by queue."""
+        return dict(self._busy)
+
+    def take(self, queue: str) -> None:
+        """A job of the queue starts."""
+        self._busy[queue] += 1
+
+    def release(self, queue: str) -> None:
+        """Nothing of a job of the queue runs any more."""
+        self._busy[queue] -= 1
+
+    def free_in(self, queue: str) -> int:
+        """Return the free slots of a queue; 0 for a queue that this node does not serve."""
+        return self.capacity.get(queue, 0) - self._busy.get(queue, 0)
+
+    def rooms(self) -> dict[str, Room]:
+        """Return what the next claim may ask for; queues without a free slot are left out."""
+        rooms: dict[str, Room] = {}
+        for queue, capacity in self.capacity.items():
+            free = capacity - self._busy[queue]
+            if free > 0:
+                # The odd slot goes to each kind in turn, so that a node with one slot starves neither.
+                self._odd_for_gated[queue] = not self._odd_for_gated[queue]
+                rooms[queue] = Room(free, gated_first=self._odd_for_gated[queue])
+        return rooms
