@@ -10,7 +10,7 @@ import msgspec
 from headgate.jobs.job import JobError, JobState
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Something that happened, at `at`."""
 
     at: int

@@ -1,6 +1,8 @@
 """A job: one durable request to run a task, as it is enqueued, claimed and looked at.
 
 These are msgspec structs rather than dataclasses: frozen all the same, and they cross into SQL as one JSON array each.
+What exists once for each job is `gc=False`: it holds text and numbers, so it is never part of a cycle, and the garbage
+collector need not visit it.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ MAX_PRIORITY = 9
 """Priorities are 0 (default) to 9; higher goes first inside its lane."""
 
 
-class Draw(msgspec.Struct, frozen=True, array_like=True):
+class Draw(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Which bucket a job draws on: one limit, for one key."""
 
     limit: str
     key: str
 
 
-class RetryTerms(msgspec.Struct, frozen=True, omit_defaults=True):
+class RetryTerms(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The part of a retry policy that is stored with one job; durations in seconds."""
 
     retries: int = 3
@@ -35,14 +37,14 @@ class RetryTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     delays: tuple[float, ...] | None = None
 
 
-class JobOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+class JobOptions(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What one job overrides of its task: seconds of timeout, and how it is retried."""
 
     timeout: float | None = None
     retry: RetryTerms | None = None
 
 
-class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
+class Origin(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What a job belongs to, if it was not simply enqueued.
 
     It `follows` a job or a batch (an id): it is blocked until that is final, and is cancelled then unless it succeeded,
@@ -65,7 +67,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     at: int
 
 
-class JobError(msgspec.Struct, frozen=True, omit_defaults=True):
+class JobError(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """An attempt's error as text, cut to what a row should hold; `data` is what the error itself carries."""
 
     type: str
@@ -74,7 +76,7 @@ class JobError(msgspec.Struct, frozen=True, omit_defaults=True):
     data: dict[str, str | int | None] | None = None
 
 
-class NewJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):
     """A job as it is enqueued. Instants are wall microseconds.
 
     `delayed` says that a time was asked for, so that the wall clock decides when the job is ready; a job without it is
@@ -122,14 +124,14 @@ class NewJob(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return self.terms is None and self.unique_key is None and self.origin is None and self.audit is AuditLevel.FULL
 
 
-class ChargedElsewhere(msgspec.Struct, frozen=True, array_like=True):
+class ChargedElsewhere(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """When a start was charged in another store's time, and how far that is ahead of local limit time."""
 
     at: int
     ahead: int
 
 
-class ClaimedJob(msgspec.Struct, frozen=True, array_like=True):
+class ClaimedJob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A job as its node runs it.
 
     `fence` grows with every claim and is what `finish` compares; `attempt` counts the tries that were spent, so a

@@ -38,7 +38,7 @@ UNREADABLE_TRIES = 5
 UNREADABLE_DELAY = 30 * SECOND
 
 
-class Charge(msgspec.Struct, frozen=True, array_like=True):
+class Charge(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What a start came to be charged, where that differs from its claim.
 
     It counts as of `at` (limit time; None: it never began and counts as nothing), with those costs (None: as claimed).
@@ -48,7 +48,7 @@ class Charge(msgspec.Struct, frozen=True, array_like=True):
     costs: tuple[int, ...] | None = None
 
 
-class Finished(msgspec.Struct, frozen=True, array_like=True):
+class Finished(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The job is final."""
 
     id: str
@@ -59,7 +59,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     charge: Charge | None = None
 
 
-class Returned(msgspec.Struct, frozen=True, array_like=True):
+class Returned(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The job waits again in its lane.
 
     With `run_at` (wall microseconds) it is delayed until then; None keeps the place it had. `spent` tells whether the

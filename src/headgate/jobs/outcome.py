@@ -7,13 +7,13 @@ import msgspec
 from headgate.jobs.job import JobError
 
 
-class Succeeded(msgspec.Struct, frozen=True):
+class Succeeded(msgspec.Struct, frozen=True, gc=False):
     """The handler returned; `result` is its value as JSON."""
 
     result: str
 
 
-class Failed(msgspec.Struct, frozen=True):
+class Failed(msgspec.Struct, frozen=True, gc=False):
     """The handler raised, or its time was up. `retryable` is the retry policy's word on this kind of error."""
 
     error: JobError
