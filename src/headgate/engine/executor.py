@@ -84,7 +84,6 @@ class Attempt:
         "_causes",
         "_context",
         "_dependencies",
-        "_thread",
         "began_at",
         "cause",
         "charge",
@@ -95,6 +94,7 @@ class Attempt:
         "linger",
         "result",
         "task",
+        "thread",
     )
 
     def __init__(
@@ -116,14 +116,10 @@ class Attempt:
         self._causes: tuple[Cause, ...] = ()
         self._asyncio_task: asyncio.Task[Outcome] | None = None
         self._context: JobContext | None = None
-        self._thread: asyncio.Future[Any] | None = None
+        # What runs the handler, even after the attempt has ended; a thread cannot be stopped.
+        self.thread: asyncio.Future[Any] | None = None
         # Set while somebody waits for it to end, as it was told.
         self.linger: Timer | None = None
-
-    @property
-    def thread(self) -> asyncio.Future[Any] | None:
-        """The thread that still runs the handler, even after the attempt has ended; a thread cannot be stopped."""
-        return self._thread
 
     @property
     def context(self) -> JobContext:
@@ -279,7 +275,7 @@ class Attempt:
 
     async def _shielded(self, work: asyncio.Future[Any]) -> Any:
         """A cancelled attempt ends at once, but its thread goes on and keeps the slot."""
-        self._thread = work
+        self.thread = work
         return await asyncio.shield(work)
 
     async def _with_resources(self, arguments: list[Any], named: dict[str, Any]) -> str:
@@ -349,8 +345,8 @@ class Attempt:
         except asyncio.CancelledError:
             if self.has_begun:
                 call.kill()
-            assert self._thread is not None
-            self._thread = asyncio.get_running_loop().create_task(self._bury(call, self._thread))
+            assert self.thread is not None
+            self.thread = asyncio.get_running_loop().create_task(self._bury(call, self.thread))
             raise
         return self._answered(answer)
 

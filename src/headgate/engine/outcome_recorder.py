@@ -17,8 +17,8 @@ from headgate.engine.recorder import Recorder, Then
 from headgate.engine.teller import Teller
 from headgate.jobs.event import BackoffFailed
 from headgate.jobs.job import ClaimedJob, JobState
-from headgate.jobs.lifecycle import Ending, Finished, Returned, decide
-from headgate.jobs.outcome import Interrupted, Outcome, Refused
+from headgate.jobs.lifecycle import Ending, Finished, Returned, decide, succeeded
+from headgate.jobs.outcome import Interrupted, Outcome, Refused, Succeeded
 from headgate.jobs.retry import RetryPolicy
 from headgate.storage.protocol import Storage
 from headgate.tasks.callbacks import Moment
@@ -52,36 +52,45 @@ class OutcomeRecorder:
 
     def record(self, attempt: Attempt, outcome: Outcome) -> None:
         """Record how an attempt ended. A start that never happened, or that the callee refused, is given back."""
-        job, charge = attempt.job, attempt.charge
-        if charge is not None and (isinstance(outcome, Refused) or not attempt.has_begun):
-            charge.refund()
-        ending = self._decide(job, outcome, attempt.retry)
-        self.handed_back += isinstance(outcome, Interrupted)
-        if isinstance(outcome, Refused):
-            if isinstance(ending, Returned) and not self._draws_on_rates(job):
-                # No bucket can be closed that would hold it back, so it is delayed itself.
-                ending = replace(ending, run_at=self._storage.now() + outcome.retry_after)
-            self._charges.penalize(job, outcome.retry_after)
-        if charge is not None and charge.final is not None:
-            ending = replace(ending, charge=charge.final)
+        job, charge, now = attempt.job, attempt.charge, self._storage.now()
+        # Most attempts succeed, and then there is nothing to decide.
+        ending = succeeded(job, outcome) if isinstance(outcome, Succeeded) else self._ending_of(attempt, outcome, now)
+        if charge is not None:
+            final = charge.final
+            if final is not None:
+                ending = replace(ending, charge=final)
         then = self._callbacks_after(attempt, ending) if attempt.task.callbacks.exist else None
         ran = (self._clock.monotonic() - attempt.began_at) / SECOND
-        self._recorder.end(job, ending, then, ran=ran)
+        self._recorder.end(job, ending, now, then, ran=ran)
 
     def hand_back(self, job: ClaimedJob) -> None:
         """Return a job that was claimed and does not start; no attempt is spent."""
         charge = self._charges.refund(job)
         self.handed_back += 1
-        self._recorder.end(job, Returned(job.id, job.fence, "interrupted", spent=False, charge=charge))
+        ending = Returned(job.id, job.fence, "interrupted", spent=False, charge=charge)
+        self._recorder.end(job, ending, self._storage.now())
 
-    def _decide(self, job: ClaimedJob, outcome: Outcome, retry: RetryPolicy) -> Ending:
+    def _ending_of(self, attempt: Attempt, outcome: Outcome, now: int) -> Ending:
+        job, charge = attempt.job, attempt.charge
+        if charge is not None and (isinstance(outcome, Refused) or not attempt.has_begun):
+            charge.refund()
+        ending = self._decide(job, outcome, attempt.retry, now)
+        self.handed_back += isinstance(outcome, Interrupted)
+        if isinstance(outcome, Refused):
+            if isinstance(ending, Returned) and not self._draws_on_rates(job):
+                # No bucket can be closed that would hold it back, so it is delayed itself.
+                ending = replace(ending, run_at=now + outcome.retry_after)
+            self._charges.penalize(job, outcome.retry_after)
+        return ending
+
+    def _decide(self, job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int) -> Ending:
         try:
-            return decide(job, outcome, retry, self._storage.now(), self._random)
+            return decide(job, outcome, retry, now, self._random)
         except OWN_ERRORS as error:
             # A user's own backoff failed. The job must not be lost for it, so it is retried as by default.
             self._bus.publish(BackoffFailed(at=self._clock.now(), task=job.task, error=repr(error)))
             plain = RetryPolicy(retries=retry.retries)
-            return decide(job, outcome, plain, self._storage.now(), self._random)
+            return decide(job, outcome, plain, now, self._random)
 
     def _draws_on_rates(self, job: ClaimedJob) -> bool:
         rules = self._registry.rules

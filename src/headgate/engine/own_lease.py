@@ -14,15 +14,13 @@ class OwnLease:
     def __init__(self, lease: int) -> None:
         self._relied_on_for = lease - lease // 6
         self._sent_at: int | None = None
+        # From this instant on the node cannot rely on it; 0 if it was never renewed.
+        self.ends_at = 0
 
     def renew(self, sent_at: int) -> None:
         """A heartbeat that was sent at `sent_at` has succeeded."""
         self._sent_at = sent_at
-
-    @property
-    def ends_at(self) -> int:
-        """From this instant on the node cannot rely on it; 0 if it was never renewed."""
-        return 0 if self._sent_at is None else self._sent_at + self._relied_on_for
+        self.ends_at = sent_at + self._relied_on_for
 
     def holds(self, now: int) -> bool:
         """Whether nobody can have taken this node for dead."""

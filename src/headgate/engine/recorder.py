@@ -63,9 +63,14 @@ class Recorder:
         self._has_news = asyncio.Event()
         self._is_empty = asyncio.Event()
 
-    def end(self, job: ClaimedJob, ending: Ending, then: Then | None = None, *, ran: float | None = None) -> None:
-        """An attempt has ended that `ran` so many seconds; `then` is called when that is stored, never if refused."""
-        self._endings.append((job, ending, self._storage.now(), then, ran))
+    def end(
+        self, job: ClaimedJob, ending: Ending, ended_at: int, then: Then | None = None, *, ran: float | None = None
+    ) -> None:
+        """An attempt ended at `ended_at` (wall time of the store) that `ran` so many seconds.
+
+        `then` is called when that is stored, never if it is refused.
+        """
+        self._endings.append((job, ending, ended_at, then, ran))
         self._has_news.set()
 
     def amend(self, amendment: Amendment) -> None:
@@ -193,9 +198,12 @@ class Recorder:
 
     def _tell(self, written: Sequence[bool]) -> None:
         self._historian.note_ended(self._on_their_way if all(written) else list(compress(self._on_their_way, written)))
+        # Found out once: events that nobody wants are not even made.
+        wanted = self._bus.wants(JobFinished) or self._bus.wants(JobFailure)
         for (job, ending, _, then, ran), was_written in zip(self._on_their_way, written, strict=True):
             if was_written:
-                self._tell_ending(job, ending, ran)
+                if wanted or not isinstance(ending, Finished):
+                    self._tell_ending(job, ending, ran)
                 if then is not None:
                     then()
             else:

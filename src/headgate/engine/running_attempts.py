@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, KeysView
 from concurrent.futures import Executor as Pool
+from functools import partial
 from typing import Any
 
 from headgate.clock import SECOND, Clock, wait_for_event
@@ -134,7 +135,7 @@ class RunningAttempts:
                     limits=tuple([draw.limit for draw in job.draws]),
                 )
             )
-        attempt.start().add_done_callback(lambda done: self._attempt_ended(attempt, done))
+        attempt.start().add_done_callback(partial(self._attempt_ended, attempt))
 
     def _may_start(self, attempt: Attempt) -> bool:
         """The last check of a gated job before its handler is called; False sends it back unspent."""

@@ -101,8 +101,8 @@ def require_scheduled(job_id: str, state: JobState, *, is_ahead: bool, follows: 
 def decide(job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int, random: Random) -> Ending:
     """What the outcome of `job`'s running attempt makes of it, at wall time `now`."""
     match outcome:
-        case Succeeded(result):
-            return Finished(job.id, job.fence, JobState.SUCCEEDED, result=result)
+        case Succeeded():
+            return succeeded(job, outcome)
         case Failed(error, retryable):
             # Attempts lost with a node are the node's fault: they are spent, but use up no retry.
             failures = job.attempt - job.lost
@@ -124,6 +124,11 @@ def decide(job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int, rand
             return Returned(job.id, job.fence, "interrupted", spent=False)
         case _:
             assert_never(outcome)
+
+
+def succeeded(job: ClaimedJob, outcome: Succeeded) -> Finished:
+    """The ending of a job whose attempt succeeded, which depends on nothing else."""
+    return Finished(job.id, job.fence, JobState.SUCCEEDED, result=outcome.result)
 
 
 def is_poisonous(lost: int) -> bool:
