@@ -136,7 +136,7 @@ class ClaimLoop:
         """Arrange the next claim, and fetch starts for the buckets that this one met empty."""
         if self._fetcher.has_limits:
             self._fetcher.note_taken(claimed.jobs)
-            self._fetcher.want(claimed.starved, sum(room.slots for room in self._slots.rooms().values()))
+            self._fetcher.want(claimed.starved, self._slots.free)
         if claimed.more:
             self._wakeup.wake()
         # Counted from before the claim: a little early costs an empty claim, a little late would cost budget.

@@ -32,6 +32,11 @@ class Slots:
         """Return the free slots of a queue; 0 for a queue that this node does not serve."""
         return self.capacity.get(queue, 0) - self._busy.get(queue, 0)
 
+    @property
+    def free(self) -> int:
+        """Return the free slots of all queues."""
+        return sum(max(0, capacity - self._busy[queue]) for queue, capacity in self.capacity.items())
+
     def rooms(self) -> dict[str, Room]:
         """Return what the next claim may ask for; queues without a free slot are left out."""
         rooms: dict[str, Room] = {}
