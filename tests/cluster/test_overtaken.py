@@ -63,7 +63,7 @@ class World:
     def noted(self, statement: str, values: dict[str, Any], found: Any) -> None:
         """An ending that somebody else holds waits for its lock by being written again."""
         if (statement == "lock_ending" and len(found) < len(values["ids"])) or (
-            statement == "lock_followers" and any(row["draws"] is None for row in found)
+            statement == "followers" and any(row["is_locked"] for row in found)
         ):
             self._skips += 1
 
@@ -241,7 +241,7 @@ async def test_a_follower_that_comes_while_its_leader_ends_is_not_forgotten(worl
 async def test_a_leader_that_ends_while_its_first_follower_is_added_releases_it(world: World) -> None:
     leader = await world.left.add_one()
     job = await world.left.take_one()
-    ending = world.after("lock_leaders", lambda: world.left.succeed(job))
+    ending = world.after("states_of_leaders", lambda: world.left.succeed(job))
     follower = await follow(world.right, leader)
     await ending
     assert await world.right.take_ids() == [follower]
@@ -260,7 +260,7 @@ async def test_a_follower_that_is_cancelled_while_its_leader_ends_is_cancelled_o
     follower = await follow(world.right, leader)
     last = await follow(world.right, follower, "any")
     job = await world.left.take_one()
-    cancelling = world.after("lock_followers", lambda: world.right.storage.cancel(follower))
+    cancelling = world.after("followers", lambda: world.right.storage.cancel(follower))
     await world.left.succeed(job)
     assert await cancelling is JobState.WAITING
     assert (await world.right.record(follower)).state is JobState.CANCELLED
@@ -372,7 +372,7 @@ async def test_a_bucket_that_comes_and_goes_while_plain_code_draws_on_it_is_made
         world.clock.advance(3600)
         return world.after("missing_buckets", world.right.storage.evict)
 
-    coming = world.after("lock_buckets", come_and_go)
+    coming = world.after("buckets_for_update", come_and_go)
     assert await world.left.storage.visit(draw, rules, take_one)
     assert await (await coming) == 1
     assert not await world.left.storage.visit(draw, rules, take_one)

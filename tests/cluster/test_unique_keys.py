@@ -138,7 +138,7 @@ async def test_a_final_job_that_is_to_wait_again_while_another_comes_is_refused(
     first = await stored(world.left, unique(world.left))
     await world.left.fail(await world.left.take_one())
     other = unique(world.right)
-    coming = world.after("rivals_under", lambda: stored(world.right, other))
+    coming = world.after("unique_rivals", lambda: stored(world.right, other))
     retrying = asyncio.create_task(world.left.storage.retry(first))
     while not retrying.done():
         # It is undone by the index, waits a moment and looks again.

@@ -1,10 +1,24 @@
 -- Charts: what nodes add up, and what the store counts itself because no node does.
 
+-- A histogram that is no JSON counts as empty: it must not be an error of the whole statement.
+
+-- part: kept_waits [postgres]
+(CASE WHEN kept.waits ~ '^\[([0-9]{1,9}(, ?[0-9]{1,9})*)?\]$' THEN kept.waits ELSE '[]' END)
+
+-- part: excluded_waits [postgres]
+(CASE WHEN excluded.waits ~ '^\[([0-9]{1,9}(, ?[0-9]{1,9})*)?\]$' THEN excluded.waits ELSE '[]' END)
+
+-- part: kept_runs [postgres]
+(CASE WHEN kept.runs ~ '^\[([0-9]{1,9}(, ?[0-9]{1,9})*)?\]$' THEN kept.runs ELSE '[]' END)
+
+-- part: excluded_runs [postgres]
+(CASE WHEN excluded.runs ~ '^\[([0-9]{1,9}(, ?[0-9]{1,9})*)?\]$' THEN excluded.runs ELSE '[]' END)
+
 -- part: waits_together [postgres]
 (
         SELECT coalesce(json_agg(coalesce(mine::bigint, 0) + coalesce(theirs::bigint, 0) ORDER BY place)::text, '[]')
         FROM ROWS FROM (
-            json_array_elements_text(kept.waits::json), json_array_elements_text(excluded.waits::json)
+            json_array_elements_text(@kept_waits::json), json_array_elements_text(@excluded_waits::json)
         ) WITH ORDINALITY AS both_of (mine, theirs, place)
     )
 
@@ -12,9 +26,9 @@
 (
         SELECT json_group_array(total) FROM (
             SELECT sum(value) AS total FROM (
-                SELECT key, value FROM json_each(kept.waits)
+                SELECT key, value FROM json_each(iif(json_valid(kept.waits), kept.waits, '[]'))
                 UNION ALL
-                SELECT key, value FROM json_each(excluded.waits)
+                SELECT key, value FROM json_each(iif(json_valid(excluded.waits), excluded.waits, '[]'))
             ) GROUP BY key ORDER BY key
         )
     )
@@ -23,7 +37,7 @@
 (
         SELECT coalesce(json_agg(coalesce(mine::bigint, 0) + coalesce(theirs::bigint, 0) ORDER BY place)::text, '[]')
         FROM ROWS FROM (
-            json_array_elements_text(kept.runs::json), json_array_elements_text(excluded.runs::json)
+            json_array_elements_text(@kept_runs::json), json_array_elements_text(@excluded_runs::json)
         ) WITH ORDINALITY AS both_of (mine, theirs, place)
     )
 
@@ -31,9 +45,9 @@
 (
         SELECT json_group_array(total) FROM (
             SELECT sum(value) AS total FROM (
-                SELECT key, value FROM json_each(kept.runs)
+                SELECT key, value FROM json_each(iif(json_valid(kept.runs), kept.runs, '[]'))
                 UNION ALL
-                SELECT key, value FROM json_each(excluded.runs)
+                SELECT key, value FROM json_each(iif(json_valid(excluded.runs), excluded.runs, '[]'))
             ) GROUP BY key ORDER BY key
         )
     )
