@@ -81,7 +81,9 @@ UPDATE headgate.bucket
 SET opens_at = wanted.opens_at
 FROM (
     SELECT
-        timer.id, CASE WHEN EXISTS (SELECT 1 FROM headgate.lane WHERE behind = timer.id) THEN timer.opens_at END AS opens_at
+        timer.id,
+        -- An EXISTS would be planned as one reading of all lanes.
+        CASE WHEN (SELECT true FROM headgate.lane WHERE behind = timer.id LIMIT 1) THEN timer.opens_at END AS opens_at
     FROM {rows:timer(id text, opens_at bigint)}
 ) AS wanted
 WHERE bucket.id = wanted.id AND coalesce(bucket.opens_at, -1) <> coalesce(wanted.opens_at, -1)
