@@ -30,6 +30,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, Clock
 from headgate.errors import DuplicateJob, IllegalTransition, LimitInUse
 from headgate.jobs.batch import NewBatch
+from headgate.jobs.draw_set import DrawSet
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned
@@ -155,7 +156,7 @@ def jobs_to_add(draw: st.DrawFn) -> list[dict[str, Any]]:
     )
     terms = GateTerms(
         holds=holds if any(holds) else (),
-        free_retries=rates if draw(st.sampled_from([False, False, True])) else 0,
+        free_retries=DrawSet(rates if draw(st.sampled_from([False, False, True])) else 0),
         patience=draw(st.sampled_from([None, None, None, 0, 5 * SECOND, 30 * SECOND])) if draws else None,
         cancels=draw(st.booleans()),
     )

@@ -12,8 +12,9 @@ from typing import Literal
 import msgspec
 
 from headgate.jobs.audit import AuditLevel
+from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
 from headgate.jobs.state import JobState as JobState
-from headgate.jobs.terms import GateTerms, without
+from headgate.jobs.terms import GateTerms
 
 MAX_PRIORITY = 9
 """Priorities are 0 (default) to 9; higher goes first inside its lane."""
@@ -206,9 +207,9 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     lane_waiting: int
     costs: tuple[int, ...] | None = None
     terms: GateTerms | None = None
-    held: int = 0
+    held: DrawSet = NO_DRAWS
     charged_at: int | None = None
-    uncharged: int = 0
+    uncharged: DrawSet = NO_DRAWS
     unique_key: str | None = None
     origin: Origin | None = None
     audit: AuditLevel = AuditLevel.FULL

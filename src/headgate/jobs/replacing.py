@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from headgate.jobs.draw_set import DrawSet, difference, draws_where, union, without
 from headgate.jobs.job import Draw, NewJob
-from headgate.jobs.terms import GateTerms, bits, kept_permits, without
+from headgate.jobs.terms import GateTerms, kept_permits
 
 Lane = tuple[str, tuple[Draw, ...], str]
 """A queue, what is asked for, and the variant."""
@@ -20,15 +21,15 @@ class Waited(NamedTuple):
     queue: str
     draws: tuple[Draw, ...]
     terms: GateTerms | None
-    held: int
-    passed: int
+    held: DrawSet
+    passed: DrawSet
     has_costs: bool
     delayed: bool
     run_at: int
 
     @property
     def lane(self) -> Lane:
-        return lane_of(self.queue, self.draws, self.terms, self.held | self.passed)
+        return lane_of(self.queue, self.draws, self.terms, union(self.held, self.passed))
 
 
 class Replacement(NamedTuple):
@@ -39,8 +40,8 @@ class Replacement(NamedTuple):
     """
 
     new: NewJob
-    held: int
-    gone: int
+    held: DrawSet
+    gone: DrawSet
     lane: Lane
     stays: bool
     draws_alike: bool
@@ -49,8 +50,8 @@ class Replacement(NamedTuple):
 def replacement(old: Waited, new: NewJob) -> Replacement:
     """The latest wins, and has the place of the first: of a job that stood in line, in the line where it stood."""
     keeps = kept_permits(old.id, old.draws, old.terms, old.held, new.draws, new.terms)
-    held = bits(draw in keeps for draw in new.draws)
-    gone = old.held & bits(draw not in keeps for draw in old.draws)
+    held = draws_where(draw in keeps for draw in new.draws)
+    gone = difference(old.held, draws_where(draw in keeps for draw in old.draws))
     lane = lane_of(new.queue, new.draws, new.terms, held)
     stays = lane == old.lane
     run_at = old.run_at if stays and not old.delayed and not new.delayed else new.run_at
@@ -58,6 +59,6 @@ def replacement(old: Waited, new: NewJob) -> Replacement:
     return Replacement(replace(new, id=old.id, run_at=run_at), held, gone, lane, stays, draws_alike)
 
 
-def lane_of(queue: str, draws: tuple[Draw, ...], terms: GateTerms | None, passes: int) -> Lane:
+def lane_of(queue: str, draws: tuple[Draw, ...], terms: GateTerms | None, passes: DrawSet) -> Lane:
     asked = without(draws, passes)
     return queue, asked, terms.variant(passes) if terms is not None and asked else ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen, draws_where, intersection, without
 from headgate.jobs.state import JobState
 
 T = TypeVar("T")
@@ -35,7 +36,7 @@ class Holding(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The terms of one job. Sets of draws are integers: bit `i` stands for the i-th of the job's draws.
+    """The terms of one job.
 
     `holds` says of each draw whether it is on permits (None: a rate); empty when none is. A retry is not charged for
     the draws in `free_retries`. `patience` is how long the job may wait (µs; 0: not at all), and `cancels` makes a
@@ -44,7 +45,7 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     holds: tuple[Holding | None, ...] = ()
-    free_retries: int = 0
+    free_retries: DrawSet = NO_DRAWS
     patience: int | None = None
     cancels: bool = False
     skips: bool = False
@@ -67,29 +68,31 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
         return replace(self, cancels=True, skips=True)
 
     @property
-    def permits(self) -> int:
+    def permits(self) -> DrawSet:
         """The draws on permits."""
-        return bits(holding is not None for holding in self.holds)
+        return draws_where(holding is not None for holding in self.holds)
 
-    def kept(self, held: int, state: JobState) -> int:
+    def kept(self, held: DrawSet, state: JobState) -> DrawSet:
         """Which of the permits that a job holds it keeps when it becomes `state`."""
         if state is JobState.WAITING:
-            return held & bits(holding is not None and holding.outlasts_attempts for holding in self.holds)
+            lasting = draws_where(holding is not None and holding.outlasts_attempts for holding in self.holds)
+            return intersection(held, lasting)
         if state is JobState.FAILED:
-            return held & bits(holding is not None and holding.until == "until_success" for holding in self.holds)
-        return held if state is JobState.RUNNING else 0
+            lasting = draws_where(holding is not None and holding.until == "until_success" for holding in self.holds)
+            return intersection(held, lasting)
+        return held if state is JobState.RUNNING else NO_DRAWS
 
     @property
-    def of_batch(self) -> int:
+    def of_batch(self) -> DrawSet:
         """The draws whose permits its batch holds."""
-        return bits(holding is not None and holding.until == "batch" for holding in self.holds)
+        return draws_where(holding is not None and holding.until == "batch" for holding in self.holds)
 
-    def variant(self, passes: int = 0) -> str:
+    def variant(self, passes: DrawSet = NO_DRAWS) -> str:
         """What else sets its lane apart: whether it waits, and the owners whose permits it shares; "" for most."""
         owners = [
             holding.owner
-            for index, holding in enumerate(self.holds)
-            if holding is not None and holding.owner is not None and not passes >> index & 1
+            for holding in without(self.holds, passes)
+            if holding is not None and holding.owner is not None
         ]
         if not owners and not self.discards:
             return ""
@@ -101,38 +104,19 @@ def variant_discards(variant: str) -> bool:
     return variant.startswith("[true")
 
 
-def without(values: Sequence[T], passes: int) -> tuple[T, ...]:
-    """What is said of the draws that are not in the set: those a job asks for when it starts next."""
-    if not passes:
-        return tuple(values)
-    return tuple(value for index, value in enumerate(values) if not passes >> index & 1)
-
-
-def spread(values: Sequence[int], passes: int) -> list[int]:
-    """The opposite of `without`: what is said of some draws, as said of all; 1 of those in the set."""
-    rest = iter(values)
-    count = len(values) + passes.bit_count()
-    return [1 if passes >> index & 1 else next(rest, 1) for index in range(count)]
-
-
 def kept_permits(
-    job_id: str, before: Sequence[T], old: GateTerms | None, held: int, after: Sequence[T], new: GateTerms | None
+    job_id: str, before: Sequence[T], old: GateTerms | None, held: DrawSet, after: Sequence[T], new: GateTerms | None
 ) -> frozenset[T]:
     """Which draws a job keeps its permits of, when its draws and terms change: those that it holds alike in both."""
     if old is None or new is None or not held:
         return frozenset()
     holders = {
         draw: holding.holder(job_id)
-        for index, (draw, holding) in enumerate(zip(before, old.holds, strict=False))
-        if holding is not None and held >> index & 1
+        for draw, holding in chosen(zip(before, old.holds, strict=False), held)
+        if holding is not None
     }
     return frozenset(
         draw
         for draw, holding in zip(after, new.holds, strict=False)
         if holding is not None and holders.get(draw) == holding.holder(job_id)
     )
-
-
-def bits(flags: Iterable[bool]) -> int:
-    """A set of draws, of those whose flag is up."""
-    return sum(1 << index for index, flag in enumerate(flags) if flag)

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headgate.errors import CostExceedsLimit
+from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
 from headgate.jobs.job import ChargedElsewhere, Draw
-from headgate.jobs.terms import GateTerms, without
+from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import NO_PERMITS
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
@@ -287,7 +288,9 @@ def starved_by(lane: LaneView, waiting: int, now: int) -> Starved | None:
     return Starved(bucket.draw, bucket.rule, cost, waiting)
 
 
-def ask_of(job_id: str, costs: tuple[int, ...] | None, terms: GateTerms | None, passes: int = 0) -> Ask | None:
+def ask_of(
+    job_id: str, costs: tuple[int, ...] | None, terms: GateTerms | None, passes: DrawSet = NO_DRAWS
+) -> Ask | None:
     """What a job asks, of all its draws but those in `passes`."""
     if costs is None and (terms is None or not terms.holds):
         return None

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 import msgspec
 
 from headgate.clock import SECOND
+from headgate.jobs.draw_set import DrawSet, difference, draws_where, size, spread, union, without
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobState, Origin, truncated_error
-from headgate.jobs.terms import GateTerms, variant_discards, without
+from headgate.jobs.terms import GateTerms, variant_discards
 from headgate.limits.concurrency import batches_of
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import (
@@ -78,8 +79,8 @@ class Head(msgspec.Struct, array_like=True):
     options: JobOptions | None
     origin: Origin | None
     terms: GateTerms | None
-    held: int
-    passed: int
+    held: DrawSet
+    passed: DrawSet
     give_up_at: int | None
     draws: tuple[Draw, ...] | None
     """All its draws, if it holds permits of some."""
@@ -88,9 +89,9 @@ class Head(msgspec.Struct, array_like=True):
     """What of its row could not be read, and why."""
 
     @property
-    def passes(self) -> int:
+    def passes(self) -> DrawSet:
         """The draws of the job that its lane does not have."""
-        return self.held | self.passed
+        return union(self.held, self.passed)
 
     def is_late(self, now: int) -> bool:
         """Whether its time to start has passed."""
@@ -102,7 +103,7 @@ class Head(msgspec.Struct, array_like=True):
 
         Whatever it costs and holds is unknown then, so it is charged as a job that costs 1 and holds nothing.
         """
-        expected = draws + self.passes.bit_count()
+        expected = draws + size(self.passes)
         costs, terms = self.costs, self.terms
         if costs is not None and (len(costs) != expected or min(costs, default=0) < 0):
             self._refuse(f"costs: {list(costs)[:10]} for {expected} limits")
@@ -344,17 +345,16 @@ class ClaimPlan:
         """The jobs that start."""
         return [head for visit in self.visits for head in visit.heads[: visit.taken]]
 
-    def permit_rows(self) -> list[tuple[int | str, int, int]]:
+    def permit_rows(self) -> list[tuple[int | str, DrawSet, DrawSet]]:
         """Of jobs with terms that start: which permits they hold now, and which of their draws were not charged."""
-        rows: list[tuple[int | str, int, int]] = []
+        rows: list[tuple[int | str, DrawSet, DrawSet]] = []
         for visit in self.visits:
             views = () if visit.view is None else visit.view.buckets
-            held = [view.rule.holds_permits for view in views]
+            are_permits = [view.rule.holds_permits for view in views]
             for head in visit.heads[: visit.taken]:
                 if head.terms is not None:
-                    drawn = without(range(len(held) + head.passes.bit_count()), head.passes)
-                    now_held = sum(1 << draw for draw, is_held in zip(drawn, held, strict=True) if is_held)
-                    rows.append((head.seq, head.held | now_held, head.passes))
+                    taken = draws_where(spread(are_permits, head.passes, False))
+                    rows.append((head.seq, union(head.held, taken), head.passes))
         return rows
 
     def drop(self) -> list[tuple[int | str, JobState, JobError]]:
@@ -369,7 +369,9 @@ class ClaimPlan:
                 self._dropped.append(Dropped(head.id, head.task, head.queue, state, error, head.attempt))
                 if head.held and head.terms is not None and head.draws is not None:
                     kept = head.terms.kept(head.held, state)
-                    self.given.append(Given(head.seq, head.id, head.draws, head.terms, head.held & ~kept, kept))
+                    self.given.append(
+                        Given(head.seq, head.id, head.draws, head.terms, difference(head.held, kept), kept)
+                    )
         return rows
 
     def _endings(self, visit: Visit) -> Iterator[tuple[Head, JobState, JobError]]:

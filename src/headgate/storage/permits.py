@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from headgate.jobs.draw_set import DrawSet, chosen
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms
 from headgate.limits.concurrency import Permits, Semaphore, batches_of, load_permits
@@ -16,14 +17,14 @@ from headgate.storage.live_rules import LiveRules
 
 
 class Given(NamedTuple):
-    """What a job gives back, and what it keeps: sets of its draws. `seq` is what the store knows it by."""
+    """What a job gives back, and what it keeps. `seq` is what the store knows it by."""
 
     seq: int | str
     job_id: str
     draws: tuple[Draw, ...]
     terms: GateTerms
-    given: int
-    kept: int
+    given: DrawSet
+    kept: DrawSet
 
 
 class Holder(msgspec.Struct, array_like=True):
@@ -32,22 +33,17 @@ class Holder(msgspec.Struct, array_like=True):
     id: str
     draws: tuple[Draw, ...]
     terms: GateTerms | None
-    held: int
-
-
-def drawn(draws: Sequence[Draw], chosen: int) -> list[Draw]:
-    """Those of the draws of a job that are in a set of them: bit i is the i-th."""
-    return [draw for index, draw in enumerate(draws) if chosen >> index & 1]
+    held: DrawSet
 
 
 def leaving_holders(jobs: Iterable[Given]) -> dict[Draw, list[str]]:
     """Who leaves each bucket."""
     leaving: dict[Draw, list[str]] = {}
     for job in jobs:
-        for index, holding in enumerate(job.terms.holds):
-            # A row that contradicts itself may name more permits than draws.
-            if holding is not None and job.given >> index & 1 and index < len(job.draws):
-                leaving.setdefault(job.draws[index], []).append(holding.holder(job.job_id))
+        # A row that contradicts itself may name more permits than draws.
+        for draw, holding in chosen(zip(job.draws, job.terms.holds, strict=False), job.given):
+            if holding is not None:
+                leaving.setdefault(draw, []).append(holding.holder(job.job_id))
     return leaving
 
 
@@ -61,8 +57,7 @@ def permits_left(state: str | None, leaving: Iterable[str]) -> Permits:
 
 def draws_of_batch(draws: Sequence[Draw], terms: GateTerms | None) -> list[Draw]:
     """The buckets of which the batch of such a job holds permits."""
-    chosen = 0 if terms is None else terms.of_batch
-    return [draw for index, draw in enumerate(draws) if chosen >> index & 1]
+    return [] if terms is None else chosen(draws, terms.of_batch)
 
 
 def holding_batches(states: Iterable[str | None]) -> set[str]:
@@ -83,9 +78,10 @@ def contradictions(
     """Where buckets, jobs and `pending` batches do not agree on who holds permits, one sentence each."""
     expected: dict[Draw, Counter[str]] = {}
     for job in holders:
-        for index, holding in enumerate(job.terms.holds if job.terms is not None else ()):
-            if holding is not None and job.held >> index & 1 and index < len(job.draws):
-                expected.setdefault(job.draws[index], Counter())[holding.holder(job.id)] += 1
+        holds = () if job.terms is None else job.terms.holds
+        for draw, holding in chosen(zip(job.draws, holds, strict=False), job.held):
+            if holding is not None:
+                expected.setdefault(draw, Counter())[holding.holder(job.id)] += 1
     for draw, bucket in buckets.items():
         permits = load_permits(bucket.state)
         # A batch keeps its permit when none of its jobs uses it.

@@ -200,6 +200,7 @@ def _kind_of(kind: Any) -> Literal["plain", "boolean", "json"]:
 def _is_plain(kind: Any) -> bool:
     if get_origin(kind) is Literal or kind is Any:
         return True
+    kind = getattr(kind, "__supertype__", kind)  # of a NewType, as a set of draws is
     return isinstance(kind, type) and issubclass(kind, (int, str, float, bytes, Enum))
 
 

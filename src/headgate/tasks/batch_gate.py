@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from headgate.errors import DeclarationError
+from headgate.jobs.draw_set import chosen
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.limits.argument_fields import ArgumentFields
@@ -73,10 +74,9 @@ def held_together(gated: Gated, draws: Sequence[Draw], batch: str) -> Gated:
 
 def as_in_batch(gated: Gated, before: Sequence[Draw], terms: GateTerms | None) -> Gated:
     """What a stored call asks now, with what its batch has been holding for it."""
-    held = 0 if terms is None else terms.of_batch
-    if terms is None or not held:
+    if terms is None or not terms.of_batch:
         return gated
-    draws = [draw for index, draw in enumerate(before) if held >> index & 1]
+    draws = chosen(before, terms.of_batch)
     owners = {holding.owner for holding in terms.holds if holding is not None and holding.until == "batch"}
     (batch,) = owners
     return held_together(gated, draws, batch or "")

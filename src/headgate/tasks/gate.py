@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from headgate.arguments import LARGEST_COUNT, parse_duration
 from headgate.errors import CostExceedsLimit, DeclarationError, PayloadError
+from headgate.jobs.draw_set import draws_where
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.limits.argument_fields import ArgumentFields
@@ -243,8 +244,8 @@ def _terms(
     """The terms of a call, with one of `asked` for each draw; `limits` are all, where some come out as one draw."""
     limits = asked if limits is None else limits
     patience = min((limit.patience for limit in limits if limit.patience is not None), default=None)
-    free = sum(
-        1 << index for index, limit in enumerate(asked) if not limit.limit.charge_retries and holdings[index] is None
+    free = draws_where(
+        not limit.limit.charge_retries and holding is None for limit, holding in zip(asked, holdings, strict=True)
     )
     holds = tuple(holdings) if any(holding is not None for holding in holdings) else ()
     if not holds and not free and patience is None:

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from headgate.clock import SECOND, SystemClock, microseconds, sleep
+from headgate.jobs.draw_set import DrawSet
 from headgate.jobs.gating import Gates
 from headgate.jobs.history import ALL
 from headgate.jobs.identity import IdSource
@@ -101,7 +102,7 @@ class Hands:
         on_permits = [rule is not None and rule.holds_permits for rule in known]
         terms = GateTerms(
             holds=tuple(Holding(hold, owner) if held else None for held in on_permits) if any(on_permits) else (),
-            free_retries=free_retries,
+            free_retries=DrawSet(free_retries),
             patience=None if patience is None else microseconds(patience),
             cancels=cancels,
         )

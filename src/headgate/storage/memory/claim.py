@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
+from headgate.jobs.draw_set import without
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobState, truncated_error
-from headgate.jobs.terms import without
 from headgate.limits.concurrency import batches_of
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import TURN, BucketView, admit, charges_elsewhere, gated_share, starved_by

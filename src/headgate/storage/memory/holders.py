@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headgate.jobs.draw_set import DrawSet, chosen, difference, draws_where, intersection, spread, union
 from headgate.jobs.job import Draw, JobState
-from headgate.jobs.terms import without
 from headgate.limits.concurrency import OF_BATCH, Semaphore, batches_of
 from headgate.storage.memory.job import RUNNING, Job
 from headgate.storage.memory.lane import Lane
@@ -24,11 +24,9 @@ class Holders:
         terms = job.new.terms
         assert terms is not None
         job.uncharged = passes = job.passes
-        buckets = job.lane.own_buckets
-        asked = without(range(len(buckets) + passes.bit_count()), passes) if buckets else ()
-        for draw, bucket in zip(asked, buckets, strict=True):
-            if bucket.rule.holds_permits:
-                job.held |= 1 << draw & terms.permits
+        are_permits = [bucket.rule.holds_permits for bucket in job.lane.own_buckets]
+        taken = draws_where(spread(are_permits, passes, False))
+        job.held = union(job.held, intersection(taken, terms.permits))
         if job.held:
             self.jobs[job.id] = job
 
@@ -36,14 +34,14 @@ class Holders:
         """Let a job give back the permits that it does not keep as `state`."""
         terms = job.new.terms
         if job.held and terms is not None:
-            self.give(job, job.held & ~terms.kept(job.held, state), now)
+            self.give(job, difference(job.held, terms.kept(job.held, state)), now)
 
-    def idle(self, draw: Draw) -> list[tuple[Job[Lane], int]]:
+    def idle(self, draw: Draw) -> list[tuple[Job[Lane], DrawSet]]:
         """The jobs that hold permits of a bucket without running, and those of their draws."""
-        found: list[tuple[Job[Lane], int]] = []
+        found: list[tuple[Job[Lane], DrawSet]] = []
         for job in self.jobs.values():
             if job.state is not RUNNING:
-                drawn = job.held & sum(1 << index for index, other in enumerate(job.new.draws) if other == draw)
+                drawn = intersection(job.held, draws_where(other == draw for other in job.new.draws))
                 if drawn:
                     found.append((job, drawn))
         return found
@@ -57,16 +55,16 @@ class Holders:
                 self._lanes.reopen(bucket, now)
                 self._lanes.list_unused(bucket)
 
-    def give(self, job: Job[Lane], given: int, now: int) -> None:
+    def give(self, job: Job[Lane], given: DrawSet, now: int) -> None:
         """Take permits from a job; whoever waits for one is looked at by the next claim."""
         terms = job.new.terms
         assert terms is not None
-        job.held &= ~given
+        job.held = difference(job.held, given)
         if not job.held:
             self.jobs.pop(job.id, None)
-        for index, holding in enumerate(terms.holds):
-            if holding is not None and given >> index & 1:
-                bucket = self._lanes.bucket(job.new.draws[index])
+        for draw, holding in chosen(zip(job.new.draws, terms.holds, strict=False), given):
+            if holding is not None:
+                bucket = self._lanes.bucket(draw)
                 if bucket.permits.holders:
                     bucket.state = Semaphore.give(bucket.permits, holding.holder(job.id))
                 self._lanes.reopen(bucket, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple, TypeVar
 
+from headgate.jobs.draw_set import NO_DRAWS, DrawSet, union
 from headgate.jobs.job import Attempt, JobError, JobState, NewJob, Progress
 from headgate.storage.admission import Ask, ask_of
 
@@ -21,7 +22,7 @@ class Start(NamedTuple):
     """A start as it was charged: when (limit time), for which draws not, and the costs it was settled at, if it was."""
 
     charged_at: int
-    uncharged: int
+    uncharged: DrawSet
     settled: tuple[int, ...] | None
 
 
@@ -31,8 +32,8 @@ class Job(Generic[L]):
     `version` is 0 in the fifo that it arrived in, and grows each time it is placed elsewhere. `lane` is the one it
     waits or runs in; a final or blocked job names the open lane of its queue, so that its own can be forgotten.
 
-    `deadline` is the earlier of `expires_at` and `give_up_at`. `held` and `passed` are sets of its draws: bit `i` is
-    the i-th. `charged_at`, `uncharged` and `settled` are its last start, `starts` those of the attempts that ended.
+    `deadline` is the earlier of `expires_at` and `give_up_at`. `held` and `passed` are sets of its draws.
+    `charged_at`, `uncharged` and `settled` are its last start, `starts` those of the attempts that ended.
     """
 
     __slots__ = (
@@ -82,13 +83,13 @@ class Job(Generic[L]):
         self.attempt = 0
         self.fence = 0
         self.lost = 0
-        self.held = 0
-        self.passed = 0
+        self.held: DrawSet = NO_DRAWS
+        self.passed: DrawSet = NO_DRAWS
         self.node: str | None = None
         self.started_at: int | None = None
         self.finished_at: int | None = None
         self.charged_at: int | None = None
-        self.uncharged = 0
+        self.uncharged: DrawSet = NO_DRAWS
         self.settled: tuple[int, ...] | None = None
         self.cancel_requested = False
         self.result: str | None = None
@@ -119,14 +120,14 @@ class Job(Generic[L]):
         return None if origin is None else origin.batch
 
     @property
-    def passes(self) -> int:
+    def passes(self) -> DrawSet:
         """The draws that it does not ask for when it starts next: it holds their permits, or its retries are free."""
-        return self.held | self.passed
+        return union(self.held, self.passed)
 
     @property
     def ask(self) -> Ask | None:
         """What it asks of the buckets of its lane."""
-        return ask_of(self.new.id, self.new.costs, self.new.terms, self.held | self.passed)
+        return ask_of(self.new.id, self.new.costs, self.new.terms, union(self.held, self.passed))
 
     @property
     def start(self) -> Start | None:

@@ -10,12 +10,13 @@ from typing import Literal
 from msgspec.structs import replace as msgspec_replace
 
 from headgate.jobs.batch import NewBatch
+from headgate.jobs.draw_set import NO_DRAWS, difference, draws_where, spread, without
 from headgate.jobs.gating import Regated
 from headgate.jobs.job import Attempt, Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned
 from headgate.jobs.replacing import Waited, replacement
 from headgate.jobs.rescheduling import new_time
-from headgate.jobs.terms import bits, kept_permits, spread, without
+from headgate.jobs.terms import kept_permits
 from headgate.jobs.uniqueness import Key, key_of, key_taken, superseded_error
 from headgate.storage.endings import EndedHere, late_ending
 from headgate.storage.following import (
@@ -240,7 +241,8 @@ class Jobs:
             each = back.pop()
             each.lane.tally.count(each.state, -1)
             before = each.state
-            each.attempt = each.lost = each.passed = 0
+            each.attempt = each.lost = 0
+            each.passed = NO_DRAWS
             each.finished_at = each.result = None
             leaders = [each.id]
             batch = None if each.batch is None else self.following.batches.get(each.batch)
@@ -353,7 +355,7 @@ class Jobs:
         behind = job.lane.behind if old.costs is not None else None
         job.become(msgspec_replace(after.new, enqueued_at=old.enqueued_at, origin=old.origin))
         job.run_at, job.delayed = after.new.run_at, after.new.delayed
-        job.held, job.passed = after.held, 0
+        job.held, job.passed = after.held, NO_DRAWS
         job.attempt = job.lost = 0
         job.fence += 1
         job.error = job.progress = None
@@ -518,7 +520,7 @@ class Jobs:
     def settle(self, job: Job[Lane], charge: Charge) -> None:
         """Write down what its start came to be charged."""
         job.charged_at = charge.at
-        job.settled = None if charge.costs is None else tuple(spread(charge.costs, job.uncharged))
+        job.settled = None if charge.costs is None else tuple(spread(charge.costs, job.uncharged, 1))
 
     def take_back(self, draw: Draw, now: int) -> None:
         """Take the permits of a bucket from jobs that do not run."""
@@ -549,7 +551,7 @@ class Jobs:
         before, terms = job.new, change.terms
         # One that stays is placed anew as well: it may have been set aside.
         held = kept_permits(job.id, before.draws, before.terms, job.held, change.draws, terms)
-        gone = job.held & bits(draw not in held for draw in before.draws)
+        gone = difference(job.held, draws_where(draw in held for draw in before.draws))
         if gone:
             self.holders.give(job, gone, now)
         if not job.is_blocked:
@@ -570,8 +572,8 @@ class Jobs:
         if job.is_blocked:
             # It goes to the lane of what it asks for then when it is released.
             return True
-        job.held = bits(draw in held for draw in change.draws)
-        job.passed = 0 if terms is None or not job.passed else terms.free_retries
+        job.held = draws_where(draw in held for draw in change.draws)
+        job.passed = NO_DRAWS if terms is None or not job.passed else terms.free_retries
         job.lane = self._lanes.lane_of(job.new, job.passes)
         self._enter(job, now)
         return True
@@ -635,7 +637,7 @@ class Jobs:
             job.error = ending.error
         if ending.closed_for is not None:
             # Permits are no business of the callee's.
-            for draw in without(job.new.draws, 0 if terms is None else terms.permits):
+            for draw in without(job.new.draws, NO_DRAWS if terms is None else terms.permits):
                 self._lanes.bucket(draw).penalize(now + ending.closed_for)
         self.wait_or_cancel(job, wall, now, ending.run_at, is_unspent=not ending.spent)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappop, heappush
 
+from headgate.jobs.draw_set import DrawSet, without
 from headgate.jobs.job import Draw, NewJob
-from headgate.jobs.terms import without
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import FOR_ALL_KEYS
@@ -62,7 +62,7 @@ class Lanes:
         queue = self.queues.get(queue_name)
         return None if queue is None else queue.lanes.get((draws, variant))
 
-    def lane_of(self, new: NewJob, passes: int) -> Lane:
+    def lane_of(self, new: NewJob, passes: DrawSet) -> Lane:
         """The lane of a job that passes some of its draws."""
         if not passes or new.terms is None:
             return self.lane(new.queue, new.draws, new.variant)

@@ -25,11 +25,11 @@ from typing import Any, NoReturn
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
+from headgate.jobs.draw_set import NO_DRAWS, chosen
 from headgate.jobs.job import Draw
 from headgate.storage.admission import RowId
 from headgate.storage.claiming import ClaimPlan, Head, LaneRow, Move, Visit
 from headgate.storage.following import Ended
-from headgate.storage.permits import drawn
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.floors import Floors
 from headgate.storage.postgres.heads import head_of
@@ -334,7 +334,7 @@ class OneClaim:
     async def _write(self, locked: set[Draw]) -> Claimed:
         plan, session = self._plan, self._session
         dropped = plan.drop()
-        given = {draw for each in plan.given for draw in drawn(each.draws, each.given)}
+        given = {draw for each in plan.given for draw in chosen(each.draws, each.given)}
         if not given <= locked:
             raise _BucketsNeeded(given)
         starting = [head for visit in plan.gated for head in visit.heads[: visit.taken]]
@@ -347,7 +347,7 @@ class OneClaim:
             lanes = {head.seq: visit.row.id for visit in plan.visits for head in (*visit.heads, *visit.expired)}
             kept = {given.seq: given.kept for given in plan.given}
             rows = [
-                DroppedRow(str(id), str(lanes[id]), state, error, kept.get(id, 0))
+                DroppedRow(str(id), str(lanes[id]), state, error, kept.get(id, NO_DRAWS))
                 for id, state, error in zip(ids, states, errors, strict=True)
             ]
             ended = await session.fetch("drop_waiting", dropped=rows, now=plan.now)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen, difference, spread, union, without
 from headgate.jobs.job import Draw, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned, is_poisonous
-from headgate.jobs.terms import GateTerms, spread, without
+from headgate.jobs.terms import GateTerms
 from headgate.jobs.uniqueness import superseded_error
 from headgate.storage.endings import EndedHere, poison_error
 from headgate.storage.following import Ended
 from headgate.storage.json_text import optional_json
-from headgate.storage.permits import Given, drawn, draws_of_batch
+from headgate.storage.permits import Given, draws_of_batch
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.rows import readable_error
@@ -50,10 +51,10 @@ class Running(NamedTuple):
     draws: tuple[Draw, ...]
     cancel_requested: bool
     terms: GateTerms | None
-    held: int
-    passed: int
+    held: DrawSet
+    passed: DrawSet
     lost: int
-    uncharged: int
+    uncharged: DrawSet
     lane: str
     is_followed: bool
     batch: str | None
@@ -68,16 +69,16 @@ class Running(NamedTuple):
         if not self.held or self.terms is None:
             return None
         kept = self.kept(state)
-        return Given(self.id, self.id, self.draws, self.terms, self.held & ~kept, kept)
+        return Given(self.id, self.id, self.draws, self.terms, difference(self.held, kept), kept)
 
-    def kept(self, state: JobState) -> int:
+    def kept(self, state: JobState) -> DrawSet:
         """The permits that it keeps when it becomes `state`."""
-        return 0 if self.terms is None else self.terms.kept(self.held, state)
+        return NO_DRAWS if self.terms is None else self.terms.kept(self.held, state)
 
     @property
     def rates(self) -> tuple[Draw, ...]:
         """The buckets that count its starts."""
-        return without(self.draws, 0 if self.terms is None else self.terms.permits)
+        return without(self.draws, NO_DRAWS if self.terms is None else self.terms.permits)
 
 
 class Back(NamedTuple):
@@ -234,7 +235,7 @@ async def _lock_buckets_of(session: Session, jobs: Iterable[Running], endings: d
     """Buckets are locked before jobs, and all that a transaction needs of them at once."""
     draws: set[Draw] = set()
     for job in jobs:
-        draws.update(drawn(job.draws, job.held))
+        draws.update(chosen(job.draws, job.held))
         # It may be the last of its batch.
         draws.update(draws_of_batch(job.draws, job.terms))
         ending = endings.get(job.id)
@@ -251,7 +252,7 @@ async def _settle(session: Session, endings: Sequence[tuple[Running, Ending]]) -
             ids=[job.id for job, _ in charged],
             charged_at=[charge.at for _, charge in charged],
             costs=[
-                optional_json(None if charge.costs is None else spread(charge.costs, job.uncharged))
+                optional_json(None if charge.costs is None else spread(charge.costs, job.uncharged, 1))
                 for job, charge in charged
             ],
         )
@@ -280,7 +281,7 @@ async def _wait_again(session: Session, backs: Sequence[Back], now: int, limit_n
         held = job.kept(_state_after(back))
         passed = terms.free_retries if terms is not None and back.is_retry else job.passed
         patience = None if terms is None else terms.patience
-        lane = lanes[job.id] = lane_of(job.queue, job.draws, terms, held | passed)
+        lane = lanes[job.id] = lane_of(job.queue, job.draws, terms, union(held, passed))
         give_up_at = (back.run_at or now) + patience if patience else None
         error = optional_json(back.error)
         rows.append((job.id, int(back.unspent), int(back.lost), back.run_at, error, give_up_at, held, passed, lane.id))

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.jobs.audit import AuditLevel
+from headgate.jobs.draw_set import union
 from headgate.jobs.gating import GatedJob
 from headgate.jobs.job import Attempt, Draw, JobError, JobOptions, JobRecord, JobState, Origin, Progress
 from headgate.jobs.terms import GateTerms
@@ -116,7 +117,7 @@ async def standing(session: Session, job_id: str) -> Standing | None:
     if row is None:
         return None
     draws, terms = draws_and_terms(job_id, row["draws"], row["terms"])
-    passes = row["held"] | row["passed"]
+    passes = union(row["held"], row["passed"])
     lane = lane_of(row["queue"], draws, terms, passes)
     try:
         costs = _decoded(row["costs"], tuple[int, ...])

@@ -17,6 +17,7 @@ from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import ForkedConnection, JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
+from headgate.jobs.draw_set import NO_DRAWS, chosen
 from headgate.jobs.gating import NO_GATES, GatedJob, KnownGates, Regated
 from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
@@ -38,7 +39,7 @@ from headgate.storage.json_text import as_json, limit_needle
 from headgate.storage.key_locks import KeyLocks
 from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules
 from headgate.storage.migrations import Migration
-from headgate.storage.permits import Holder, PermitBucket, drawn
+from headgate.storage.permits import Holder, PermitBucket
 from headgate.storage.postgres import endings, records, trail
 from headgate.storage.postgres.addition import add_jobs, add_tied
 from headgate.storage.postgres.claimer import Claimer
@@ -665,14 +666,14 @@ class PostgresStorage:
         *,
         ids: Sequence[str] | None = None,
     ) -> int:
-        chosen = None if ids is None else list(ids)
+        wanted = None if ids is None else list(ids)
 
         async def forget(session: Session) -> int:
             asked: dict[str, Any] = {"before": finished_before, "count": count, "states": sorted(states)}
-            if chosen is None:
+            if wanted is None:
                 found = await session.fetch("prunable", **asked)
             else:
-                found = await session.fetch("prunable_by_id", ids=chosen, **asked)
+                found = await session.fetch("prunable_by_id", ids=wanted, **asked)
             found = found[: prunable_at_once([row["lines"] for row in found])]
             # A permit that was kept for a job until it succeeds is not kept longer than the job.
             holders = {
@@ -680,14 +681,14 @@ class PostgresStorage:
                 for row in found
                 if row["held"] and row["terms"] is not None
             }
-            held = {draw for held, draws, _ in holders.values() for draw in drawn(draws, held)}
+            held = {draw for held, draws, _ in holders.values() for draw in chosen(draws, held)}
             tx = self._tx(session)
             await lock_buckets(tx, held)
             ids = [row["id"] for row in found]
             locked = await session.fetch("lock_prunable", ids=ids, before=finished_before)
             ids = [row["id"] for row in locked]
             given = [
-                permits.Given(id, id, holders[id][1], terms, row_held, 0)
+                permits.Given(id, id, holders[id][1], terms, row_held, NO_DRAWS)
                 for id, row_held in locked
                 if id in holders and row_held and (terms := holders[id][2]) is not None
             ]
@@ -699,7 +700,7 @@ class PostgresStorage:
                 batches = [row[0] for row in await session.fetch("prune_jobs", ids=ids)]
                 if batches:
                     await session.execute("prune_batches_of", ids=batches, before=finished_before)
-            elif not found and chosen is None:
+            elif not found and wanted is None:
                 # Those that had no job, or lost their last ones to several nodes at once.
                 await session.execute("prune_batches", before=finished_before, count=count)
             return len(ids)

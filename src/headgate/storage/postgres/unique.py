@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from headgate.errors import LeaderNotFound, StorageUnavailable
 from headgate.jobs.batch import NewBatch
+from headgate.jobs.draw_set import DrawSet, difference
 from headgate.jobs.job import Draw, NewJob
 from headgate.jobs.replacing import Waited, replacement
 from headgate.jobs.terms import GateTerms
@@ -45,8 +46,8 @@ class Standing(NamedTuple):
     queue: str
     draws: tuple[Draw, ...]
     terms: GateTerms | None
-    held: int
-    passed: int
+    held: DrawSet
+    passed: DrawSet
     has_costs: bool
     delayed: bool
     run_at: int
@@ -189,7 +190,7 @@ class Unique:
             await arrive(self._tx, [Arrival(before, -1), here])
         given = None
         if after.gone and now.terms is not None:
-            given = Given(now.id, now.id, now.draws, now.terms, after.gone, now.held & ~after.gone)
+            given = Given(now.id, now.id, now.draws, now.terms, after.gone, difference(now.held, after.gone))
         note = note_of(given, before.id if now.has_costs and now.state == "waiting" else None, before.draws)
         if note is not None:
             self.notes.append(note)

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
 from headgate.jobs.job import Draw
-from headgate.jobs.terms import GateTerms, without
+from headgate.jobs.terms import GateTerms
 from headgate.storage.driver import Transaction
 from headgate.storage.row_ids import lane_id
 
@@ -54,7 +55,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
         return self.to.variant
 
 
-def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, passes: int = 0) -> Lane:
+def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, passes: DrawSet = NO_DRAWS) -> Lane:
     """The lane of a job that passes some of its draws."""
     asked = without(draws, passes)
     return Lane(queue, asked, terms.variant(passes) if terms is not None and asked else "")

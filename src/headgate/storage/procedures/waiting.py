@@ -11,18 +11,19 @@ from collections.abc import Sequence
 import msgspec
 
 from headgate.jobs.audit import Deed
+from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen, difference, draws_where, intersection, union
 from headgate.jobs.gating import Regated
 from headgate.jobs.job import Draw, JobError, JobState
 from headgate.jobs.lifecycle import require_retriable, require_scheduled
 from headgate.jobs.rescheduling import new_time, require_waiting
-from headgate.jobs.terms import GateTerms, bits, kept_permits
+from headgate.jobs.terms import GateTerms, kept_permits
 from headgate.jobs.uniqueness import key_taken
 from headgate.limits.concurrency import load_permits
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import late_ending
 from headgate.storage.following import Ended
 from headgate.storage.json_text import as_json, optional_json
-from headgate.storage.permits import Given, drawn, draws_of_batch
+from headgate.storage.permits import Given, draws_of_batch
 from headgate.storage.procedures import following
 from headgate.storage.procedures.audit import keep_deed
 from headgate.storage.procedures.buckets import lock_buckets
@@ -41,8 +42,8 @@ class Found(msgspec.Struct):
     queue: str
     draws: tuple[Draw, ...]
     terms: GateTerms | None
-    held: int
-    passed: int
+    held: DrawSet
+    passed: DrawSet
     has_costs: bool
     is_blocked: bool
     is_followed: bool
@@ -60,13 +61,13 @@ class Found(msgspec.Struct):
     @property
     def lane(self) -> Lane:
         """Where it waits, if it waits."""
-        return lane_of(self.queue, self.draws, self.terms, self.held | self.passed)
+        return lane_of(self.queue, self.draws, self.terms, union(self.held, self.passed))
 
-    def gives(self, gone: int) -> list[Given]:
+    def gives(self, gone: DrawSet) -> list[Given]:
         """What it gives back when these permits go."""
         if not gone or self.terms is None:
             return []
-        return [Given(self.id, self.id, self.draws, self.terms, gone, self.held & ~gone)]
+        return [Given(self.id, self.id, self.draws, self.terms, gone, difference(self.held, gone))]
 
     def give_up_at(self, ready_at: int) -> int | None:
         """When it has waited long enough, if it is ready then."""
@@ -83,8 +84,8 @@ class _Expired(msgspec.Struct):
     give_up_at: int | None
     terms: GateTerms | None
     draws: tuple[Draw, ...]
-    held: int
-    passed: int
+    held: DrawSet
+    passed: DrawSet
     limit: str | None
     key: str | None
     has_costs: bool
@@ -103,13 +104,13 @@ class _Expired(msgspec.Struct):
 
     @property
     def came_from(self) -> Lane:
-        return lane_of(self.queue, self.draws, self.terms, self.held | self.passed)
+        return lane_of(self.queue, self.draws, self.terms, union(self.held, self.passed))
 
 
 class _Locked(msgspec.Struct):
     id: str
     lane: str
-    held: int
+    held: DrawSet
     waiting: bool
     is_followed: bool
     batch: str | None
@@ -126,7 +127,7 @@ class DroppedRow(msgspec.Struct):
     lane: str
     state: JobState
     error: JobError
-    kept: int
+    kept: DrawSet
 
 
 class _Tied(msgspec.Struct):
@@ -160,13 +161,13 @@ _TIED = RowDecoder(_Tied, "job")
 _PLAIN = RowDecoder(_Plain, "job")
 
 
-def concerned(draws: Sequence[Draw], held: int, terms: GateTerms | None, *, has_costs: bool) -> list[Draw]:
+def concerned(draws: Sequence[Draw], held: DrawSet, terms: GateTerms | None, *, has_costs: bool) -> list[Draw]:
     """The buckets to lock when a job leaves its lane.
 
     Those whose permits it or its batch holds; and for a costly one all, as a claim may be about to close one for its
     cost.
     """
-    return list(draws) if has_costs else [*drawn(draws, held), *draws_of_batch(draws, terms)]
+    return list(draws) if has_costs else [*chosen(draws, held), *draws_of_batch(draws, terms)]
 
 
 async def cancel(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | None:
@@ -183,8 +184,8 @@ async def cancel(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | 
     elif found.state is JobState.WAITING:
         await tx.execute("cancel_waiting", id=found.id, now=tx.now)
         await leave(tx, found.lane, have_costs=found.has_costs)
-        kept = 0 if found.terms is None else found.terms.kept(found.held, JobState.CANCELLED)
-        await give_permits(tx, found.gives(found.held & ~kept))
+        kept = NO_DRAWS if found.terms is None else found.terms.kept(found.held, JobState.CANCELLED)
+        await give_permits(tx, found.gives(difference(found.held, kept)))
         await following.tell_followers(tx, [ended])
     elif found.state is JobState.RUNNING:
         await tx.execute("request_cancel", id=found.id)
@@ -288,7 +289,7 @@ async def expire(
     await reopen_behind(tx, {job.lane for job in late if job.has_costs and job.waiting})
     await arrive(tx, [Arrival(job.came_from, -1) for job in late if job.waiting])
     given = [
-        Given(job.id, job.id, job.draws, job.terms, job.held & ~row.kept, row.kept)
+        Given(job.id, job.id, job.draws, job.terms, difference(job.held, row.kept), row.kept)
         for job, row in zip(late, rows, strict=True)
         if job.held and job.terms is not None
     ]
@@ -305,7 +306,9 @@ async def expire(
 def _dropped(job: _Expired, now: int) -> DroppedRow:
     behind = None if job.limit is None else Draw(job.limit, job.key or "")
     state, error = late_ending(now, job.expires_at, job.give_up_at, job.terms, behind)
-    return DroppedRow(job.id, job.lane, state, error, 0 if job.terms is None else job.terms.kept(job.held, state))
+    return DroppedRow(
+        job.id, job.lane, state, error, NO_DRAWS if job.terms is None else job.terms.kept(job.held, state)
+    )
 
 
 async def regate_plain(tx: Transaction, jobs: Sequence[Regated]) -> set[str]:
@@ -332,11 +335,11 @@ async def regate(tx: Transaction, job: Regated) -> bool:
     if found is None or found.state is not JobState.WAITING or found.draws != job.before:
         return False
     held = kept_permits(job.id, found.draws, found.terms, found.held, job.draws, job.terms)
-    gone = found.held & bits(draw not in held for draw in found.draws)
+    gone = difference(found.held, draws_where(draw in held for draw in found.draws))
     await give_permits(tx, found.gives(gone))
-    kept = bits(draw in held for draw in job.draws)
-    passed = 0 if job.terms is None or not found.passed else job.terms.free_retries
-    lane = lane_of(found.queue, job.draws, job.terms, kept | passed)
+    kept = draws_where(draw in held for draw in job.draws)
+    passed = NO_DRAWS if job.terms is None or not found.passed else job.terms.free_retries
+    lane = lane_of(found.queue, job.draws, job.terms, union(kept, passed))
     asked = {"id": found.id, "draws": as_json(job.draws), "costs": optional_json(job.costs)}
     await tx.execute("forget_other_starts", **asked)
     await tx.execute(
@@ -359,13 +362,13 @@ async def release_idle(tx: Transaction, draw: Draw) -> int:
     if not rows or not load_permits(rows[0].state).holders:
         return 0
     for job in await tx.fetch(_FOUND, "idle_holders", needle=as_json(draw)):
-        given = bits(each == draw for each in job.draws) & job.held
+        given = intersection(job.held, draws_where(each == draw for each in job.draws))
         if given and job.terms is not None:
             await give_permits(tx, job.gives(given))
             if job.state is JobState.WAITING:
                 # It asks for that permit again, so it waits elsewhere.
-                kept = job.held & ~given
-                lane = lane_of(job.queue, job.draws, job.terms, kept | job.passed)
+                kept = difference(job.held, given)
+                lane = lane_of(job.queue, job.draws, job.terms, union(kept, job.passed))
                 await tx.execute("set_held", id=job.id, held=kept, passed=job.passed, lane=lane.id)
                 await leave(tx, job.lane, have_costs=job.has_costs)
                 await arrive(tx, [arrival_of(lane, job.run_at, delayed=job.delayed)])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from headgate.jobs.draw_set import NO_DRAWS, DrawSet
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms
 from headgate.storage.driver import run_to_end
@@ -20,7 +21,7 @@ class _Back(msgspec.Struct, array_like=True):
     queue: str
     draws: tuple[Draw, ...]
     terms: GateTerms | None
-    passes: int
+    passes: DrawSet
     delayed: int
     run_at: int
 
@@ -35,7 +36,7 @@ class Lanes:
         self._connection = connection
         self._tx = tx
 
-    def of(self, queue: str, draws: Sequence[Draw], terms: GateTerms | None, passes: int = 0) -> str:
+    def of(self, queue: str, draws: Sequence[Draw], terms: GateTerms | None, passes: DrawSet = NO_DRAWS) -> str:
         """The lane of a job that passes some of its draws."""
         return lane_of(queue, draws, terms, passes).id
 

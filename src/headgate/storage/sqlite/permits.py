@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from headgate.jobs.batch import BatchRecord
+from headgate.jobs.draw_set import DrawSet, difference
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.terms import GateTerms
 from headgate.storage import permits
@@ -39,7 +40,7 @@ class Holding(Protocol):
     def terms(self) -> GateTerms | None: ...
 
     @property
-    def held(self) -> int: ...
+    def held(self) -> DrawSet: ...
 
 
 def give_all(tx: Transaction, left: Iterable[tuple[Holding, JobState]]) -> None:
@@ -48,7 +49,7 @@ def give_all(tx: Transaction, left: Iterable[tuple[Holding, JobState]]) -> None:
     for row, state in left:
         if row.held and row.terms is not None:
             kept = row.terms.kept(row.held, state)
-            given.append(Given(row.seq, row.id, row.draws, row.terms, row.held & ~kept, kept))
+            given.append(Given(row.seq, row.id, row.draws, row.terms, difference(row.held, kept), kept))
     if given:
         run_to_end(give_permits(tx, given))
 

@@ -21,6 +21,7 @@ from headgate.clock import Clock, microseconds
 from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable, StorageUnusable
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
+from headgate.jobs.draw_set import DrawSet
 from headgate.jobs.gating import NO_GATES, GatedJob, KnownGates, Regated
 from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
@@ -111,7 +112,7 @@ class _StandingRow(msgspec.Struct, array_like=True):
     buckets: list[BucketRecord]
     costs: tuple[int, ...] | None
     terms: GateTerms | None
-    passes: int
+    passes: DrawSet
 
 
 _decode_standing = RowDecoder(_StandingRow, "place of a job").decode_one

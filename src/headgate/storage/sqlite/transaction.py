@@ -13,6 +13,7 @@ from headgate.clock import Clock
 from headgate.errors import DuplicateJob
 from headgate.jobs.audit import Deed
 from headgate.jobs.batch import NewBatch
+from headgate.jobs.draw_set import NO_DRAWS, DrawSet, spread, union, without
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import (
     Charge,
@@ -22,7 +23,7 @@ from headgate.jobs.lifecycle import (
     is_poisonous,
 )
 from headgate.jobs.report import Report, too_many
-from headgate.jobs.terms import GateTerms, spread, without
+from headgate.jobs.terms import GateTerms
 from headgate.storage.driver import run_to_end
 from headgate.storage.endings import EndedHere, poison_error, prunable_at_once
 from headgate.storage.following import Ended, Place, final_at_once
@@ -58,16 +59,16 @@ class Running(msgspec.Struct, array_like=True):
     draws: tuple[Draw, ...]
     cancel_requested: int
     terms: GateTerms | None
-    held: int
-    passed: int
+    held: DrawSet
+    passed: DrawSet
     lost: int
-    uncharged: int
+    uncharged: DrawSet
 
 
 class Prunable(msgspec.Struct, array_like=True):
     seq: int
     id: str
-    held: int
+    held: DrawSet
     draws: tuple[Draw, ...]
     terms: GateTerms | None
     lines: int
@@ -296,14 +297,14 @@ class Transaction:
     def _settle(self, charges: Sequence[tuple[Running, Charge]]) -> None:
         if charges:
             rows = [
-                (row.seq, charge.at, None if charge.costs is None else spread(charge.costs, row.uncharged))
+                (row.seq, charge.at, None if charge.costs is None else spread(charge.costs, row.uncharged, 1))
                 for row, charge in charges
             ]
             execute(self._connection, "settle_charges", jobs=as_json(rows))
 
     def _close_buckets(self, row: Running, until: int) -> None:
         """Nothing starts on the job's rates before then; permits are no business of the callee's."""
-        permits = 0 if row.terms is None else row.terms.permits
+        permits = NO_DRAWS if row.terms is None else row.terms.permits
         draws = without(row.draws, permits)
         if draws:
             execute(
@@ -346,7 +347,7 @@ class Transaction:
         give_all(self.tx, [(row, state)])
         passed = terms.free_retries if is_retry else row.passed
         held = terms.kept(row.held, state)
-        lane = self._lanes.of(row.queue, row.draws, terms, held | passed)
+        lane = self._lanes.of(row.queue, row.draws, terms, union(held, passed))
         execute(self._connection, "set_held", seq=row.seq, held=held, passed=passed, lane=lane)
 
     def fire(self, fired: Sequence[Fired]) -> list[bool]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from headgate.jobs.batch import NewBatch
+from headgate.jobs.draw_set import NO_DRAWS, DrawSet
 from headgate.jobs.job import Draw, JobState, NewJob
 from headgate.jobs.replacing import Waited, replacement
 from headgate.jobs.terms import GateTerms
@@ -44,8 +45,8 @@ class Standing(msgspec.Struct, array_like=True):
     queue: str
     draws: tuple[Draw, ...]
     terms: GateTerms | None
-    held: int
-    passed: int
+    held: DrawSet
+    passed: DrawSet
     has_costs: int
     delayed: int
     run_at: int
@@ -125,7 +126,7 @@ class Unique:
         )
         after = replacement(waited, new)
         if after.gone and row.terms is not None:
-            given = Given(row.seq, row.id, row.draws, row.terms, after.gone, 0)
+            given = Given(row.seq, row.id, row.draws, row.terms, after.gone, NO_DRAWS)
             run_to_end(give_permits(self._tx, [given]))
         in_lane = row.state == "waiting"
         before, lane = Lane(*waited.lane), Lane(*after.lane)

@@ -1,0 +1,76 @@
+"""Sets of a job's draws, against sets of their places."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.jobs.draw_set import (
+    NO_DRAWS,
+    DrawSet,
+    chosen,
+    difference,
+    draws_where,
+    intersection,
+    size,
+    spread,
+    union,
+    without,
+)
+
+flags = st.lists(st.booleans(), max_size=70)
+PLACES = range(70)
+
+
+def places(draws: DrawSet) -> set[int]:
+    return set(chosen(PLACES, draws))
+
+
+@given(flags)
+def test_a_set_has_the_draws_whose_flag_is_true(flags: list[bool]) -> None:
+    expected = {place for place, flag in enumerate(flags) if flag}
+    assert places(draws_where(flags)) == expected
+    assert size(draws_where(flags)) == len(expected)
+
+
+@given(flags, flags)
+def test_sets_are_joined_and_taken_apart_as_sets_are(left: list[bool], right: list[bool]) -> None:
+    one, other = draws_where(left), draws_where(right)
+    assert places(union(one, other)) == places(one) | places(other)
+    assert places(intersection(one, other)) == places(one) & places(other)
+    assert places(difference(one, other)) == places(one) - places(other)
+
+
+@given(flags)
+def test_the_values_of_a_set_and_those_without_it_are_all_in_their_order(flags: list[bool]) -> None:
+    draws, values = draws_where(flags), list(range(len(flags)))
+    assert chosen(values, draws) == [value for value in values if flags[value]]
+    assert without(values, draws) == tuple(value for value in values if not flags[value])
+
+
+@given(flags)
+def test_what_is_spread_is_what_was_left_out_and_the_rest(flags: list[bool]) -> None:
+    draws, values = draws_where(flags), list(range(len(flags)))
+    assert spread(without(values, draws), draws, -1) == [-1 if flag else value for value, flag in enumerate(flags)]
+
+
+def test_a_set_that_names_more_draws_than_there_are_has_no_values_for_them() -> None:
+    draws = draws_where([True, False, False, True])
+    assert chosen("ab", draws) == ["a"]
+    assert without("ab", draws) == ("b",)
+    assert spread([5], draws, 1) == [1, 5, 1]
+
+
+def test_no_draws_leave_all_as_they_are() -> None:
+    values = (1, 2, 3)
+    assert chosen(values, NO_DRAWS) == []
+    assert without(values, NO_DRAWS) is values
+    assert spread(values, NO_DRAWS, 0) == [1, 2, 3]
+    assert size(NO_DRAWS) == 0
+
+
+def test_in_a_row_it_is_an_integer_whose_bits_are_the_draws() -> None:
+    draws = draws_where([True, False, True])
+    assert msgspec.json.encode(draws) == b"5"
+    assert msgspec.json.decode(b"5", type=DrawSet) == draws
