@@ -84,11 +84,12 @@ class Headgate:
     """Durable background jobs with a budget per key.
 
     `url` says where jobs live: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database` or
-    `memory://` (default: `$HEADGATE_URL`; without either, DeclarationError); an object that satisfies
-    `headgate.storage.protocol.Storage` may stand in its place. All other settings, `retry` among them, are those of
-    `headgate.settings.Settings`, also read from `HEADGATE_*`.
+    `memory://` (default: `$HEADGATE_URL`; without either, DeclarationError). `storage` is a store of your own instead:
+    an object that satisfies `headgate.storage.protocol.Storage`, which the app opens and closes. All other settings,
+    `retry` among them, are those of `headgate.settings.Settings`, also read from `HEADGATE_*`.
 
-    `clock` and `random` are for tests: with both given, a run is reproducible.
+    `clock` and `random` are for tests: with both given, a run is reproducible. Raises DeclarationError for settings
+    that make no sense, and for a `url` beside a `storage`.
 
     Declaring needs no connection. To enqueue and look: `async with app.open():`. To also run jobs in this process:
     `async with app:`. A worker process: `await app.run()`, or `headgate worker module:app`.
@@ -98,8 +99,9 @@ class Headgate:
 
     def __init__(
         self,
-        url: str | Storage | None = None,
+        url: str | None = None,
         *,
+        storage: Storage | None = None,
         retry: RetryPolicy | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
@@ -108,15 +110,18 @@ class Headgate:
         self._clock = clock or SystemClock()
         self._random = random or Random()
         self._settings = load_settings({**settings, "retry": retry})
-        url = storage_url() if url is None else url
-        storage = choose_storage(
-            url,
-            self._clock,
-            synchronous=self._settings.synchronous,
-            schema=self._settings.schema,
-            listen_url=self._settings.listen_url,
-            connections=self._settings.connections,
-        )
+        if storage is not None and url is not None:
+            raise DeclarationError("pass the url of a store, or storage=, not both")
+        if storage is None:
+            url = storage_url() if url is None else url
+            storage = choose_storage(
+                url,
+                self._clock,
+                synchronous=self._settings.synchronous,
+                schema=self._settings.schema,
+                listen_url=self._settings.listen_url,
+                connections=self._settings.connections,
+            )
         self._registry = Registry()
         self._ids = IdSource(random)
         self._wire(storage, address_of(url, storage), self._clock, EventBus(), history=self._settings.history)
@@ -489,7 +494,7 @@ class Headgate:
         if self._storage.is_in_process:
             raise DeclarationError(f"nothing can be made beside {self._address.shown}; use sqlite:/// or postgresql://")
         async with self._storage.scratch() as make:
-            yield lambda **settings: Headgate(make(), clock=self._clock, **settings)
+            yield lambda **settings: Headgate(storage=make(), clock=self._clock, **settings)
 
     async def __aenter__(self) -> Self:
         """Open, and run jobs in this process until the block ends.

@@ -24,7 +24,7 @@ def store(options: dict[str, Any]) -> Storage:
 
 
 def make_app(options: dict[str, Any]) -> Headgate:
-    app = Headgate(store(options), heartbeat=0.2, lease=2)
+    app = Headgate(storage=store(options), heartbeat=0.2, lease=2)
 
     @app.task(name="step")
     async def step(place: int) -> int:

@@ -66,7 +66,7 @@ def guarded_app(url: str, ledger: Path, *, freezes: bool = False, **settings: An
             return claimed
 
         storage.claim = claim
-    app = Headgate(storage, retry=RetryPolicy(retries=0), **settings)
+    app = Headgate(storage=storage, retry=RetryPolicy(retries=0), **settings)
 
     def write(word: str) -> None:
         job = current_job()

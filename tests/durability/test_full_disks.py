@@ -74,7 +74,7 @@ async def test_one_large_write_that_finds_the_disk_full_does_not_take_small_ones
 
 async def test_a_finish_that_finds_the_disk_full_is_repeated_until_there_is_room(database: Path) -> None:
     storage = SqliteStorage(database, SystemClock())
-    app = Headgate(storage)
+    app = Headgate(storage=storage)
     runs: list[int] = []
     troubled = asyncio.Event()
     app.subscribe(lambda _event: troubled.set(), StorageTroubled)

@@ -28,7 +28,7 @@ class Enqueuer:
 
     def __init__(self, path: Path) -> None:
         self.storage = SqliteStorage(path, SystemClock())
-        self.app = Headgate(self.storage)
+        self.app = Headgate(storage=self.storage)
 
         @self.app.task(limits=[StrictRate(RATE, per=PER, margin=MARGIN, key="{key}", name="calls")])
         async def record(key: str) -> None: ...

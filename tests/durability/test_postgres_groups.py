@@ -48,7 +48,7 @@ async def watched(postgres_url: str, postgres_schema: str) -> AsyncIterator[Watc
 
 async def test_many_jobs_at_once_are_one_commit_and_single_ones_share_theirs(watched: Watched) -> None:
     """The fault: each job was four round trips one after the other, and there was no way to store many at once."""
-    app = Headgate(watched.storage)
+    app = Headgate(storage=watched.storage)
 
     @app.task
     async def work(number: int) -> int:
@@ -86,7 +86,7 @@ async def test_an_enqueue_that_is_refused_leaves_the_others_their_few_commits(wa
 
 async def test_a_thousand_jobs_that_come_due_together_are_released_in_few_commits(watched: Watched) -> None:
     """The fault: a scheduler waited for one write for each job that was due."""
-    app = Headgate(watched.storage, concurrency=1000)
+    app = Headgate(storage=watched.storage, concurrency=1000)
     started: list[int] = []
     all_started = asyncio.Event()
 

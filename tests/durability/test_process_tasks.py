@@ -334,7 +334,7 @@ async def test_what_an_older_release_stored_is_upgraded_before_a_child_gets_it()
 
     def older(attempts: int) -> None: ...
 
-    older_app = Headgate(app._storage)
+    older_app = Headgate(storage=app._storage)
     older_app.queue("computing")
     stored = older_app.task(name="die", queue="computing")(older)
     async with older_app.open():

@@ -28,7 +28,7 @@ async def test_while_a_lock_holder_is_frozen_writers_wait_readers_go_on_and_nobo
     database: Path, tmp_path: Path, children: Children, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = SqliteStorage(database, SystemClock())
-    app = Headgate(storage)
+    app = Headgate(storage=storage)
 
     @app.task
     async def wait_for_word(key: str) -> Any: ...

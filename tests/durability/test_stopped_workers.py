@@ -28,7 +28,7 @@ class Here:
 
     def __init__(self, path: Path) -> None:
         self.storage = SqliteStorage(path, SystemClock())
-        self.app = Headgate(self.storage)
+        self.app = Headgate(storage=self.storage)
 
         @self.app.task
         async def wait_for_word(key: str) -> str:

@@ -66,7 +66,7 @@ def test_many_jobs_at_once_are_one_commit_and_single_ones_share_theirs(tmp_path:
 
     async def main(clock: VirtualClock) -> None:
         store = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         @app.task
         async def work(number: int) -> int:
@@ -96,7 +96,7 @@ def test_charts_cost_a_job_no_statement_and_a_process_one_for_all_that_it_did_in
 ) -> None:
     async def main(clock: VirtualClock) -> None:
         store = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
         about: list[str] = []
 
         @app.task(limits=[StrictRate(1000, per=60, name="plenty", key="{number}")])
@@ -126,7 +126,7 @@ def test_a_thousand_jobs_that_come_due_together_are_released_in_few_commits(tmp_
 
     async def main(clock: VirtualClock) -> None:
         store = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
-        app = Headgate(store, clock=clock, concurrency=1000)
+        app = Headgate(storage=store, clock=clock, concurrency=1000)
         started: list[int] = []
         all_started = asyncio.Event()
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(40)]
 async def delays(database: Path, children: Children, count: int, *, deaf: bool) -> list[float]:
     """Seconds from the acknowledgement of a job here to its start in another process."""
     storage = SqliteStorage(database, SystemClock())
-    app = Headgate(storage)
+    app = Headgate(storage=storage)
 
     @app.task
     async def wait_for_word(key: str) -> Any: ...

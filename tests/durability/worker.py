@@ -116,7 +116,7 @@ class HoldingStorage(SqliteStorage):
 
 
 def make_app(storage: SqliteStorage, ledger: Path, points: Points, **settings: Any) -> Headgate:
-    app = Headgate(storage, **settings)
+    app = Headgate(storage=storage, **settings)
     go_on = asyncio.Event()
 
     def write_down(key: str) -> None:

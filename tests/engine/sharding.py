@@ -319,7 +319,7 @@ class World:
 
     def app(self, name: str, shard: str, storage: Any) -> tuple[Headgate, dict[str, Task[..., None]]]:
         app = Headgate(
-            storage,
+            storage=storage,
             clock=self.shards[shard].clock,
             random=Random(self.random.random()),
             retry=RetryPolicy(retries=2, base=1),

@@ -386,7 +386,7 @@ def test_a_deploy_leaves_a_batch_what_it_holds() -> None:
         storage = MemoryStorage(clock)
 
         def release(*limits: RateLimit) -> tuple[Headgate, Task[[int], None]]:
-            app = Headgate(storage, clock=clock)
+            app = Headgate(storage=storage, clock=clock)
 
             @app.task(name="work", limits=limits)
             async def work(number: int) -> None:

@@ -94,7 +94,7 @@ def test_nobody_is_told_of_an_ending_before_it_is_stored() -> None:
 
     async def main(clock: VirtualClock) -> None:
         store = FullStorage(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         @app.task
         async def work() -> int:
@@ -117,7 +117,7 @@ def test_nobody_is_told_of_an_ending_before_it_is_stored() -> None:
 def test_an_ending_that_was_refused_is_not_told() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
         runs: list[int] = []
 
         @app.task
@@ -397,7 +397,7 @@ def test_a_job_that_never_ran_tells_its_typed_error_where_it_was_dropped() -> No
 def test_a_payload_that_no_longer_fits_and_a_result_that_cannot_be_stored_are_told_as_errors() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        old, app = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        old, app = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
 
         @old.task(name="work")
         async def work_of_old(number: str) -> None: ...
@@ -426,7 +426,7 @@ def test_a_payload_that_no_longer_fits_and_a_result_that_cannot_be_stored_are_to
 def test_a_poisonous_job_is_told_where_its_node_was_found_dead() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         @app.task
         async def bomb() -> None:

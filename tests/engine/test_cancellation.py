@@ -229,7 +229,7 @@ def test_one_cancellation_is_told_once_so_that_cleaning_up_may_take_its_time() -
 
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app, elsewhere = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        app, elsewhere = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
         cleaned: list[int] = []
 
         @app.task
@@ -354,7 +354,7 @@ def test_a_shutdown_gives_the_job_back_unspent_even_if_its_handler_fails_over_it
         store = MemoryStorage(clock)
 
         def make() -> Headgate:
-            app = Headgate(store, clock=clock, grace=1)
+            app = Headgate(storage=store, clock=clock, grace=1)
 
             @app.task(name="work", retry=RetryPolicy(retries=0))
             async def work() -> str:
@@ -386,7 +386,7 @@ def test_a_shutdown_gives_the_job_back_unspent_even_if_its_handler_fails_over_it
 async def test_a_thread_sees_that_its_user_cancelled_it(asked: str) -> None:
     # In real time: virtual time stands still while a thread works.
     store = MemoryStorage(SystemClock())
-    app, other = Headgate(store), Headgate(store)
+    app, other = Headgate(storage=store), Headgate(storage=store)
     has_begun, has_seen, give_up = threading.Event(), threading.Event(), threading.Event()
 
     @app.task

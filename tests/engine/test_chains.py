@@ -344,7 +344,7 @@ def test_no_step_is_lost_whatever_happens_to_the_lines_of_the_nodes(seed: int, t
 
         def node(number: int) -> Headgate:
             storage = FaultyStorage(f"n{number}", shared, faults, random, history)
-            app = Headgate(storage, clock=clock, random=random)
+            app = Headgate(storage=storage, clock=clock, random=random)
 
             @app.task(retry=RetryPolicy(retries=50, base=0.1), name="step")
             async def step(name: str) -> None:
@@ -356,7 +356,7 @@ def test_no_step_is_lost_whatever_happens_to_the_lines_of_the_nodes(seed: int, t
             return app
 
         one, two = node(1), node(2)
-        enqueuer = Headgate(shared, clock=clock, random=random)
+        enqueuer = Headgate(storage=shared, clock=clock, random=random)
 
         @enqueuer.task(name="step")
         async def step(name: str) -> None: ...

@@ -24,7 +24,7 @@ class World:
         self.started: list[float] = []
 
     def release(self, limit: Any, *, of_queue: bool = False) -> Headgate:
-        app = Headgate(self.store, clock=self.clock)
+        app = Headgate(storage=self.store, clock=self.clock)
         if of_queue:
             app.queue("default", limits=[limit])
 

@@ -31,7 +31,7 @@ def test_a_node_whose_clock_is_an_hour_off_starts_nothing_early_or_late(wrong: i
         started: list[tuple[str, float]] = []
 
         def made(app_clock: VirtualClock) -> Headgate:
-            app = Headgate(store, clock=app_clock, retry=RetryPolicy(retries=1, base=30, jitter=False))
+            app = Headgate(storage=store, clock=app_clock, retry=RetryPolicy(retries=1, base=30, jitter=False))
 
             @app.task(name="work")
             async def work(what: str) -> None:
@@ -70,7 +70,7 @@ def test_a_node_whose_clock_is_an_hour_off_starts_nothing_early_or_late(wrong: i
 
 def test_an_instant_that_a_user_names_is_that_instant_by_the_stores_clock() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(MemoryStorage(clock), clock=beside(clock, -HOUR))
+        app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, -HOUR))
         started: list[int] = []
 
         @app.task
@@ -89,7 +89,7 @@ def test_an_instant_that_a_user_names_is_that_instant_by_the_stores_clock() -> N
 @pytest.mark.parametrize("wrong", [-HOUR, HOUR])
 def test_what_a_node_with_a_wrong_clock_says_of_jobs_is_in_the_stores_time(wrong: int) -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(MemoryStorage(clock), clock=beside(clock, wrong))
+        app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, wrong))
 
         @app.task(limits=[StrictRate("1/m")])
         async def work() -> None: ...
@@ -117,7 +117,7 @@ def test_what_a_node_with_a_wrong_clock_says_of_jobs_is_in_the_stores_time(wrong
 
 def test_a_node_whose_clock_is_ahead_deletes_no_job_before_its_retention() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(MemoryStorage(clock), clock=beside(clock, 30 * 24 * HOUR), retention=HOUR)
+        app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, 30 * 24 * HOUR), retention=HOUR)
 
         @app.task
         async def work() -> None: ...
@@ -138,7 +138,7 @@ def test_a_clock_that_is_more_than_5_s_off_is_told_once_until_it_was_right_again
 ) -> None:
     async def main(clock: VirtualClock) -> None:
         wrong = beside(clock, -7200)
-        app = Headgate(MemoryStorage(clock), clock=wrong)
+        app = Headgate(storage=MemoryStorage(clock), clock=wrong)
         told: list[Event] = []
         app.subscribe(told.append, ClockSkewed)
 
@@ -164,7 +164,7 @@ def test_a_clock_that_is_more_than_5_s_off_is_told_once_until_it_was_right_again
 
 def test_a_clock_that_is_right_is_not_told_of() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(MemoryStorage(clock), clock=beside(clock, 4))
+        app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, 4))
         told: list[Event] = []
         app.subscribe(told.append, ClockSkewed)
         async with app:
@@ -177,7 +177,7 @@ def test_a_clock_that_is_right_is_not_told_of() -> None:
 def test_events_are_dated_by_the_clock_of_the_process_that_tells_them() -> None:
     async def main(clock: VirtualClock) -> None:
         own = beside(clock, HOUR)
-        app = Headgate(MemoryStorage(clock), clock=own)
+        app = Headgate(storage=MemoryStorage(clock), clock=own)
         told: list[Event] = []
         app.subscribe(told.append, JobEnqueued, JobStarted)
 
@@ -194,7 +194,7 @@ def test_events_are_dated_by_the_clock_of_the_process_that_tells_them() -> None:
 
 def test_a_step_of_the_stores_clock_wakes_a_node_for_the_delayed_jobs_that_are_due_now() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(MemoryStorage(clock), clock=beside(clock, 0))
+        app = Headgate(storage=MemoryStorage(clock), clock=beside(clock, 0))
         started = asyncio.Event()
 
         @app.task

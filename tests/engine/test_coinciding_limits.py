@@ -17,7 +17,7 @@ from headgate.storage.memory import MemoryStorage
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def app(request: pytest.FixtureRequest, tmp_path: Path) -> Headgate:
     if request.param == "memory":
-        return Headgate(MemoryStorage(SystemClock()))
+        return Headgate(storage=MemoryStorage(SystemClock()))
     if request.param == "sqlite":
         return Headgate(f"sqlite:///{tmp_path / 'jobs.db'}")
     schema = request.getfixturevalue("postgres_schema")

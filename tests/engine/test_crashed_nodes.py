@@ -48,7 +48,7 @@ def test_a_crash_of_any_part_ends_the_whole_node_and_is_told_at_once(
 
     async def main(clock: VirtualClock) -> None:
         store = Breaking(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
         told: list[Any] = []
         went_on: list[str] = []
         app.subscribe(told.append, NodeCrashed)
@@ -103,7 +103,7 @@ def test_a_node_that_cannot_start_beside_other_work_says_so() -> None:
 
     async def main(clock: VirtualClock) -> None:
         store = Breaking(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
         told: list[Any] = []
         went_on: list[str] = []
         app.subscribe(told.append, NodeCrashed)
@@ -125,7 +125,7 @@ def test_a_node_that_cannot_start_beside_other_work_says_so() -> None:
 def test_a_block_that_its_node_has_ended_may_clean_up_and_what_it_raises_is_kept() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Breaking(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
         cleaned: list[str] = []
 
         async def clean_up(error: BaseException | None) -> None:
@@ -157,7 +157,7 @@ def test_a_block_that_its_node_has_ended_may_clean_up_and_what_it_raises_is_kept
 
 def test_a_block_that_is_cancelled_by_others_is_just_cancelled() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(Breaking(clock), clock=clock)
+        app = Headgate(storage=Breaking(clock), clock=clock)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5), app:
                 await asyncio.sleep(100)

@@ -23,7 +23,7 @@ class World:
         self.ran: Counter[str] = Counter()
 
     def app(self) -> Headgate:
-        app = Headgate(self.store, clock=self.clock, retry=RetryPolicy(retries=2, base=20, jitter=False))
+        app = Headgate(storage=self.store, clock=self.clock, retry=RetryPolicy(retries=2, base=20, jitter=False))
         app.queue("mail")
 
         @app.task
@@ -117,7 +117,7 @@ def test_with_all_it_waits_for_that_too() -> None:
 def test_what_this_node_will_never_run_does_not_keep_it(until: Drain) -> None:
     async def main(clock: VirtualClock) -> None:
         world = World(clock)
-        app, older = world.app(), Headgate(world.store, clock=clock)
+        app, older = world.app(), Headgate(storage=world.store, clock=clock)
 
         @older.task
         async def forgotten() -> None: ...

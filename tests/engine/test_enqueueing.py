@@ -227,7 +227,7 @@ def test_a_store_that_is_away_is_told_to_the_caller_and_nothing_is_stored() -> N
                 return await super().add(jobs, batches)
 
         store = Away(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
         ran: list[int] = []
 
         @app.task

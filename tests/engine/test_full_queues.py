@@ -30,7 +30,7 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
 def made(clock: VirtualClock, when_full: WhenFull, max_backlog: int = 3, **options: Any) -> Headgate:
-    app = Headgate(MemoryStorage(clock), clock=clock, retry=RetryPolicy(retries=2))
+    app = Headgate(storage=MemoryStorage(clock), clock=clock, retry=RetryPolicy(retries=2))
     app.queue("mail", concurrency=1, max_backlog=max_backlog, when_full=when_full, **options)
 
     @app.task(name="send", queue="mail")
@@ -172,7 +172,7 @@ def test_jobs_of_a_full_queue_fall_back_to_the_default_one_and_keep_their_limits
 
 def test_a_retry_is_never_refused_for_a_full_queue() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(MemoryStorage(clock), clock=clock, retry=RetryPolicy(retries=2))
+        app = Headgate(storage=MemoryStorage(clock), clock=clock, retry=RetryPolicy(retries=2))
         app.queue("mail", max_backlog=1, when_full="raise")
         tries: list[int] = []
 
@@ -193,7 +193,7 @@ def test_a_retry_is_never_refused_for_a_full_queue() -> None:
 
 def test_all_tasks_of_a_queue_draw_on_its_limits_each_with_its_own_arguments() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(MemoryStorage(clock), clock=clock)
+        app = Headgate(storage=MemoryStorage(clock), clock=clock)
         app.limit("api", RateLimit("100/s"))
         app.queue("mail", limits=[StrictRate("2/m", key="{tenant}", margin=0), "api"])
 
@@ -258,7 +258,7 @@ def test_mistakes_are_told_where_a_queue_is_declared() -> None:
 
 def test_a_queue_whose_limits_a_task_has_no_arguments_for_keeps_nobody_from_starting_its_jobs() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(MemoryStorage(clock), clock=clock)
+        app = Headgate(storage=MemoryStorage(clock), clock=clock)
         app.queue("mail", limits=[StrictRate("2/m", key="{tenant}")])
 
         @app.task

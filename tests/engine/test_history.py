@@ -66,7 +66,7 @@ def counts(points: Sequence[JobsPoint]) -> dict[str, int]:
 def test_what_two_nodes_did_adds_up_in_steps_of_every_length() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        apps = [Headgate(store, clock=clock, concurrency=2, retry=ONCE) for _ in range(2)]
+        apps = [Headgate(storage=store, clock=clock, concurrency=2, retry=ONCE) for _ in range(2)]
         tasks = []
         for app in apps:
             app.queue("mail", concurrency=2)
@@ -170,7 +170,7 @@ def test_waits_count_from_when_a_job_was_due_and_runs_from_its_claim() -> None:
 def test_a_process_that_only_enqueues_is_counted_when_it_closes() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -334,7 +334,7 @@ def test_a_charge_that_is_amended_in_another_store_is_told_of_now() -> None:
 def test_a_process_writes_once_in_ten_seconds_and_never_while_nothing_happens() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -357,7 +357,7 @@ def test_a_process_writes_once_in_ten_seconds_and_never_while_nothing_happens() 
 def test_whoever_is_killed_loses_at_most_the_last_ten_seconds() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -376,7 +376,7 @@ def test_whoever_is_killed_loses_at_most_the_last_ten_seconds() -> None:
 def test_nobody_waits_for_a_store_that_takes_no_history_and_nothing_is_lost_for_minutes() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -399,7 +399,7 @@ def test_nobody_waits_for_a_store_that_takes_no_history_and_nothing_is_lost_for_
 def test_what_was_written_and_never_answered_is_counted_once() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -421,7 +421,7 @@ def test_what_was_written_and_never_answered_is_counted_once() -> None:
 def test_of_a_store_that_stays_away_the_last_five_minutes_are_kept_and_the_rest_is_counted_as_lost() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -448,7 +448,7 @@ def test_history_that_the_store_cannot_hold_is_told_of_and_harms_nothing() -> No
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
         store.refusal = TypeError("no such verb")
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         @app.task
         async def work() -> int:
@@ -473,7 +473,7 @@ def test_closing_waits_two_seconds_for_a_store_that_hangs() -> None:
             await asyncio.sleep(3600)
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(Hanging(clock), clock=clock)
+        app = Headgate(storage=Hanging(clock), clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -490,7 +490,7 @@ def test_closing_waits_two_seconds_for_a_store_that_hangs() -> None:
 def test_without_history_nothing_is_counted_or_written() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
-        app = Headgate(store, clock=clock, history=False)
+        app = Headgate(storage=store, clock=clock, history=False)
 
         @app.task(limits=[StrictRate("15/m", name="calls")])
         async def work() -> None:
@@ -511,7 +511,7 @@ def test_without_history_nothing_is_counted_or_written() -> None:
 def test_short_steps_are_forgotten_after_an_hour_and_longer_ones_are_kept() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         @app.task(limits=[StrictRate("15/m", name="calls")])
         async def work() -> None: ...

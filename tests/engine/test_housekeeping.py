@@ -25,7 +25,7 @@ def test_what_is_old_is_forgotten_although_nothing_can_expire() -> None:
     """The fault: one late job that was locked for long kept all that was old, for as long."""
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(Stuck(clock), clock=clock, retention=5)
+        app = Headgate(storage=Stuck(clock), clock=clock, retention=5)
         troubles: list[Any] = []
         app.subscribe(troubles.append, StorageTroubled)
 

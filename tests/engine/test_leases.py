@@ -60,7 +60,7 @@ class Cluster:
 
     def app(self, name: str, **limits: Any) -> Headgate:
         line: Any = FaultyStorage(name, self.store, self.faults, Random(1), self.history)
-        app = Headgate(line, clock=self.clock, retry=RetryPolicy(retries=0))
+        app = Headgate(storage=line, clock=self.clock, retry=RetryPolicy(retries=0))
         callee = self.callee
 
         @app.task(limits=[Mutex("door")])
@@ -210,7 +210,7 @@ def test_a_claim_that_is_heard_of_after_the_lease_starts_only_what_is_still_the_
 
     async def main(clock: VirtualClock) -> None:
         store = LateReplies(clock)
-        app = Headgate(store, clock=clock, retry=RetryPolicy(retries=0))
+        app = Headgate(storage=store, clock=clock, retry=RetryPolicy(retries=0))
         starts: list[tuple[str, int]] = []
 
         @app.task(limits=[Concurrency(5)])
@@ -244,7 +244,7 @@ def test_a_node_whose_lease_has_run_out_claims_nothing_until_a_heartbeat_has_suc
 
     async def main(clock: VirtualClock) -> None:
         store = LateReplies(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
         starts: list[int] = []
 
         @app.task
@@ -273,7 +273,7 @@ async def test_a_thread_is_told_that_its_lease_is_lost_and_keeps_its_permit_unti
     store = MemoryStorage(clock)
     faults = Faults()
     line: Any = FaultyStorage("one", store, faults, Random(1), History())
-    app = Headgate(line, clock=clock, heartbeat=0.1, lease=0.6, retry=RetryPolicy(retries=0))
+    app = Headgate(storage=line, clock=clock, heartbeat=0.1, lease=0.6, retry=RetryPolicy(retries=0))
     told = asyncio.Event()
     noticed, began = threading.Event(), threading.Event()
     tokens: list[int] = []

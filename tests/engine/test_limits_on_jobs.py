@@ -232,7 +232,7 @@ def test_a_crashed_holders_permit_returns_with_its_lease() -> None:
         ran: list[tuple[str, str]] = []
 
         def app(name: str) -> Headgate:
-            made = Headgate(store, clock=clock, lease=30, heartbeat=5)
+            made = Headgate(storage=store, clock=clock, lease=30, heartbeat=5)
 
             @made.task(name="work", limits=[Mutex("resource")])
             async def work(job: str) -> None:
@@ -871,7 +871,7 @@ def test_enqueue_promises_a_start_when_asked_to() -> None:
 def test_explain_tells_what_is_missing_when_it_is_not_a_limit() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(store, clock=clock, concurrency=1)
+        app = Headgate(storage=store, clock=clock, concurrency=1)
 
         @app.task
         async def work(seconds: float) -> None:
@@ -1051,7 +1051,7 @@ def test_a_deploy_that_changes_limits_or_keys_moves_the_backlog_and_an_old_worke
         started: Counter[tuple[str, str]] = Counter()
 
         def release(name: str, *limits: Limit) -> Headgate:
-            app = Headgate(store, clock=clock)
+            app = Headgate(storage=store, clock=clock)
 
             @app.task(name="call", limits=limits)
             async def call(tenant: str, region: str) -> None:
@@ -1095,7 +1095,7 @@ def test_a_rollback_takes_the_backlog_back_once_the_newer_release_is_gone(surviv
         started: Counter[str] = Counter()
 
         def release(name: str, *limits: Limit) -> Headgate:
-            app = Headgate(store, clock=clock)
+            app = Headgate(storage=store, clock=clock)
 
             @app.task(name="call", limits=limits)
             async def call(tenant: str) -> None:
@@ -1132,7 +1132,7 @@ def test_a_waiting_job_that_todays_cost_cannot_be_computed_for_is_not_started_an
         told: list[Event] = []
 
         def release(cost: int | Callable[[dict[str, int]], int]) -> Headgate:
-            app = Headgate(store, clock=clock)
+            app = Headgate(storage=store, clock=clock)
             app.subscribe(told.append, BacklogLeft)
 
             @app.task(name="ask", limits=[StrictRate("10/h", name="tokens", cost=cost)])

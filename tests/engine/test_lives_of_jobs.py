@@ -156,7 +156,7 @@ def test_a_finished_job_whose_record_fails_is_recorded_when_the_storage_is_back_
 
     async def main(clock: VirtualClock) -> None:
         store = FullStorage(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
         ran: list[int] = []
         trouble: list[Event] = []
         app.subscribe(trouble.append, StorageTroubled)
@@ -271,7 +271,7 @@ def test_a_user_cancels_a_running_job_and_it_is_not_retried() -> None:
 def test_a_node_elsewhere_hears_of_a_cancellation_within_a_second() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        runner, asker = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        runner, asker = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
 
         @runner.task
         async def work() -> None:
@@ -444,7 +444,7 @@ def test_shutdown_lets_jobs_finish_and_hands_the_rest_back_unspent() -> None:
         ended: list[str] = []
 
         def app() -> Headgate:
-            made = Headgate(store, clock=clock, grace=10)
+            made = Headgate(storage=store, clock=clock, grace=10)
 
             @made.task(name="work")
             async def work(seconds: float) -> None:
@@ -472,7 +472,7 @@ def test_shutdown_lets_jobs_finish_and_hands_the_rest_back_unspent() -> None:
 def test_a_node_that_was_taken_for_dead_drops_its_jobs_and_its_late_results_are_refused() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
         events: list[Event] = []
         app.subscribe(events.append, NodeDisowned, EndingRefused, JobFinished)
         runs: list[int] = []
@@ -502,7 +502,7 @@ def test_a_node_that_was_taken_for_dead_drops_its_jobs_and_its_late_results_are_
 def test_a_job_that_keeps_killing_its_node_is_failed_as_poisonous() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         @app.task
         async def bomb() -> None:
@@ -529,7 +529,7 @@ def test_a_job_that_keeps_killing_its_node_is_failed_as_poisonous() -> None:
 def test_jobs_of_a_task_that_is_not_declared_here_wait_and_are_alarmed_once() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        newer, older = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        newer, older = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
         events: list[Event] = []
         older.subscribe(events.append, TaskUnknown)
 

@@ -29,7 +29,7 @@ class ForgetfulStorage(MemoryStorage):
 
 async def run_one(clock: VirtualClock, storage: ForgetfulStorage) -> list[int]:
     """The attempts that a job with a budget and a mutex comes to, and that its budget was charged once."""
-    app = Headgate(storage, clock=clock, heartbeat=5)
+    app = Headgate(storage=storage, clock=clock, heartbeat=5)
     attempts: list[int] = []
 
     @app.task(limits=[FixedWindow("10/d", key="{key}", name="daily"), Mutex("doc:{key}")])
@@ -70,7 +70,7 @@ def test_a_job_that_was_handed_back_and_claimed_anew_is_not_handed_back_while_th
 
     async def main(clock: VirtualClock) -> None:
         storage = MemoryStorage(clock)
-        app = Headgate(storage, clock=clock)
+        app = Headgate(storage=storage, clock=clock)
 
         @app.task
         async def work() -> None: ...

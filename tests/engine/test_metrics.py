@@ -145,14 +145,14 @@ def test_no_job_is_lost_from_the_count_however_many_come_at_once() -> None:
 def test_names_that_this_program_does_not_declare_share_one_label() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = MemoryStorage(clock)
-        theirs = Headgate(storage, clock=clock)
+        theirs = Headgate(storage=storage, clock=clock)
         for number in range(5):
             theirs.queue(f"tenant-{number}")
 
             @theirs.task(name=f"job-{number}", queue=f"tenant-{number}", aliases=[f"old-{number}"])
             async def work() -> None: ...
 
-        ours = Headgate(storage, clock=clock)
+        ours = Headgate(storage=storage, clock=clock)
         metrics = measured(ours, store=True)
 
         @ours.task(name="job-0", aliases=["old-0"])
@@ -270,7 +270,7 @@ def test_a_scrape_answers_in_time_and_with_all_that_is_counted_when_the_store_is
 
     async def main(clock: VirtualClock) -> None:
         storage = StorageAway(clock)
-        app = Headgate(storage, clock=clock)
+        app = Headgate(storage=storage, clock=clock)
         metrics = measured(app, store=True, deadline=2, max_age=0)
 
         @app.task
@@ -298,7 +298,7 @@ def test_a_scrape_answers_in_time_and_with_all_that_is_counted_when_the_store_is
 def test_the_store_is_read_once_for_scrapes_that_come_close_together() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = StorageAway(clock)
-        app = Headgate(storage, clock=clock)
+        app = Headgate(storage=storage, clock=clock)
         metrics = measured(app, store=True, max_age=5)
         async with app.open():
             await asyncio.gather(*(metrics.refresh() for _ in range(10)))

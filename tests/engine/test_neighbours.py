@@ -42,7 +42,7 @@ def test_a_node_that_starts_takes_nothing_from_those_that_are_alive(stores: Stor
         told: list[Event] = []
 
         def made(name: str) -> Headgate:
-            app = Headgate(stores(clock), clock=clock)
+            app = Headgate(storage=stores(clock), clock=clock)
             app.subscribe(told.append, NodeLost, EndingRefused)
 
             @app.task(name="work")
@@ -85,7 +85,7 @@ def test_nodes_that_start_and_end_all_the_time_run_each_job_once(stores: Stores)
         started: list[Event] = []
 
         def made() -> Headgate:
-            app = Headgate(stores(clock), clock=clock, concurrency=3)
+            app = Headgate(storage=stores(clock), clock=clock, concurrency=3)
             app.subscribe(started.append, JobStarted)
 
             @app.task(name="work")
@@ -120,7 +120,7 @@ def test_the_jobs_of_a_dead_node_are_taken_back_when_its_lease_is_over_and_not_b
         starts: list[float] = []
 
         def made() -> Headgate:
-            app = Headgate(store, clock=clock, heartbeat=heartbeat, lease=lease)
+            app = Headgate(storage=store, clock=clock, heartbeat=heartbeat, lease=lease)
 
             @app.task(name="work")
             async def work() -> None:

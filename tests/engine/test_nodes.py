@@ -32,7 +32,7 @@ def test_at_rest_a_node_asks_for_jobs_only_when_something_may_have_changed() -> 
                 return await super().claim(claim)
 
         store = Counting(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
         starts: list[int] = []
 
         @app.task(limits=[StrictRate("1/h", key="{tenant}")])

@@ -45,7 +45,7 @@ def test_when_an_opening_fails_one_of_those_who_wait_tries_again_and_the_others_
 
     async def main(clock: VirtualClock) -> None:
         store = Reluctant(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         async def use() -> None:
             async with app.open():
@@ -84,7 +84,7 @@ def test_an_app_whose_store_could_not_be_closed_is_open_on_no_loop_any_more() ->
         async def close(self) -> None:
             raise OSError("the disk is gone")
 
-    app = Headgate(Stuck(SystemClock()))
+    app = Headgate(storage=Stuck(SystemClock()))
 
     async def use() -> None:
         async with app.open():

@@ -70,7 +70,7 @@ class OwnBuckets:
 def test_an_app_works_on_a_storage_of_ones_own() -> None:
     async def main(clock: VirtualClock) -> None:
         store: Any = OwnStorage(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
         app.queue("mail", global_concurrency=1)
 
         @app.task(queue="mail", limits=[StrictRate("1/m", key="{tenant}", margin=0)])
@@ -83,7 +83,7 @@ def test_an_app_works_on_a_storage_of_ones_own() -> None:
             assert 60 * SECOND <= clock.monotonic() < 61 * SECOND
         assert store.asked >= {"open", "join", "add", "claim", "finish", "beat", "nodes", "expire", "leave", "close"}
         # A worker may serve it, too: it does not say of itself that only this process sees its jobs.
-        worker = Headgate(store, clock=clock)
+        worker = Headgate(storage=store, clock=clock)
         running = asyncio.ensure_future(worker.run(handle_signals=False))
         await asyncio.sleep(1)
         assert worker._node is not None

@@ -61,7 +61,7 @@ async def test_a_permit_stays_held_until_the_thread_of_its_holder_has_ended(
 async def test_a_node_that_ends_waits_for_no_thread_because_of_its_permits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was held back is recorded then, and not left to be taken for a job that never ended."""
     monkeypatch.setattr("headgate.engine.executor.LINGERS_AFTER", 0.05)
-    app = Headgate(MemoryStorage(SystemClock()))
+    app = Headgate(storage=MemoryStorage(SystemClock()))
     release, told = threading.Event(), asyncio.Event()
 
     def on_lingering(_event: Any) -> None:

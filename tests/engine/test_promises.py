@@ -68,7 +68,7 @@ def test_promise_1_budgets_survive_a_restart_and_are_shared_by_all_nodes() -> No
         stamp: list[str] = []
 
         def app(name: str) -> Headgate:
-            made = Headgate(store, clock=clock, concurrency=4)
+            made = Headgate(storage=store, clock=clock, concurrency=4)
 
             @made.task(name="call", limits=[StrictRate("10/m", key="{tenant}", margin=0)])
             async def call(tenant: str) -> None:
@@ -148,7 +148,7 @@ def test_promise_4_a_dead_nodes_jobs_are_run_by_another_within_the_lease_and_not
         ran: list[tuple[str, float]] = []
 
         def app(name: str) -> Headgate:
-            made = Headgate(store, clock=clock)
+            made = Headgate(storage=store, clock=clock)
 
             @made.task(name="work")
             async def work() -> None:
@@ -222,7 +222,7 @@ def test_start_empty_paces_from_the_first_job_also_across_a_restart() -> None:
         began = clock.monotonic()
 
         def app() -> Headgate:
-            made = Headgate(store, clock=clock)
+            made = Headgate(storage=store, clock=clock)
 
             @made.task(name="call", limits=[RateLimit("15/m", key="{tenant}", start_empty=True)])
             async def call(tenant: str) -> None:

@@ -35,7 +35,7 @@ def test_a_paused_queue_starts_nothing_on_any_node_and_goes_on_at_once_when_it_i
         started: list[tuple[str, int]] = []
 
         def made() -> Headgate:
-            app = Headgate(store, clock=clock)
+            app = Headgate(storage=store, clock=clock)
             app.queue("mail")
 
             @app.task(name="send", queue="mail")
@@ -83,7 +83,7 @@ def test_a_paused_queue_starts_nothing_on_any_node_and_goes_on_at_once_when_it_i
 
 def test_a_pause_outlives_every_node() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(MemoryStorage(clock), clock=clock)
+        app = Headgate(storage=MemoryStorage(clock), clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -103,7 +103,7 @@ def test_a_pause_outlives_every_node() -> None:
 def test_a_queue_that_nobody_declares_can_be_paused_only_if_it_has_jobs() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        old, new = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        old, new = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
         old.queue("legacy")
 
         @old.task(queue="legacy")
@@ -171,7 +171,7 @@ class Watched:
         self.doomed: set[str] = set()
 
     def app(self, name: str, global_concurrency: int | None, **settings: Any) -> Headgate:
-        app = Headgate(self.store, clock=self.clock, **settings)
+        app = Headgate(storage=self.store, clock=self.clock, **settings)
         app.queue("mail", global_concurrency=global_concurrency)
 
         async def work(number: int) -> None:

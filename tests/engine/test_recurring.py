@@ -163,7 +163,7 @@ def test_a_service_that_restarts_often_runs_a_schedule_at_the_first_instant_it_w
     async def main(clock: VirtualClock) -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
         while clock.monotonic() < 1000 * SECOND:
-            app = Headgate(store, clock=clock)
+            app = Headgate(storage=store, clock=clock)
             in_five_minutes = to_datetime(clock.now()) + timedelta(minutes=5)
 
             @app.schedule(TEN_MINUTES, name="report", first=in_five_minutes)
@@ -258,7 +258,7 @@ def test_a_schedule_keeps_its_count_and_its_rhythm_when_it_is_declared_again() -
         store, journal = MemoryStorage(clock), Journal(clock)
 
         def release(trigger: Any = TEN_MINUTES, **options: Any) -> Headgate:
-            app = Headgate(store, clock=clock)
+            app = Headgate(storage=store, clock=clock)
 
             @app.schedule(trigger, name="report", **options)
             async def report() -> None:
@@ -413,7 +413,7 @@ def test_what_was_missed_while_nobody_was_there(misfire: Any, made_up: list[floa
         store, occurrences, skipped = MemoryStorage(clock), list[int](), list[Event]()
 
         def release() -> Headgate:
-            app = Headgate(store, clock=clock)
+            app = Headgate(storage=store, clock=clock)
             app.subscribe(skipped.append, OccurrencesSkipped)
 
             @app.schedule(Cron("0 * * * *"), misfire=misfire)
@@ -460,7 +460,7 @@ def test_a_year_of_seconds_is_skipped_without_being_walked_through() -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
 
         def release() -> Headgate:
-            app = Headgate(store, clock=clock)
+            app = Headgate(storage=store, clock=clock)
 
             @app.schedule(Counting())
             async def tick() -> None:
@@ -641,7 +641,7 @@ def test_a_lost_write_of_the_advance_cannot_stop_the_series() -> None:
                     raise StorageUnavailable("no")
                 return await super().fire(fired)
 
-        app, journal = Headgate(Flaky(clock), clock=clock), Journal(clock)
+        app, journal = Headgate(storage=Flaky(clock), clock=clock), Journal(clock)
 
         @app.schedule(Every(minutes=1))
         async def pull() -> None:
@@ -661,7 +661,7 @@ def test_many_nodes_enqueue_each_occurrence_once() -> None:
         store, occurrences = MemoryStorage(clock), list[int]()
 
         def made() -> Headgate:
-            app = Headgate(store, clock=clock)
+            app = Headgate(storage=store, clock=clock)
 
             @app.schedule(Every(seconds=10), overlap="allow")
             async def pull() -> None:
@@ -682,7 +682,7 @@ def test_many_nodes_enqueue_each_occurrence_once() -> None:
 def test_a_node_fires_only_schedules_whose_task_it_knows() -> None:
     async def main(clock: VirtualClock) -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
-        knowing, other = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        knowing, other = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
 
         @knowing.task
         async def pull() -> None:
@@ -720,7 +720,7 @@ def test_a_trigger_of_ones_own_is_run_by_nodes_that_declare_it_and_told_if_it_fa
                 return "squares"
 
         trigger = Squares()
-        knowing, other = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        knowing, other = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
         knowing.subscribe(told.append, ScheduleTroubled)
 
         @knowing.schedule(trigger)
@@ -845,7 +845,7 @@ def test_an_occurrence_that_moves_to_the_limits_of_a_new_release_is_still_skippe
         store = MemoryStorage(clock)
 
         def release(*limits: StrictRate) -> Headgate:
-            app = Headgate(store, clock=clock)
+            app = Headgate(storage=store, clock=clock)
 
             @app.schedule(Every(minutes=1), until=at(200))
             @app.task(limits=limits)
@@ -871,7 +871,7 @@ def test_a_new_release_with_other_limits_is_asked_for_them_when_an_occurrence_is
         store, journal = MemoryStorage(clock), Journal(clock)
 
         def release(rate: str) -> Headgate:
-            app = Headgate(store, clock=clock)
+            app = Headgate(storage=store, clock=clock)
 
             @app.task(limits=[StrictRate(rate, key="{tenant}", margin=0)])
             async def pull(tenant: str) -> None:
@@ -940,7 +940,7 @@ def test_what_can_never_work_is_refused_where_it_is_declared(options: dict[str, 
 def test_a_payload_that_no_longer_fits_fails_its_occurrence_instead_of_passing_its_limits_by() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        old, new = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        old, new = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
 
         @old.task(name="pull", limits=[StrictRate("1/s", key="{tenant}")])
         async def before(tenant: str) -> None: ...
@@ -967,7 +967,7 @@ def test_a_payload_that_no_longer_fits_fails_its_occurrence_instead_of_passing_i
 def test_a_schedule_of_a_renamed_task_goes_on_under_its_alias() -> None:
     async def main(clock: VirtualClock) -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
-        old, new = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        old, new = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
 
         @old.task
         async def pull() -> None: ...
@@ -1016,7 +1016,7 @@ def test_all_that_was_missed_runs_in_line() -> None:
         store, journal = MemoryStorage(clock), Journal(clock)
 
         def release() -> Headgate:
-            app = Headgate(store, clock=clock)
+            app = Headgate(storage=store, clock=clock)
 
             @app.schedule(Every(minutes=10), misfire="run_all")
             async def report() -> None:
@@ -1057,7 +1057,7 @@ def test_at_rest_nothing_is_polled_but_a_look_in_thirty_seconds() -> None:
                 return await super().due_schedules(*args, **options)
 
         store = Counting(clock)
-        app = Headgate(store, clock=clock)
+        app = Headgate(storage=store, clock=clock)
 
         @app.schedule(Every(days=1))
         async def pull() -> None: ...

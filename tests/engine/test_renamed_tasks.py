@@ -24,7 +24,7 @@ class Invoice(pydantic.BaseModel):
 def test_jobs_stored_under_an_alias_run_with_the_task_of_today_and_keep_their_name() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        older, newer = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        older, newer = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
         events: list[Event] = []
         newer.subscribe(events.append, JobFinished, TaskUnknown)
         seen: list[str] = []
@@ -61,7 +61,7 @@ def test_jobs_stored_under_an_alias_run_with_the_task_of_today_and_keep_their_na
 def test_the_backlog_under_an_alias_is_moved_to_the_limits_of_today() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        older, newer = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        older, newer = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
         moved: list[BacklogMoved] = []
         newer.subscribe(moved.append, BacklogMoved)  # type: ignore[arg-type]
         started: list[float] = []
@@ -89,7 +89,7 @@ def test_the_backlog_under_an_alias_is_moved_to_the_limits_of_today() -> None:
 def test_a_job_of_a_task_that_nobody_knows_waits_for_the_release_that_does() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        before, broken, repaired = (Headgate(store, clock=clock) for _ in range(3))
+        before, broken, repaired = (Headgate(storage=store, clock=clock) for _ in range(3))
         alarms: list[Event] = []
         broken.subscribe(alarms.append, TaskUnknown)
 
@@ -159,7 +159,7 @@ def with_page(stored: dict[str, Any]) -> dict[str, Any]:
 def test_old_arguments_are_upgraded_and_stay_stored_as_they_were() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        older, newer = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        older, newer = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
 
         @older.task
         async def scan(tenant: str, pages: int) -> int:
@@ -183,7 +183,7 @@ def test_old_arguments_are_upgraded_and_stay_stored_as_they_were() -> None:
 def test_an_upgrade_that_fails_is_five_tries_and_the_bytes_stay_for_the_fix() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        older, newer, fixed = (Headgate(store, clock=clock) for _ in range(3))
+        older, newer, fixed = (Headgate(storage=store, clock=clock) for _ in range(3))
 
         @older.task(name="scan")
         async def old_scan(pages: int) -> int:

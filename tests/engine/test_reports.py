@@ -62,7 +62,7 @@ async def messages(app: Headgate, job_id: str) -> list[str]:
 def test_progress_is_seen_within_a_second_and_the_store_hears_of_it_once_a_second() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
-        app = Headgate(storage, clock=clock)
+        app = Headgate(storage=storage, clock=clock)
         told: list[Event] = []
         app.subscribe(told.append, JobProgressed)
 
@@ -96,7 +96,7 @@ def test_progress_is_seen_within_a_second_and_the_store_hears_of_it_once_a_secon
 def test_the_progress_of_many_jobs_is_one_report() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
-        app = Headgate(storage, clock=clock)
+        app = Headgate(storage=storage, clock=clock)
 
         @app.task
         async def work() -> None:
@@ -247,7 +247,7 @@ def test_lines_below_info_are_not_kept_unless_they_are_asked_for() -> None:
 def test_the_first_thousand_lines_are_kept_and_one_that_tells_of_the_rest() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
-        app = Headgate(storage, clock=clock, retry=RetryPolicy(retries=1, base=1))
+        app = Headgate(storage=storage, clock=clock, retry=RetryPolicy(retries=1, base=1))
 
         @app.task
         async def work() -> None:
@@ -398,7 +398,7 @@ def test_logs_are_kept_when_an_attempt_fails_times_out_or_is_cancelled() -> None
 def test_logs_are_kept_when_the_node_is_told_to_end() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = MemoryStorage(clock)
-        app = Headgate(storage, clock=clock, grace=0)
+        app = Headgate(storage=storage, clock=clock, grace=0)
 
         @app.task
         async def work() -> None:
@@ -423,7 +423,7 @@ def test_logs_are_kept_when_the_node_is_told_to_end() -> None:
 def test_a_store_that_is_away_loses_no_line() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
-        app = Headgate(storage, clock=clock)
+        app = Headgate(storage=storage, clock=clock)
 
         @app.task
         async def work() -> None:
@@ -447,7 +447,7 @@ def test_a_store_that_is_away_loses_no_line() -> None:
 def test_a_node_that_was_declared_dead_writes_nothing_into_what_another_does() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = MemoryStorage(clock)
-        app = Headgate(storage, clock=clock)
+        app = Headgate(storage=storage, clock=clock)
         freed = threading.Event()
 
         @app.task
@@ -551,7 +551,7 @@ def test_a_report_that_the_store_cannot_keep_is_dropped_with_one_warning_and_end
             return await super().report(node, reports, most_lines)
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(Picky(clock), clock=clock)
+        app = Headgate(storage=Picky(clock), clock=clock)
         dropped: list[ReportDropped] = []
         app.subscribe(dropped.append, ReportDropped)  # type: ignore[arg-type]  # told of this kind only
 
@@ -586,7 +586,7 @@ def test_a_job_that_never_stops_talking_keeps_no_ending_waiting() -> None:
                 return await super().report(node, reports, most_lines)
 
         storage = Patient(clock)
-        app = Headgate(storage, clock=clock)
+        app = Headgate(storage=storage, clock=clock)
 
         @app.task
         async def talk() -> None:
@@ -653,7 +653,7 @@ def test_what_the_garbage_collector_logs_while_a_line_is_taken_freezes_nothing_a
 def test_who_says_nothing_costs_no_report() -> None:
     async def main(clock: VirtualClock) -> None:
         storage = WatchedStorage(clock)
-        app = Headgate(storage, clock=clock)
+        app = Headgate(storage=storage, clock=clock)
 
         @app.task
         async def work() -> None: ...
@@ -747,7 +747,7 @@ def test_a_hundred_thousand_final_jobs_are_pruned_in_steps_between_which_others_
                 return pruned
 
         storage = Pruned(clock)
-        app = Headgate(storage, clock=clock, retention=3600, concurrency=20_000)
+        app = Headgate(storage=storage, clock=clock, retention=3600, concurrency=20_000)
 
         @app.task
         async def work() -> None: ...

@@ -25,9 +25,13 @@ HOURLY = Every(hours=1)
 TOLD = (ScheduleOverdue, ScheduleRenamed, ScheduleSuperseded, ScheduleTooFast, ScheduleTroubled)
 
 
+def app_on(store: Any, **settings: Any) -> Headgate:
+    return Headgate(store, **settings) if isinstance(store, str) else Headgate(storage=store, **settings)
+
+
 def before(store: Any, trigger: Any = HOURLY, **options: Any) -> Headgate:
     """The release in which the task had its old name."""
-    app = Headgate(store, **{key: options.pop(key) for key in ("clock", "schema") if key in options})
+    app = app_on(store, **{key: options.pop(key) for key in ("clock", "schema") if key in options})
 
     @app.schedule(trigger, **options)
     @app.task
@@ -38,7 +42,7 @@ def before(store: Any, trigger: Any = HOURLY, **options: Any) -> Headgate:
 
 def after(store: Any, trigger: Any = HOURLY, *, aliases: Any = ("invoice",), **options: Any) -> Headgate:
     """The release that has renamed it, as the docs advise."""
-    app = Headgate(store, **{key: options.pop(key) for key in ("clock", "schema") if key in options})
+    app = app_on(store, **{key: options.pop(key) for key in ("clock", "schema") if key in options})
 
     @app.schedule(trigger, **options)
     @app.task(aliases=aliases)
@@ -183,7 +187,7 @@ def test_an_older_release_that_stores_its_own_at_the_last_moment_is_set_right_wi
 def test_a_schedule_that_is_not_of_the_code_or_declared_otherwise_is_not_taken_over() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        older = Headgate(store, clock=clock)
+        older = Headgate(storage=store, clock=clock)
 
         @older.task
         async def invoice() -> None: ...
@@ -236,7 +240,7 @@ def test_a_worker_of_an_older_release_that_starts_again_does_not_bring_its_trigg
                     assert [type(event) for event in told] == [ScheduleSuperseded]
             # The newer release was rolled back: when none of it has run for three minutes, the older one holds.
             await asyncio.sleep(300)
-            async with (reader := Headgate(store, clock=clock)).open():
+            async with (reader := Headgate(storage=store, clock=clock)).open():
                 assert await trigger(reader) == old.describe()
 
     run_virtual(main)
@@ -260,7 +264,7 @@ def test_a_schedule_that_is_overdue_and_whose_task_nobody_declares_is_told_once(
         store, told = MemoryStorage(clock), list[Event]()
         async with before(store, Every(minutes=10), clock=clock):
             await asyncio.sleep(10)
-        other = Headgate(store, clock=clock)
+        other = Headgate(storage=store, clock=clock)
         other.subscribe(told.append, *TOLD)
         async with other:
             await asyncio.sleep(595)
@@ -289,7 +293,7 @@ def test_a_schedule_that_is_overdue_and_whose_own_trigger_nobody_declares_is_tol
         store, told = MemoryStorage(clock), list[Event]()
         async with before(store, Tens(), clock=clock):
             await asyncio.sleep(10)
-        other = Headgate(store, clock=clock)
+        other = Headgate(storage=store, clock=clock)
         other.subscribe(told.append, *TOLD)
 
         @other.task

@@ -56,7 +56,7 @@ def test_how_long_a_job_waits_is_told_in_the_units_that_people_use() -> None:
 def test_an_overview_counts_all_that_waits_and_tells_unknown_tasks_with_the_first_look() -> None:
     async def main(clock: VirtualClock) -> None:
         store = MemoryStorage(clock)
-        app, other = Headgate(store, clock=clock), Headgate(store, clock=clock)
+        app, other = Headgate(storage=store, clock=clock), Headgate(storage=store, clock=clock)
 
         @app.task
         async def known() -> None: ...

@@ -452,7 +452,7 @@ def test_an_enqueue_that_fails_is_an_error_of_its_span(traced: Traced) -> None:
             raise StorageUnavailable("no room")
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(Full(clock), clock=clock)
+        app = Headgate(storage=Full(clock), clock=clock)
         app.instrument(traced.instrument)
 
         @app.task

@@ -14,7 +14,7 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 def test_handles_and_events_tell_what_was_stored_what_was_kept_and_what_was_replaced() -> None:
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(MemoryStorage(clock), clock=clock)
+        app = Headgate(storage=MemoryStorage(clock), clock=clock)
 
         @app.task
         async def sync(page: int) -> int:

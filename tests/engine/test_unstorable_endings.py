@@ -44,7 +44,7 @@ def test_a_cost_that_the_store_cannot_hold_is_dropped_alone_and_told() -> None:
     """It once ended every node that took the job."""
 
     async def main(clock: VirtualClock) -> None:
-        app = Headgate(Narrow(clock), clock=clock)
+        app = Headgate(storage=Narrow(clock), clock=clock)
         troubles: list[Event] = []
         app.subscribe(troubles.append, StorageTroubled)
 
@@ -70,7 +70,7 @@ def test_a_cost_that_the_store_cannot_hold_is_dropped_alone_and_told() -> None:
 def test_a_job_whose_ending_the_store_cannot_hold_fails_alone(away: int) -> None:
     async def main(clock: VirtualClock) -> None:
         storage = Narrow(clock)
-        app = Headgate(storage, clock=clock, concurrency=10)
+        app = Headgate(storage=storage, clock=clock, concurrency=10)
 
         @app.task
         async def work(word: str) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from headgate import DeclarationError, Headgate, RetryPolicy
+from headgate.clock import SystemClock
 from headgate.jobs.audit import AuditLevel
 from headgate.jobs.retention import retention_of
 from headgate.settings import Settings, load_settings
+from headgate.storage.memory import MemoryStorage
 
 SAID: dict[str, tuple[str, Any, Any, Any]] = {
     # The text of the variable and what it means; an argument and what that means.
@@ -126,6 +128,17 @@ def test_an_argument_says_where_jobs_live_before_the_environment(monkeypatch: py
     monkeypatch.setenv("HEADGATE_URL", " memory:// ")
     assert type(Headgate()._storage).__name__ == "MemoryStorage"
     assert type(Headgate("sqlite:///jobs.db")._storage).__name__ == "SqliteStorage"
+
+
+def test_a_store_of_ones_own_stands_in_the_place_of_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADGATE_URL", "sqlite:///jobs.db")
+    storage = MemoryStorage(SystemClock())
+    assert Headgate(storage=storage)._storage is storage
+    with pytest.raises(DeclarationError, match="not both"):
+        Headgate("memory://", storage=storage)
+    url: Any = storage
+    with pytest.raises(DeclarationError, match="storage="):
+        Headgate(url)
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from headgate.urls import displayed_url
 
 
 def choose_storage(
-    url: str | Storage, clock: Clock, *, synchronous: str, schema: str, listen_url: str | None, connections: int
+    url: str, clock: Clock, *, synchronous: str, schema: str, listen_url: str | None, connections: int
 ) -> Storage:
-    """The store that a URL names, which connects when it is opened; one that is given is taken as it is.
+    """Return the store that a URL names; it connects when it is opened.
 
     `synchronous` is of SQLite; `schema`, `listen_url` and `connections` are of PostgreSQL. Raises DeclarationError.
     """
     if not isinstance(url, str):
-        return url
+        raise DeclarationError(f"storage URL {url!r:.80} is not text; pass a store of your own as Headgate(storage=…)")
     scheme, separator, path = url.partition("://")
     match scheme if separator else "":
         case "memory":
@@ -62,8 +62,8 @@ def _postgres(url: str, clock: Clock, *, schema: str, listen_url: str | None, co
     return PostgresStorage(url, clock, schema=schema, listen_url=listen_url, connections=connections)
 
 
-def address_of(url: str | Storage, storage: Storage) -> Address:
-    """Where the store is that was chosen for this URL."""
+def address_of(url: str | None, storage: Storage) -> Address:
+    """Return where a store is; without a `url`, which it was not chosen by, its class names it."""
     if isinstance(storage, SqliteStorage):
         return address_of_file(storage.path)
-    return Address(displayed_url(url)) if isinstance(url, str) else Address(type(url).__name__)
+    return Address(type(storage).__name__ if url is None else displayed_url(url))

@@ -107,7 +107,7 @@ class World:
         random = Random(self.random.random())
         storage = Line(name, self.store, self.faults, random, self.history, ledger=self.ledger, charts=self.charts)
         app = Headgate(
-            storage,
+            storage=storage,
             clock=self.own_clock(),
             random=random,
             retry=RetryPolicy(retries=2, base=1),

@@ -143,7 +143,7 @@ async def test_health_tells_of_a_store_that_does_not_answer() -> None:
         async def nodes(self) -> Any:
             raise StorageUnavailable("connection refused")
 
-    jobs = Headgate(Away(SystemClock()))
+    jobs = Headgate(storage=Away(SystemClock()))
     api = FastAPI()
     api.add_route("/healthz", health(jobs))
     async with jobs.open(), client_of(api) as client:

@@ -29,8 +29,8 @@ EVERYBODY = CallbackAuth(lambda request: User("local", "admin"))
 log = logging.getLogger("jobs.of.the.stage")
 
 
-def make_app(url: str | Storage = "memory://", **settings: Any) -> Headgate:
-    app = Headgate(url, **settings)
+def make_app(url: str = "memory://", *, storage: Storage | None = None, **settings: Any) -> Headgate:
+    app = Headgate(None if storage is not None else url, storage=storage, **settings)
 
     @app.task(limits=[StrictRate("1/h", key="{tenant}", name=LIMIT)])
     async def sync(tenant: str, secret: dict[str, str] | None = None) -> str:

@@ -148,7 +148,7 @@ async def test_a_store_that_is_away_is_a_503_that_says_when_to_ask_again() -> No
         async def open(self) -> None:
             raise StorageUnavailable("the database does not answer")
 
-    app = make_app(Away(SystemClock()))
+    app = make_app(storage=Away(SystemClock()))
     async with client_of(dashboard(app, auth=EVERYBODY)) as client:
         for path in ("/api/overview", "/api/jobs", "/api/session", "/api/stream"):
             answer = await client.get(path)

@@ -231,7 +231,7 @@ async def test_a_list_hides_in_errors_what_the_headers_hide() -> None:
 
 async def test_the_audit_log_does_not_tell_what_payloads_were_searched_for() -> None:
     storage = MemoryStorage(SystemClock())
-    app = make_app(storage)
+    app = make_app(storage=storage)
     async with app.open():
         await seed(app)
         assert (await app.admin.purge(JobQuery(state=JobState.FAILED, text=PASSWORD), older_than=0)).deleted == 1
@@ -268,7 +268,7 @@ class Obstructed(MemoryStorage):
 
 
 async def test_statements_of_others_are_for_operators_in_the_overview_and_in_the_stream() -> None:
-    app = make_app(Obstructed(SystemClock()))
+    app = make_app(storage=Obstructed(SystemClock()))
     auth = BearerAuth({f"{role}-0123456789abcdef": User(role, role) for role in ("viewer", "operator")})
     site = dashboard(app, auth=auth, redact=["password"])
     async with app.open(), client(site) as asking:
