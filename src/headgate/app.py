@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -12,72 +11,50 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
 from headgate.admin import Admin
-from headgate.admin.actor import this_process
-from headgate.admin.schedules import SchedulesAdmin
 from headgate.arguments import MOST_SLOTS, parse_count, parse_seconds
+from headgate.client import Client
 from headgate.clock import Clock, Duration, SystemClock
-from headgate.engine.batch_watch import wait_for_batch
 from headgate.engine.beside import NodeBeside
 from headgate.engine.bus import Callback, EventBus
 from headgate.engine.drain import Drain
-from headgate.engine.elsewhere import LimitsElsewhere
-from headgate.engine.historian import Historian
-from headgate.engine.intake import Intake, standing_ids
 from headgate.engine.node import Node, NodeSettings
-from headgate.engine.opening import Opening
-from headgate.engine.parts import parts_of
-from headgate.engine.result import result_of
-from headgate.engine.result_watch import ResultWatch
 from headgate.engine.stop_signals import stopped_by_signals
-from headgate.engine.teller import Teller
-from headgate.errors import DeclarationError, JobNotFound, PayloadError, UnknownLimit
-from headgate.jobs.audit import AuditWord, Deed
+from headgate.errors import DeclarationError, PayloadError, UnknownLimit
+from headgate.jobs.audit import AuditWord
 from headgate.jobs.event import Event
 from headgate.jobs.identity import IdSource
-from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.limit import Limit, changed
 from headgate.limits.standalone.current_buckets import CurrentBuckets
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.instrument import Instrument, Observed
-from headgate.observe.log import log_event, logged_kinds
 from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
 from headgate.settings import load_settings, storage_url
 from headgate.storage.address import Address
 from headgate.storage.choice import address_of, choose_storage
-from headgate.storage.enlisting import require_blocking, run_at_once
-from headgate.storage.protocol import JobFilter, Storage
+from headgate.storage.protocol import Storage
 from headgate.storage.stored_buckets import StoredBuckets
-from headgate.sync import LoopPortal, SyncApp
+from headgate.sync import SyncApp
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.declaration import Body, TaskOptions, body_of_function, body_of_handler, declare_task
 from headgate.tasks.decorators import ScheduleDecorator, TaskDecorator
-from headgate.tasks.flow import TiedCall
-from headgate.tasks.handle import Job, JobStatus, Promise
+from headgate.tasks.handle import Job
 from headgate.tasks.handler import Handler, mark_declared
 from headgate.tasks.payload import Upgrade
 from headgate.tasks.queue import DEFAULT_QUEUE, WhenFull, declared_queue
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import declare_resource
-from headgate.tasks.schedule import DeclaredSchedule, First, Schedule, ScheduleSpec, ScheduleStatus, schedule_spec
-from headgate.tasks.task import Call, EnqueueOptions, Task
-from headgate.tasks.ties import Batch, BatchStatus, batch_status
-from headgate.tasks.tracing import Tracing
+from headgate.tasks.schedule import DeclaredSchedule, First, Schedule, schedule_spec
+from headgate.tasks.task import Call, Task
+from headgate.tasks.ties import Batch
 from headgate.version import installed_version
 
 P = ParamSpec("P")
 R = TypeVar("R")
 H = TypeVar("H", bound=type[Handler[Any]])
 ResourceFunction = TypeVar("ResourceFunction", bound=Callable[..., AsyncIterator[Any] | Iterator[Any]])
-
-LAST_WORDS = 5.0
-"""Seconds that callbacks, and then subscribers, get to end when the app is closed, at most."""
-
-
-LAST_CHART = 2.0
-"""Seconds in which the end of the charts is written then, at most."""
 
 
 class Headgate:
@@ -95,6 +72,7 @@ class Headgate:
     `async with app:`. A worker process: `await app.run()`, or `headgate worker module:app`.
     """
 
+    _client_kind = Client
     _node_kind = Node
 
     def __init__(
@@ -122,37 +100,30 @@ class Headgate:
                 listen_url=self._settings.listen_url,
                 connections=self._settings.connections,
             )
-        self._registry = Registry()
+        self._registry = Registry(retry=self._settings.retry, timeout=self._settings.timeout)
         self._ids = IdSource(random)
         self._wire(storage, address_of(url, storage), self._clock, EventBus(), history=self._settings.history)
 
     def _wire(self, storage: Storage, address: Address, clock: Clock, bus: EventBus, *, history: bool) -> None:
         """Let all that is declared work on this store, by this clock."""
         self._storage = storage
-        self._address = address
         self._clock = clock
         self._bus = bus
-        self._teller = Teller(storage, self._registry, clock, bus)
-        self._historian = Historian(storage, clock=clock, bus=bus, ids=self._ids, is_on=history)
-        self._intake = Intake(
+        self._node: Node | None = None
+        self._own_node: contextlib.AsyncExitStack | None = None
+        self._instruments: list[Instrument] = []
+        self._client = self._client_kind(
             storage,
             self._registry,
+            address=address,
             clock=clock,
             bus=bus,
             ids=self._ids,
-            teller=self._teller,
-            historian=self._historian,
+            local_node=lambda: self._node,
+            history=history,
+            limits_url=self._settings.limits_url,
+            grace=self._settings.grace,
         )
-        self._instruments: list[Instrument] = []
-        self._elsewhere = LimitsElsewhere(self._registry.limits, storage, clock, self._settings.limits_url)
-        self._opening = Opening(open=self._open, last_words=self._say_last_words, close=self._close)
-        self._results: ResultWatch | None = None
-        self._node: Node | None = None
-        self._own_node: contextlib.AsyncExitStack | None = None
-        self._portal = LoopPortal(self.open, self._loop)
-
-    def _loop(self) -> asyncio.AbstractEventLoop | None:
-        return self._opening.loop
 
     # ------------------------------------------------------------------------------------------- declaring
 
@@ -269,10 +240,12 @@ class Headgate:
 
     def _declare(self, body: Body, options: TaskOptions) -> Task[Any, Any]:
         settings = self._settings
-        task = declare_task(body, options, self, self._registry, max_payload=settings.max_payload, audit=settings.audit)
+        task = declare_task(
+            body, options, self._client, self._registry, max_payload=settings.max_payload, audit=settings.audit
+        )
         for bound in task.gate.limits:
             # A URL that cannot be read, or a rule that its store cannot hold, is told here, not by a worker.
-            self._elsewhere.check(bound.name, bound.limit)
+            self._client.elsewhere.check(bound.name, bound.limit)
         self._registry.add_task(task)
         return task
 
@@ -334,7 +307,7 @@ class Headgate:
                 overlap=overlap,
             )
             try:
-                call = self._intake.scheduled_call(task, task.options, spec, Call(tuple(args), dict(kwargs or {})))
+                call = self._client.intake.scheduled_call(task, spec, Call(tuple(args), dict(kwargs or {})))
             except (TypeError, PayloadError) as error:
                 raise DeclarationError(f"schedule {spec.name!r}: {error}; pass them as args= and kwargs=") from error
             self._registry.add_schedule(DeclaredSchedule(spec, call, task.aliases if name is None else None))
@@ -355,9 +328,9 @@ class Headgate:
         if limit is None:
             known = ", ".join(sorted(self._registry.limits)) or "none"
             raise UnknownLimit(f"this app declares no limit {name!r}; it declares: {known}")
-        store = self._elsewhere.store_of(limit)
+        store = self._client.elsewhere.store_of(limit)
         if not isinstance(store, MemoryBuckets):
-            store = CurrentBuckets(lambda: self._elsewhere.store_of(limit) or StoredBuckets(self._storage))
+            store = CurrentBuckets(lambda: self._client.elsewhere.store_of(limit) or StoredBuckets(self._storage))
         return Limiter(changed(limit, name=name), store=store, clock=self._clock)
 
     def queue(
@@ -393,20 +366,7 @@ class Headgate:
         self._registry.add_queue(queue)
         for limit_name, limit in self._registry.limits.items():
             # A URL that cannot be read, or a rule that its store cannot hold, is told here, not by a worker.
-            self._elsewhere.check(limit_name, limit)
-
-    def require_queue(self, queue: str, where: str) -> None:
-        """Raise UnknownQueue unless the queue is declared."""
-        self._registry.require_queue(queue, where)
-
-    def default_retry(self, queue: str) -> RetryPolicy:
-        """How tasks of a queue are tried again that do not say it themselves."""
-        return self._registry.queues[queue].retry or self._settings.retry
-
-    def default_timeout(self, queue: str) -> float | None:
-        """Seconds that attempts may take of a queue's tasks that do not say it themselves."""
-        timeout = self._registry.queues[queue].timeout
-        return self._settings.timeout if timeout is None else timeout
+            self._client.elsewhere.check(limit_name, limit)
 
     def subscribe(self, callback: Callback, *kinds: type[Event]) -> Callable[[], None]:
         """Call `callback` (plain or async) with each event of these kinds (default: all) of this process.
@@ -421,21 +381,11 @@ class Headgate:
         To be called before the app is opened. Raises DeclarationError for a second one that makes traces.
         """
         observed = Observed(
-            self._clock, self._storage, self._registry, self._bus.tap, self._trace_by, self._events_lost,
-            self._loop, installed_version(),
+            self._clock, self._storage, self._registry, self._bus.tap, self._client.trace_by, self._events_lost,
+            lambda: self._client.opening.loop, installed_version(),
         )  # fmt: skip
         instrument.attach(observed)
         self._instruments.append(instrument)
-
-    @property
-    def instruments(self) -> Sequence[Instrument]:
-        """What takes metrics or traces of this app."""
-        return tuple(self._instruments)
-
-    def _trace_by(self, tracing: Tracing) -> None:
-        if self._intake.tracing is not None:
-            raise DeclarationError("this app makes traces already; call app.instrument(…) once with what makes them")
-        self._intake.tracing = self._teller.tracing = tracing
 
     def _events_lost(self) -> int:
         return int(self._bus.statistics()["lost"])
@@ -450,31 +400,8 @@ class Headgate:
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
         """Connect, for enqueueing and looking; runs no jobs. May be entered again while open, on the same loop."""
-        self._require_shared()
-        await self._opening.enter()
-        try:
+        async with self._client:
             yield self
-        finally:
-            await self._opening.leave()
-
-    async def _open(self) -> None:
-        await self._storage.open()
-        self._results = ResultWatch(self._storage, self._clock)
-        self._end_log = self._bus.subscribe(log_event, *logged_kinds())
-
-    async def _say_last_words(self) -> None:
-        # The callbacks that are told of the last ends may still enqueue and look.
-        await self._teller.close(min(self._settings.grace, LAST_WORDS))
-
-    async def _close(self) -> None:
-        assert self._results is not None
-        self._intake.close()
-        await self._results.close()
-        await self._historian.close(LAST_CHART)
-        await self._bus.close(self._clock, LAST_WORDS)
-        self._end_log()
-        await self._elsewhere.close()
-        await self._storage.close()
 
     async def migrate(self, *, dry_run: bool = False) -> list[str]:
         """Bring the storage's tables up to date, which opening does as well; the names of what was applied.
@@ -483,18 +410,6 @@ class Headgate:
         this program, or may not be changed by this user.
         """
         return [str(migration) for migration in await self._storage.migrate(dry_run=dry_run)]
-
-    @contextlib.asynccontextmanager
-    async def scratch(self) -> AsyncIterator[Callable[..., Headgate]]:
-        """Apps on an empty store beside this one's, for measuring: what is given makes one, with its settings.
-
-        On SQLite it is a file on the same disk, on PostgreSQL a schema of the same database. It is deleted when the
-        block ends, by when the apps have to be closed. Raises DeclarationError for memory://.
-        """
-        if self._storage.is_in_process:
-            raise DeclarationError(f"nothing can be made beside {self._address.shown}; use sqlite:/// or postgresql://")
-        async with self._storage.scratch() as make:
-            yield lambda **settings: Headgate(storage=make(), clock=self._clock, **settings)
 
     async def __aenter__(self) -> Self:
         """Open, and run jobs in this process until the block ends.
@@ -576,10 +491,10 @@ class Headgate:
             bus=self._bus,
             random=self._random,
             ids=self._ids,
-            teller=self._teller,
-            historian=self._historian,
-            elsewhere=self._elsewhere.limits,
-            tracing=self._intake.tracing,
+            teller=self._client.teller,
+            historian=self._client.historian,
+            elsewhere=self._client.elsewhere.limits,
+            tracing=self._client.intake.tracing,
         )
 
     def _node_settings(
@@ -608,174 +523,26 @@ class Headgate:
             drain=drain,
         )
 
-    # ------------------------------------------------------------------------------------------- enqueueing
-
-    async def enqueue_calls(
-        self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]
-    ) -> list[Job[Any]]:
-        """Store the calls as jobs in one commit; what `task.enqueue` and `task.enqueue_many` do."""
-        self._opening.require()
-        parts = parts_of(task, options, calls)
-        if options.connection is not None:
-            jobs = await self._intake.jobs_to_enlist(task, parts)
-            return self._handles(jobs, await self._intake.enlist(options.connection, jobs))
-        ids = await self._intake.take(task, parts)
-        asked = self._intake.must_promise(task, parts)
-        return [Job(id, self, await self._promise(id) if asks else None) for id, asks in zip(ids, asked, strict=True)]
-
-    def check_call(self, task: Task[Any, Any], call: Call[Any]) -> None:
-        """Raise what enqueueing the call would say of its arguments, keys and costs; stores nothing, open or not."""
-        self._intake.check(task, call)
-
-    def enqueue_calls_sync(
-        self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]
-    ) -> list[Job[Any]]:
-        """The same for code that cannot await: on a connection of the caller's, in the caller's thread."""
-        if options.connection is None:
-            return self._portal.run(self.enqueue_calls(task, options, calls))
-        require_blocking(options.connection)
-        jobs = self._portal.run(self._intake.jobs_to_enlist(task, parts_of(task, options, calls)))
-        return self._handles(jobs, run_at_once(self._intake.enlist(options.connection, jobs)))
-
-    def _handles(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[Job[Any]]:
-        return [Job(id, self) for id in standing_ids(jobs, others)]
-
-    async def _promise(self, job_id: str) -> Promise:
-        status = await self.admin.status(job_id)
-        return Promise(status.place, status.predicted_start, status.waits_for)
-
-    def new_id(self) -> str:
-        """The id of a job or a batch that is about to be enqueued."""
-        self._opening.require()
-        return self._ids.next(self._storage.now())
-
-    async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
-        """Store the calls of a chain or a batch in one commit; what their own `enqueue` does."""
-        self._opening.require()
-        await self._intake.take_tied(calls, batches)
-
-    async def put_schedule(
-        self, task: Task[Any, Any], options: EnqueueOptions, spec: ScheduleSpec, call: Call[Any]
-    ) -> Schedule[Any]:
-        """As `task.schedule(…).enqueue(…)`."""
-        self._opening.require()
-        await self._intake.put_schedule(task, options, spec, call)
-        if self._node is not None:
-            self._node.look_at_schedules()
-        return Schedule(spec.name, self)
-
     # ------------------------------------------------------------------------------------------- following
 
     def job(self, job_id: str) -> Job[Any]:
         """The handle of a job whose id was kept."""
-        return Job(job_id, self)
+        return self._client.job(job_id)
 
     def batch(self, batch_id: str) -> Batch:
         """The handle of a batch whose id was kept; its `jobs` and `then` are not known."""
-        return Batch(batch_id, (), self)
-
-    async def batch_status(self, batch_id: str) -> BatchStatus:
-        """As `Batch.status`."""
-        return await self.admin.batch(batch_id)
-
-    async def batch_jobs(self, batch_id: str) -> Sequence[Job[Any]]:
-        """The jobs of a batch, in order, as far as they are kept."""
-        self._opening.require()
-        found: list[Job[Any]] = []
-        while True:
-            filter = JobFilter(batch=batch_id, oldest_first=True, cursor=found[-1].id if found else None, count=1000)
-            page = await self._storage.jobs(filter)
-            found += [Job(record.id, self) for record in page]
-            if len(page) < filter.count:
-                return found
-
-    async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
-        """As `Batch.wait`."""
-        self._opening.require()
-        return batch_status(
-            await wait_for_batch(self._storage, self._clock, batch_id, timeout, lambda: self._opening.is_open)
-        )
-
-    async def job_status(self, job_id: str) -> JobStatus:
-        """As `Job.status`."""
-        return await self.admin.status(job_id)
-
-    async def job_result(self, job_id: str, timeout: float | None) -> Any:
-        """As `Job.result`."""
-        self._opening.require()
-        assert self._results is not None
-        record = await self._results.wait(job_id, timeout)
-        return result_of(record, self._registry.find(record.task))
-
-    async def cancel_job(self, job_id: str) -> bool:
-        """As `Job.cancel`."""
-        self._opening.require()
-        state = await self._storage.cancel(job_id, deed=Deed(this_process(), "cancel", "job", job_id))
-        if state is None:
-            raise JobNotFound(job_id)
-        if state is JobState.RUNNING and self._node is not None:
-            self._node.cancel(job_id)
-        return not state.is_final
-
-    async def schedule_status(self, name: str) -> ScheduleStatus:
-        """As `Schedule.status`."""
-        return await self.admin.schedules.status(name)
-
-    async def schedule_next_runs(self, name: str, count: int) -> Sequence[datetime]:
-        """As `Schedule.next_runs`."""
-        return await self.admin.schedules.next_runs(name, count)
-
-    async def pause_schedule(self, name: str) -> bool:
-        """As `Schedule.pause`."""
-        return await self.admin.schedules.pause(name)
-
-    async def resume_schedule(self, name: str) -> bool:
-        """As `Schedule.resume`."""
-        return await self.admin.schedules.resume(name)
-
-    async def trigger_schedule(self, name: str) -> Job[Any]:
-        """As `Schedule.trigger`."""
-        return Job(await self.admin.schedules.trigger(name), self)
-
-    async def remove_schedule(self, name: str) -> bool:
-        """As `Schedule.remove`."""
-        return await self.admin.schedules.remove(name)
+        return self._client.batch(batch_id)
 
     def find_schedule(self, name: str) -> Schedule[Any]:
         """The handle of a schedule whose name is known."""
-        return Schedule(name, self)
+        return self._client.schedule(name)
 
     @property
     def admin(self) -> Admin:
         """What operators see and steer."""
-        self._opening.require()
-        elsewhere = {name: limit.store for name, limit in self._elsewhere.limits.items()}
-        tasks = {name: task.queue for name, task in self._registry.named()}
-        queues = frozenset(self._registry.queues)
-        schedules = SchedulesAdmin(self._storage, self._registry, self._ids)
-        return Admin(
-            self._storage, self._registry.rules, elsewhere, tasks, queues, schedules, address=self._address.shown
-        )
+        return self._client.admin
 
     @property
-    def address(self) -> Address:
-        """Where its jobs live: a file, or the URL of a server without its password."""
-        return self._address
-
-    @property
-    def portal(self) -> LoopPortal:
-        """Runs coroutines for threads that cannot await."""
-        self._require_shared()
-        return self._portal
-
-    @property
-    def sync(self) -> SyncApp[Admin]:
+    def sync(self) -> SyncApp:
         """The same verbs for code that cannot await; opens the app on first use, and is safe from many threads."""
-        return SyncApp(self, self._portal)
-
-    def _require_shared(self) -> None:
-        if IN_CHILD.get() and self._storage.is_in_process:
-            raise DeclarationError(
-                "jobs on memory:// are in the memory of another process: a process task cannot enqueue there; "
-                "use sqlite:///path or postgresql://…"
-            )
+        return SyncApp(self._client)

@@ -129,7 +129,7 @@ class Scene:
         """A job of a task that the two nodes do not know."""
         now = self.left.app._storage.now()
         return NewJob(
-            id=self.left.app.new_id(),
+            id=self.left.app._client.new_id(),
             task=task,
             queue="default",
             payload="{}",

@@ -118,8 +118,8 @@ async def test_what_an_older_release_stored_beyond_the_bounds_does_not_end_a_wor
         now = app._storage.now()
         jobs = [
             NewJob(
-                id=app.new_id(), task="work", queue="default", payload=payload, priority=0, delayed=False, run_at=now,
-                enqueued_at=now, options=JobOptions(timeout=1e305, retry=terms),
+                id=app._client.new_id(), task="work", queue="default", payload=payload, priority=0, delayed=False,
+                run_at=now, enqueued_at=now, options=JobOptions(timeout=1e305, retry=terms),
             )
             for payload in ("{}", '{"fails":true}')
         ]  # fmt: skip

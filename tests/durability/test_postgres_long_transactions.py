@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from headgate import Job
 from headgate.storage.postgres.addition import add_jobs
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import statements_of
@@ -27,7 +26,7 @@ PROMPT = 2.0
 async def enqueue_in(connection: Any, work: Work, keys: list[str]) -> list[str]:
     """Enqueue in a transaction of the caller's, as the app would; the ids."""
     calls: list[Call[Any]] = [Call((key,), {}) for key in keys]
-    jobs = work.app._intake._new_jobs(work.gated, work.gated._options, calls)
+    jobs = work.app._client.intake._new_jobs(work.gated, work.gated._options, calls)
     session = Session(connection, statements_of("headgate"), is_pooled=False)
     await add_jobs(session, jobs, work.app._storage.limit_now())
     return [job.id for job in jobs]
@@ -85,7 +84,7 @@ async def test_many_transactions_that_hold_enqueues_open_end_in_any_order_and_lo
         committed = [id for ids in await asyncio.gather(*(user(number) for number in range(12))) for id in ids]
         await until(lambda: set(committed) <= set(work.runs), 10)
         assert sorted(work.runs) == sorted(committed)
-        await asyncio.gather(*(Job[None](id, work.app).result(timeout=5) for id in committed))
+        await asyncio.gather(*(work.app.job(id).result(timeout=5) for id in committed))
         assert await work.app._storage.check() == []
         assert work.app._node is not None
         assert work.app._node.statistics()["swept"] == 0

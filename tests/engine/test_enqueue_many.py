@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headgate import DeclarationError, Headgate, Job, JobState, QueueFull, RateLimit, RetryPolicy, Task
+from headgate import DeclarationError, Headgate, JobState, QueueFull, RateLimit, RetryPolicy, Task
 from headgate.clock import to_datetime
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
@@ -152,6 +152,6 @@ async def test_calls_with_options_of_their_own_are_stored_from_code_that_cannot_
     async with shop.app.open():
         calls = [shop.charge.using(priority=n % 2, queue="other").call(n) for n in range(3)]
         jobs = await asyncio.to_thread(shop.charge.sync.enqueue_many, calls)
-        statuses = [await Job(job.id, shop.app).status() for job in jobs]
+        statuses = [await shop.app.job(job.id).status() for job in jobs]
         assert [(each.priority, each.queue) for each in statuses] == [(0, "other"), (1, "other"), (0, "other")]
         assert statuses[0].state is JobState.WAITING

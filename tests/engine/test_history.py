@@ -433,8 +433,8 @@ def test_of_a_store_that_stays_away_the_last_five_minutes_are_kept_and_the_rest_
             for _ in range(600):
                 await work.enqueue()
                 await asyncio.sleep(1)
-            assert app._historian.statistics()["unwritten"] <= MOST_STEPS + 1
-            lost = app._historian.statistics()["lost"]
+            assert app._client.historian.statistics()["unwritten"] <= MOST_STEPS + 1
+            lost = app._client.historian.statistics()["lost"]
             assert 29 <= lost <= 32
             assert [trouble.doing for trouble in troubles] == [GAP]
             store.refusal = None
@@ -499,7 +499,7 @@ def test_without_history_nothing_is_counted_or_written() -> None:
         async with app:
             await work.enqueue()
             await asyncio.sleep(60)
-            assert app._historian._steps == {}
+            assert app._client.historian._steps == {}
         assert store.writes == []
 
     run_virtual(main)

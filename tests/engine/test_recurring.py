@@ -323,7 +323,7 @@ def test_a_series_that_was_removed_or_has_ended_runs_again_when_it_is_declared_a
             await asyncio.sleep(121)
             assert len(journal.starts) == 6
             (latest, *_) = await app.admin.jobs(count=1)
-            await app.cancel_job(latest.id)
+            await app.job(latest.id).cancel()
             await again.pause()
             assert not await again.pause()
             await asyncio.sleep(600)

@@ -476,7 +476,7 @@ class Obstructed(SqliteStorage):
         return [Obstacle("long transaction", 4711, self.now() - 600 * SECOND, "reports: SELECT 1")]
 
 
-app = Headgate(Obstructed("jobs.db", SystemClock()))
+app = Headgate(storage=Obstructed("jobs.db", SystemClock()))
 """
 
 

@@ -22,6 +22,7 @@ from headgate import DeclarationError, Headgate
 from headgate.cli.bench import advice, print_figures
 from headgate.cli.benchmark.figures import Figures, Ground, Latency, Rate
 from headgate.cli.benchmark.measure import measure
+from headgate.cli.benchmark.scratch import scratch_of
 from headgate.cli.main import main
 from headgate.clock import SystemClock
 from headgate.errors import StorageUnusable
@@ -146,7 +147,7 @@ def test_nothing_is_left_beside_a_file_whichever_signals_end_it(
 
 def test_a_scratch_store_goes_however_often_its_user_is_cancelled(postgres_url: str) -> None:
     async def work(url: str, made: asyncio.Event) -> None:
-        async with Headgate(url).scratch():
+        async with scratch_of(Headgate(url)):
             made.set()
             await asyncio.Event().wait()
 
@@ -166,7 +167,7 @@ def test_a_scratch_store_goes_however_often_its_user_is_cancelled(postgres_url: 
 
 def test_apps_on_a_scratch_store_share_it_and_have_settings_of_their_own(tmp_path: Path) -> None:
     async def work_on_it() -> None:
-        async with Headgate(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF", history=False).scratch() as make:
+        async with scratch_of(Headgate(f"sqlite:///{tmp_path}/jobs.db", synchronous="OFF", history=False)) as make:
             one, other = make(), make(log_lines=3)
 
             @one.task
@@ -187,10 +188,10 @@ def test_apps_on_a_scratch_store_share_it_and_have_settings_of_their_own(tmp_pat
 
 async def test_where_nothing_can_be_made_beside_it_is_said(tmp_path: Path) -> None:
     with pytest.raises(DeclarationError, match="nothing can be made beside memory:"):
-        async with Headgate("memory://").scratch():
+        async with scratch_of(Headgate("memory://")):
             pass
     with pytest.raises(StorageUnusable, match="no file can be made beside"):
-        async with Headgate(f"sqlite:///{tmp_path}/missing/jobs.db").scratch():
+        async with scratch_of(Headgate(f"sqlite:///{tmp_path}/missing/jobs.db")):
             pass
 
 

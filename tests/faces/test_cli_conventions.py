@@ -41,7 +41,7 @@ class Full(MemoryStorage):
         return await super().counts(finals=finals)
 
 
-app = Headgate(Full(SystemClock()))
+app = Headgate(storage=Full(SystemClock()))
 """
 
 Make = Callable[[str], str]

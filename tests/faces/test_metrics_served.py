@@ -239,7 +239,7 @@ def test_workers_of_a_supervisor_take_one_port_after_the_other_and_the_first_rea
             serve_metrics(app, port - 1, "127.0.0.1", store=True)
     finally:
         server.close()
-        (metrics,) = app.instruments
+        (metrics,) = app._instruments
         REGISTRY.unregister(metrics)  # type: ignore[arg-type]
 
 

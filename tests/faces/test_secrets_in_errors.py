@@ -62,7 +62,7 @@ URLS = [
 
 async def _jobs(url: str) -> None:
     app = Headgate(url)
-    logger.info("%r %s", app, app.address)
+    logger.info("%r %s", app, app._client.address)
     async with app.open():
         pass
 

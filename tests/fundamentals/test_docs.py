@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from headgate import Headgate
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 PAGES = [
@@ -55,6 +57,12 @@ def test_a_step_of_a_chain_reads_what_the_one_before_it_returned_as_the_page_say
     page = (DOCS / "chains.md").read_text()
     (program,) = [block for block in blocks_of(page) if "current_job().follows" in block]
     assert f"It prints `{run(program, tmp_path).strip()}`" in page
+
+
+def test_every_public_name_of_an_app_is_one_that_the_documentation_uses() -> None:
+    pages = "\n".join(page.read_text() for page in [DOCS.parent / "README.md", *DOCS.glob("*.md")])
+    names = [name for name in dir(Headgate) if not name.startswith("_")]
+    assert [name for name in names if not re.search(rf"\bapp\.{name}\b", pages)] == []
 
 
 def run(program: str, folder: Path) -> str:

@@ -91,7 +91,7 @@ def test_a_child_that_is_forked_before_the_app_opens_has_an_app_of_its_own(tmp_p
     job_id = answer_of_forked_child(lambda: task.sync.enqueue(2, 2).id)
     assert app.job(job_id).id == job_id
     assert task.sync.enqueue(3, 3).status().state is JobState.WAITING
-    assert app.sync.run(app.job_status(job_id)).state is JobState.WAITING
+    assert app.sync.job(job_id).status().state is JobState.WAITING
     app.sync.close()
 
 

@@ -42,10 +42,10 @@ def doctor(target: str, deep: bool, quiet: bool, as_json: bool) -> None:
 
 async def _examine(app: Headgate, target: str, *, deep: bool) -> list[Finding]:
     """What the store comes to; one that cannot be opened is a finding itself."""
-    found = [Finding("ok", "store", app.address.shown)]
-    if app.address.is_missing:
+    found = [Finding("ok", "store", app._client.address.shown)]
+    if app._client.address.is_missing:
         advice = "is this the right directory? The first worker makes it, and so does `headgate migrate`"
-        return [Finding("problem", "store", f"there is no file {app.address.shown}", advice)]
+        return [Finding("problem", "store", f"there is no file {app._client.address.shown}", advice)]
     try:
         missing = await app.migrate(dry_run=True)
         if missing:

@@ -86,7 +86,7 @@ def enqueue(
             "--unique-key lets one job of the task wait; with --payloads all lines would be that one"
         )
     app = located(target)
-    if app.address.shown.startswith("memory:"):
+    if app._client.address.shown.startswith("memory:"):
         raise DeclarationError("jobs on memory:// end with the process that enqueues them, and this one ends now")
     task = _task(app, target, words[0]).using(**{name: value for name, value in options.items() if value is not None})
     if payloads is not None:
@@ -109,7 +109,7 @@ def _call(app: Headgate, task: Task[Any, Any], text: str | bytes) -> Call[Any]:
     """The call that a payload stands for, all but stored. Raises PayloadError, CostExceedsLimit."""
     positional, named = task.payload.parse(text)
     call = task.call(*positional, **named)
-    app.check_call(task, call)
+    app._client.check(task, call)
     return call
 
 

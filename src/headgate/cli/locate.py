@@ -110,9 +110,10 @@ def located(target: str) -> Headgate:
 
 def require_store(app: Headgate) -> None:
     """Raise StoreMissing for a file that is not there: opening it would make one."""
-    if app.address.is_missing:
+    address = app._client.address
+    if address.is_missing:
         raise StoreMissing(
-            f"there is no file {app.address.shown}, where the jobs of this app live; is this the right directory? "
+            f"there is no file {address.shown}, where the jobs of this app live; is this the right directory? "
             "A relative sqlite:/// URL is looked for in the current one. The first worker makes the file, and so does "
             "`headgate migrate`"
         )

@@ -25,7 +25,7 @@ def serve_metrics(app: Headgate, port: int, host: str, *, store: bool) -> Metric
             raise
         raise HeadgateError(f"--metrics-port: {error}") from None
     number = int(os.environ.get(NUMBER, "1"))
-    for instrument in app.instruments:
+    for instrument in app._instruments:
         if isinstance(instrument, PrometheusMetrics):
             return instrument.serve(port + number - 1, host)
     # One reads the store for all: each would tell the same.

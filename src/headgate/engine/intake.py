@@ -136,10 +136,9 @@ class Intake:
             asked += [bool(is_asked)] * len(part.calls)
         return asked
 
-    def scheduled_call(
-        self, task: Task[Any, Any], options: EnqueueOptions, spec: ScheduleSpec, call: Call[Any]
-    ) -> ScheduledCall:
+    def scheduled_call(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> ScheduledCall:
         """What a schedule enqueues again and again. Raises DeclarationError for what is said of one job only."""
+        options = task.options
         if options.delay is not None or options.at is not None or options.expires_at is not None:
             raise DeclarationError(
                 f"schedule {spec.name!r}: delay, at and expires_at are of one job; the trigger says when, and first= "
@@ -165,16 +164,14 @@ class Intake:
             audit=task.audit if options.audit is None else options.audit,
         )
 
-    async def put_schedule(
-        self, task: Task[Any, Any], options: EnqueueOptions, spec: ScheduleSpec, call: Call[Any]
-    ) -> None:
+    async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> None:
         """Store a schedule at run time. Raises DeclarationError for what is said of one job, or by code, only."""
         if not isinstance(spec.trigger, Cron | Every | Calendar):
             raise DeclarationError(
                 f"schedule {spec.name!r}: a trigger of your own cannot be stored, so nodes would not know it; declare "
                 "the schedule in the code with @app.schedule"
             )
-        scheduled = self.scheduled_call(task, options, spec, call)
+        scheduled = self.scheduled_call(task, spec, call)
         record, _ = await declare(self._storage, spec, scheduled, again=True)
         assert record is not None
         warn_if_too_fast(record, spec.trigger, self._registry, self._bus, self._clock)

@@ -20,8 +20,9 @@ class Part:
     calls: Sequence[Call[Any]]
 
 
-def parts_of(task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]) -> list[Part]:
-    """The calls under their own options, and under these where they say nothing. Raises DeclarationError."""
+def parts_of(task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Part]:
+    """The calls under their own options, else under those of the task. Raises DeclarationError."""
+    options = task.options
 
     def asked(call: Call[Any]) -> EnqueueOptions:
         own = AS_DECLARED if call.task is None else call.task.options

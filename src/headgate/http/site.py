@@ -109,7 +109,7 @@ class Dashboard(Starlette):
         self._opening: asyncio.Task[None] | None = None
         self._opened: contextlib.AsyncExitStack | None = None
         self._counts = SlowCounts(clock)
-        self._watch = Watch(self._overview, clock, app.portal.reach)
+        self._watch = Watch(self._overview, clock, app._client.portal.reach)
         self.stream = Stream(self._watch, clock)
         self._shell = Shell()
         self._sign_in_page = SignInPage(title, guard.form, guard.sign_in_url)
@@ -133,7 +133,7 @@ class Dashboard(Starlette):
             self._opening.cancel()
             await asyncio.wait([self._opening])
         await self._watch.close()
-        await self._app.portal.reach(self._counts.close())
+        await self._app._client.portal.reach(self._counts.close())
         opened, self._opened = self._opened, None
         if opened is not None:
             await opened.aclose()
@@ -284,7 +284,7 @@ class Dashboard(Starlette):
             admin=(await self._admin()).by(user.name),
             redaction=self._redaction,
             watch=self._watch,
-            reach=self._app.portal.reach,
+            reach=self._app._client.portal.reach,
             token=self._guard.token(user),
             title=self._title,
             read_only=self._read_only,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headgate.clock import Duration
 from headgate.errors import DeclarationError
@@ -19,7 +19,10 @@ from headgate.tasks.place import Place, place_of
 from headgate.tasks.process_body import require_importable
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import needs_of
-from headgate.tasks.task import Enqueuer, Task, checked_timeout, require_priority
+from headgate.tasks.task import Task, checked_timeout, require_priority
+
+if TYPE_CHECKING:
+    from headgate.client import Client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +73,7 @@ def body_of_handler(handler: type[Any], options: TaskOptions) -> Body:
 
 
 def declare_task(
-    body: Body, options: TaskOptions, enqueuer: Enqueuer, registry: Registry, *, max_payload: int, audit: AuditLevel
+    body: Body, options: TaskOptions, client: Client, registry: Registry, *, max_payload: int, audit: AuditLevel
 ) -> Task[Any, Any]:
     """The task that is declared so; `audit` is for one that does not say it. Raises DeclarationError."""
     where = f"task {body.name!r}"
@@ -86,7 +89,7 @@ def declare_task(
         require_policy(options.retry, where)
     require_priority(options.priority, where)
     return Task(
-        enqueuer,
+        client,
         body.function,
         name=body.name,
         queue=options.queue,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from headgate.errors import DeclarationError
 from headgate.jobs.job import Origin
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.limit import Limit, require_list
-from headgate.tasks.handle import Job, Jobs
-from headgate.tasks.sync_task import Portal
+from headgate.tasks.handle import Job
 from headgate.tasks.task import Call, Task
-from headgate.tasks.ties import Batch, Batches, Chain, SyncBatch, SyncChain
+from headgate.tasks.ties import Batch, Chain, SyncBatch, SyncChain
+
+if TYPE_CHECKING:
+    from headgate.client import Client
 
 On = Literal["success", "any"]
 
@@ -33,11 +35,11 @@ class ChainPlan:
         When one fails or is cancelled, those after it are cancelled. Raises as `Task.enqueue`, and DeclarationError for
         calls of several apps.
         """
-        app, layout = _laid_out(self)
+        client, layout = _laid_out(self)
         last = layout.lay(self, Leader())
-        await app.enqueue_flow(layout.calls, layout.batches)
-        jobs = [Job[Any](call.id, app) for call in layout.calls]
-        return Chain(jobs, _handle(last, app))
+        await client.enqueue_flow(layout.calls, layout.batches)
+        jobs = [Job[Any](call.id, client) for call in layout.calls]
+        return Chain(jobs, _handle(last, client))
 
     @property
     def sync(self) -> SyncChainPlan:
@@ -66,11 +68,11 @@ class BatchPlan:
 
     async def enqueue(self) -> Batch:
         """Store all jobs in one commit, with what comes after them. Raises as `Task.enqueue`, and DeclarationError."""
-        app, layout = _laid_out(self)
+        client, layout = _laid_out(self)
         batch = layout.lay_batch(self, Leader())
-        await app.enqueue_flow(layout.calls, layout.batches)
-        then = None if batch.then is None else _handle(batch.then, app)
-        return Batch(batch.id, [Job(id, app) for id in batch.jobs], app, then)
+        await client.enqueue_flow(layout.calls, layout.batches)
+        then = None if batch.then is None else _handle(batch.then, client)
+        return Batch(batch.id, [Job(id, client) for id in batch.jobs], client, then)
 
     @property
     def sync(self) -> SyncBatchPlan:
@@ -86,7 +88,7 @@ class SyncChainPlan:
 
     def enqueue(self) -> SyncChain:
         """As `ChainPlan.enqueue`."""
-        portal = _app_of(self._plan).portal
+        portal = _client_of(self._plan).portal
         return SyncChain(portal.run(self._plan.enqueue()), portal)
 
 
@@ -98,7 +100,7 @@ class SyncBatchPlan:
 
     def enqueue(self) -> SyncBatch:
         """As `BatchPlan.enqueue`."""
-        portal = _app_of(self._plan).portal
+        portal = _client_of(self._plan).portal
         return SyncBatch(portal.run(self._plan.enqueue()), portal)
 
 
@@ -157,17 +159,6 @@ class TiedCall(NamedTuple):
     @property
     def queue(self) -> str:
         return self.task.options.queue or self.task.queue
-
-
-class FlowApp(Jobs, Batches, Protocol):
-    """What a chain or a batch asks of its app."""
-
-    @property
-    def portal(self) -> Portal: ...
-
-    def new_id(self) -> str: ...
-
-    async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,26 +231,26 @@ class Layout:
         return LaidBatch(id, jobs, after, then)
 
 
-def _handle(laid: LaidJob | LaidBatch, app: FlowApp) -> Job[Any] | Batch:
+def _handle(laid: LaidJob | LaidBatch, client: Client) -> Job[Any] | Batch:
     if isinstance(laid, LaidJob):
-        return Job(laid.id, app)
-    return Batch(laid.id, [Job(id, app) for id in laid.jobs], app)
+        return Job(laid.id, client)
+    return Batch(laid.id, [Job(id, client) for id in laid.jobs], client)
 
 
-def _laid_out(step: Step) -> tuple[FlowApp, Layout]:
-    app = _app_of(step)
-    return app, Layout(app.new_id)
+def _laid_out(step: Step) -> tuple[Client, Layout]:
+    client = _client_of(step)
+    return client, Layout(client.new_id)
 
 
-def _app_of(step: Step) -> FlowApp:
-    """The app of all its calls. Raises DeclarationError if there are several, or none."""
-    apps = {id(call.task.app): call.task.app for call in _calls(step) if call.task is not None}
-    if not apps:
+def _client_of(step: Step) -> Client:
+    """Return the client of all its calls. Raises DeclarationError if they are of several apps, or there are none."""
+    clients = {id(call.task._client): call.task._client for call in _calls(step) if call.task is not None}
+    if not clients:
         raise DeclarationError("there is no call in this batch, so no app to enqueue it in")
-    if len(apps) > 1:
+    if len(clients) > 1:
         raise DeclarationError("the calls of a chain or a batch belong to several apps; one commit is in one store")
-    (app,) = apps.values()
-    return app  # type: ignore[return-value]  # an app is all of it
+    (client,) = clients.values()
+    return client
 
 
 def _calls(step: Step) -> Iterable[Call[Any]]:

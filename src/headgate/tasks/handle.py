@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from headgate.arguments import parse_wait
 from headgate.clock import SECOND, Duration, to_datetime
 from headgate.jobs.job import JobError, JobRecord, JobState
+
+if TYPE_CHECKING:
+    from headgate.client import Client
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -102,16 +105,6 @@ class Promise:
     waits_for: tuple[str, str] | None
 
 
-class Jobs(Protocol):
-    """What a handle asks of the app."""
-
-    async def job_status(self, job_id: str) -> JobStatus: ...
-
-    async def job_result(self, job_id: str, timeout: float | None) -> Any: ...
-
-    async def cancel_job(self, job_id: str) -> bool: ...
-
-
 def wait_seconds(timeout: Duration | None, where: str) -> float | None:
     """How long to wait at most, in seconds; None: without end. Raises DeclarationError for what is no duration."""
     return None if timeout is None else parse_wait(timeout, "timeout", where) / SECOND
@@ -123,16 +116,16 @@ class Job(Generic[R_co]):
     `promise` is what its limits promised when it was enqueued with `using(promise=True)`, else None.
     """
 
-    __slots__ = ("_jobs", "id", "promise")
+    __slots__ = ("_client", "id", "promise")
 
-    def __init__(self, id: str, jobs: Jobs, promise: Promise | None = None) -> None:
+    def __init__(self, id: str, client: Client, promise: Promise | None = None) -> None:
         self.id: str = id
         self.promise: Promise | None = promise
-        self._jobs = jobs
+        self._client = client
 
     async def status(self) -> JobStatus:
         """The job as it is now. Raises JobNotFound once it has been pruned."""
-        return await self._jobs.job_status(self.id)
+        return await self._client.admin.status(self.id)
 
     async def result(self, timeout: Duration | None = None) -> R_co:
         """What the handler returned, when it has.
@@ -141,7 +134,7 @@ class Job(Generic[R_co]):
         JobCancelled, TimeoutError, JobNotFound; PayloadError for a result that another release has stored and that does
         not fit the annotation of today.
         """
-        result: R_co = await self._jobs.job_result(self.id, wait_seconds(timeout, "job.result"))
+        result: R_co = await self._client.job_result(self.id, wait_seconds(timeout, "job.result"))
         return result
 
     async def cancel(self) -> bool:
@@ -149,7 +142,7 @@ class Job(Generic[R_co]):
 
         False if it was final already: then nothing has changed. Raises JobNotFound.
         """
-        return await self._jobs.cancel_job(self.id)
+        return await self._client.cancel_job(self.id)
 
     def __repr__(self) -> str:
         return f"Job({self.id!r})"

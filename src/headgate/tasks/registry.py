@@ -9,6 +9,7 @@ from typing import Any
 
 from headgate.errors import DeclarationError, UnknownQueue
 from headgate.jobs.gating import Gates, Overflow, subject_of
+from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import MUTEX, Mutex
 from headgate.limits.limit import AnyRule, Limit, require_limit_name
 from headgate.tasks.gate import BoundLimit, Gate
@@ -33,9 +34,14 @@ def wanted_queue(gate_name: str) -> str | None:
 
 
 class Registry:
-    """Tasks, schedules, limits and queues by name, and resources by type."""
+    """Tasks, schedules, limits and queues by name, and resources by type.
 
-    def __init__(self) -> None:
+    `retry` and `timeout` (seconds) are for tasks that have none and whose queue has none.
+    """
+
+    def __init__(self, *, retry: RetryPolicy, timeout: float | None) -> None:
+        self._retry = retry
+        self._timeout = timeout
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.schedules: dict[str, DeclaredSchedule] = {}
         self.names: frozenset[str] = frozenset()
@@ -212,7 +218,17 @@ class Registry:
         self.limits[name] = limit
         self.rules[name] = limit.rule
 
+    def retry(self, queue: str) -> RetryPolicy:
+        """Return how tasks of a queue are retried that have no policy of their own."""
+        return self.queues[queue].retry or self._retry
+
+    def timeout(self, queue: str) -> float | None:
+        """Return the seconds that attempts may take of a queue's tasks that have no timeout of their own."""
+        timeout = self.queues[queue].timeout
+        return self._timeout if timeout is None else timeout
+
     def require_queue(self, queue: str, where: str) -> None:
+        """Raise UnknownQueue unless the queue is declared."""
         if queue not in self.queues:
             raise UnknownQueue(
                 f"{where} uses queue {queue!r}, which is not declared; declare it first with app.queue({queue!r}). "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, TypeVar, get_args
 
 from headgate.arguments import parse_count, parse_instant
 from headgate.errors import DeclarationError
@@ -15,6 +15,7 @@ from headgate.schedules.trigger import Trigger
 from headgate.tasks.handle import Job
 
 if TYPE_CHECKING:
+    from headgate.client import Client
     from headgate.tasks.task import Task
 
 P = ParamSpec("P")
@@ -127,57 +128,41 @@ class ScheduleStatus:
     unreadable: str | None = None
 
 
-class Schedules(Protocol):
-    """What a handle asks of the app."""
-
-    async def schedule_status(self, name: str) -> ScheduleStatus: ...
-
-    async def schedule_next_runs(self, name: str, count: int) -> Sequence[datetime]: ...
-
-    async def pause_schedule(self, name: str) -> bool: ...
-
-    async def resume_schedule(self, name: str) -> bool: ...
-
-    async def trigger_schedule(self, name: str) -> Job[Any]: ...
-
-    async def remove_schedule(self, name: str) -> bool: ...
-
-
 class Schedule(Generic[R_co]):
     """A schedule that has been stored: its name, and the ways to follow and steer it."""
 
-    __slots__ = ("_schedules", "name")
+    __slots__ = ("_client", "name")
 
-    def __init__(self, name: str, schedules: Schedules) -> None:
+    def __init__(self, name: str, client: Client) -> None:
         self.name: str = name
-        self._schedules = schedules
+        self._client = client
 
     async def status(self) -> ScheduleStatus:
         """The schedule as it is now. Raises ScheduleNotFound once it has been removed."""
-        return await self._schedules.schedule_status(self.name)
+        return await self._client.admin.schedules.status(self.name)
 
     async def next_runs(self, count: int = 5) -> Sequence[datetime]:
         """When it is due next, if nothing changes; fewer if it ends before. Raises ScheduleNotFound."""
-        return await self._schedules.schedule_next_runs(self.name, count)
+        return await self._client.admin.schedules.next_runs(self.name, count)
 
     async def pause(self) -> bool:
         """Enqueue nothing until it is resumed; False if it was paused already. Raises ScheduleNotFound."""
-        return await self._schedules.pause_schedule(self.name)
+        return await self._client.admin.schedules.pause(self.name)
 
     async def resume(self) -> bool:
         """End a pause, whose occurrences are not made up for; False if there was none. Raises ScheduleNotFound."""
-        return await self._schedules.resume_schedule(self.name)
+        return await self._client.admin.schedules.resume(self.name)
 
     async def trigger(self) -> Job[R_co]:
         """Enqueue its job now, also while it is paused; its rhythm stays, and the run counts as one of its runs.
 
         Raises ScheduleNotFound.
         """
-        return await self._schedules.trigger_schedule(self.name)
+        return Job(await self._client.admin.schedules.trigger(self.name), self._client)
 
     async def remove(self) -> bool:
         """Forget the schedule; jobs that it has enqueued stay. False if it was not there any more."""
-        return await self._schedules.remove_schedule(self.name)
+        return await self._client.admin.schedules.remove(self.name)
 
     def __repr__(self) -> str:
         return f"Schedule({self.name!r})"
@@ -204,4 +189,4 @@ class TaskSchedule(Generic[P, R]):
         One of the same name is brought up to date and keeps its count, its rhythm and its pause; one that was removed
         or has come to its end begins anew. Raises as `task.enqueue` does.
         """
-        return await self._task.put_schedule(self._spec, args, kwargs)
+        return await self._task._client.put_schedule(self._task, self._spec, self._task.call(*args, **kwargs))

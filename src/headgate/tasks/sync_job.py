@@ -1,21 +1,14 @@
-"""The portal into the app's event loop, and stored jobs as code follows them that cannot await."""
+"""Stored jobs as code follows them that cannot await."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from headgate.clock import Duration
 from headgate.tasks.handle import Job, JobStatus
+from headgate.tasks.portal import Portal
 
 R_co = TypeVar("R_co", covariant=True)
-T = TypeVar("T")
-
-
-class Portal(Protocol):
-    """Runs a coroutine on the app's event loop and blocks this thread until it is done."""
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
 
 
 class SyncJob(Generic[R_co]):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Generic, ParamSpec, TypeVar
 
+from headgate.tasks.portal import Portal
 from headgate.tasks.schedule import Schedule, ScheduleStatus, TaskSchedule
-from headgate.tasks.sync_job import Portal, SyncJob
+from headgate.tasks.sync_job import SyncJob
 
 P = ParamSpec("P")
 R = TypeVar("R")

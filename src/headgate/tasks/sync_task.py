@@ -10,11 +10,11 @@ from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.foreign_verbs import raise_no_attribute, raise_not_callable
 from headgate.tasks.schedule import First
-from headgate.tasks.sync_job import Portal as Portal
 from headgate.tasks.sync_job import SyncJob as SyncJob
 from headgate.tasks.sync_schedule import SyncTaskSchedule
 
 if TYPE_CHECKING:
+    from headgate.client import Client
     from headgate.tasks.task import Call, Task
 
 P = ParamSpec("P")
@@ -24,20 +24,21 @@ R = TypeVar("R")
 class SyncTask(Generic[P, R]):
     """A task, enqueued from code that cannot await."""
 
-    __slots__ = ("_portal", "_task")
+    __slots__ = ("_client", "_task")
 
-    def __init__(self, task: Task[P, R], portal: Portal) -> None:
+    def __init__(self, task: Task[P, R], client: Client) -> None:
         self._task = task
-        self._portal = portal
+        self._client = client
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
         """As `Task.enqueue`."""
-        (job,) = self._task.enqueue_blocking([self._task.call(*args, **kwargs)])
-        return SyncJob(job, self._portal)
+        (job,) = self._client.enqueue_blocking(self._task, [self._task.call(*args, **kwargs)])
+        return SyncJob(job, self._client.portal)
 
     def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Call[R]]) -> list[SyncJob[R]]:
         """As `Task.enqueue_many`."""
-        return [SyncJob(job, self._portal) for job in self._task.enqueue_blocking(calls)]
+        jobs = self._client.enqueue_blocking(self._task, self._task._calls(calls))
+        return [SyncJob(job, self._client.portal) for job in jobs]
 
     def schedule(
         self,
@@ -54,7 +55,7 @@ class SyncTask(Generic[P, R]):
         made = self._task.schedule(
             name, trigger, first=first, until=until, max_runs=max_runs, misfire=misfire, overlap=overlap
         )
-        return SyncTaskSchedule(made, self._portal)
+        return SyncTaskSchedule(made, self._client.portal)
 
     if not TYPE_CHECKING:
 

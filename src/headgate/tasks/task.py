@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, get_args
 
 from headgate.arguments import parse_duration, parse_instant, parse_seconds
 from headgate.clock import Duration
@@ -20,13 +20,16 @@ from headgate.tasks.callbacks import Callbacks, Moment
 from headgate.tasks.context import JobContext
 from headgate.tasks.foreign_verbs import raise_no_attribute, raise_not_callable
 from headgate.tasks.gate import Gate
-from headgate.tasks.handle import Job, Jobs
+from headgate.tasks.handle import Job
 from headgate.tasks.handler import Handler
 from headgate.tasks.payload import PayloadType
 from headgate.tasks.place import Place, place_of
 from headgate.tasks.resource import Resource
-from headgate.tasks.schedule import First, Schedule, ScheduleSpec, TaskSchedule, schedule_spec
-from headgate.tasks.sync_task import Portal, SyncTask
+from headgate.tasks.schedule import First, TaskSchedule, schedule_spec
+from headgate.tasks.sync_task import SyncTask
+
+if TYPE_CHECKING:
+    from headgate.client import Client
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,37 +107,12 @@ def _over(own: JobOptions | None, others: JobOptions | None) -> JobOptions | Non
 AS_DECLARED = EnqueueOptions()
 
 
-class Enqueuer(Jobs, Protocol):
-    """What a task asks of its app."""
-
-    @property
-    def portal(self) -> Portal: ...
-
-    async def enqueue_calls(
-        self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]
-    ) -> list[Job[Any]]: ...
-
-    def enqueue_calls_sync(
-        self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]
-    ) -> list[Job[Any]]: ...
-
-    def require_queue(self, queue: str, where: str) -> None: ...
-
-    async def put_schedule(
-        self, task: Task[Any, Any], options: EnqueueOptions, spec: ScheduleSpec, call: Call[Any]
-    ) -> Schedule[Any]: ...
-
-    def default_retry(self, queue: str) -> RetryPolicy: ...
-
-    def default_timeout(self, queue: str) -> float | None: ...
-
-
 class Task(Generic[P, R]):
     """A function whose calls can be enqueued; made by `@app.task`."""
 
     def __init__(
         self,
-        enqueuer: Enqueuer,
+        client: Client,
         function: Callable[P, Any],
         *,
         name: str,
@@ -150,7 +128,7 @@ class Task(Generic[P, R]):
         needs: Mapping[str, Resource] | None = None,
         handler: type[Any] | None = None,
     ) -> None:
-        self._enqueuer = enqueuer
+        self._client = client
         self._options = AS_DECLARED
         self.function = function
         self.name = name
@@ -173,12 +151,12 @@ class Task(Generic[P, R]):
     @property
     def retry(self) -> RetryPolicy:
         """How failed attempts are tried again: its own policy, else that of its queue, else the app's."""
-        return self._enqueuer.default_retry(self.queue) if self._retry is None else self._retry
+        return self._client.registry.retry(self.queue) if self._retry is None else self._retry
 
     @property
     def timeout(self) -> float | None:
         """Seconds that an attempt may take: its own, else those of its queue, else the app's."""
-        return self._enqueuer.default_timeout(self.queue) if self._timeout is None else self._timeout
+        return self._client.registry.timeout(self.queue) if self._timeout is None else self._timeout
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Store one job with these arguments and return when it is durable.
@@ -186,7 +164,7 @@ class Task(Generic[P, R]):
         Raises TypeError or PayloadError for arguments that cannot be stored, CostExceedsLimit for a job that could
         never start, DuplicateJob, QueueFull, NotOpen, StorageUnavailable.
         """
-        jobs = await self._enqueuer.enqueue_calls(self, self._options, (Call(args, kwargs),))
+        jobs = await self._client.enqueue(self, (Call(args, kwargs),))
         return jobs[0]
 
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Call[R]]) -> list[Job[R]]:
@@ -195,20 +173,11 @@ class Task(Generic[P, R]):
         A call made by `task.using(…).call(…)` has its own options, and where it says nothing those of this task.
         Raises as `enqueue`; TypeError for a call of another task.
         """
-        return await self._enqueuer.enqueue_calls(self, self._options, as_calls(self, calls))
-
-    def enqueue_blocking(self, calls: Iterable[tuple[Any, ...] | Call[R]]) -> list[Job[R]]:
-        """As `enqueue_many`, for code that cannot await: what `task.sync` does."""
-        return self._enqueuer.enqueue_calls_sync(self, self._options, as_calls(self, calls))
+        return await self._client.enqueue(self, self._calls(calls))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """One job to be, for `enqueue_many`, `chain` and `batch`; with `using(…)` before it, under other options."""
         return Call(args, kwargs, self)
-
-    @property
-    def app(self) -> Enqueuer:
-        """What it is declared on."""
-        return self._enqueuer
 
     @property
     def options(self) -> EnqueueOptions:
@@ -251,7 +220,7 @@ class Task(Generic[P, R]):
         if delay is not None and at is not None:
             raise DeclarationError(f"{where}: pass delay or at, not both")
         if queue is not None:
-            self._enqueuer.require_queue(queue, where)
+            self._client.registry.require_queue(queue, where)
         if priority is not None:
             require_priority(priority, where)
         if retry is not None:
@@ -357,14 +326,10 @@ class Task(Generic[P, R]):
         )
         return TaskSchedule(self, spec)
 
-    async def put_schedule(self, spec: ScheduleSpec, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Schedule[R]:
-        """As `task.schedule(…).enqueue(…)`."""
-        return await self._enqueuer.put_schedule(self, self._options, spec, Call(args, kwargs))
-
     @property
     def sync(self) -> SyncTask[P, R]:
         """The same verbs for code that cannot await; opens the app on first use, and is safe from many threads."""
-        return SyncTask(self, self._enqueuer.portal)
+        return SyncTask(self, self._client)
 
     if not TYPE_CHECKING:  # To a type checker these stay unknown attributes and calls.
 
@@ -383,37 +348,35 @@ class Task(Generic[P, R]):
     def __repr__(self) -> str:
         return f"Task({self.name!r})"
 
+    def _calls(self, calls: Iterable[tuple[Any, ...] | Call[Any]]) -> list[Call[Any]]:
+        """Return tuples and calls of this task, all as calls. Raises TypeError for anything else."""
+        made: list[Call[Any]] = []
+        for call in calls:
+            if isinstance(call, Call):
+                self._require_own(call)
+                made.append(call)
+            elif isinstance(call, tuple):
+                made.append(Call(call, {}))
+            else:
+                raise TypeError(f"enqueue_many takes tuples of arguments or task.call(…), not {call!r:.80}")
+        return made
 
-def as_calls(task: Task[Any, Any], calls: Iterable[tuple[Any, ...] | Call[Any]]) -> list[Call[Any]]:
-    """Tuples and calls of this task, all as calls. Raises TypeError for anything else."""
-    made: list[Call[Any]] = []
-    for call in calls:
-        if isinstance(call, Call):
-            _require_call_of(task, call)
-            made.append(call)
-        elif isinstance(call, tuple):
-            made.append(Call(call, {}))
-        else:
-            raise TypeError(f"enqueue_many takes tuples of arguments or task.call(…), not {call!r:.80}")
-    return made
-
-
-def _require_call_of(task: Task[Any, Any], call: Call[Any]) -> None:
-    called = call.task
-    if called is None or called is task:
-        return
-    if called.name != task.name or called.app is not task.app:
-        of_another_app = " of another app" if called.name == task.name else ""
-        raise TypeError(
-            f"task {task.name!r} cannot enqueue a call of task {called.name!r}{of_another_app}; enqueue each with its "
-            "own task, or both together with chain(…) or batch(…)"
-        )
-    own = called.options.connection
-    if own is not None and own is not task.options.connection:
-        raise TypeError(
-            f"task {task.name!r}: connection= is said of a call, but all calls are stored in one commit; write "
-            "task.using(connection=…).enqueue_many([…])"
-        )
+    def _require_own(self, call: Call[Any]) -> None:
+        called = call.task
+        if called is None or called is self:
+            return
+        if called.name != self.name or called._client is not self._client:
+            of_another_app = " of another app" if called.name == self.name else ""
+            raise TypeError(
+                f"task {self.name!r} cannot enqueue a call of task {called.name!r}{of_another_app}; enqueue each with "
+                "its own task, or both together with chain(…) or batch(…)"
+            )
+        own = called.options.connection
+        if own is not None and own is not self.options.connection:
+            raise TypeError(
+                f"task {self.name!r}: connection= is said of a call, but all calls are stored in one commit; write "
+                "task.using(connection=…).enqueue_many([…])"
+            )
 
 
 def require_priority(priority: int, where: str) -> None:

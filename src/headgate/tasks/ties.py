@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headgate.clock import Duration, to_datetime
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobState
 from headgate.tasks.handle import Job, wait_seconds
-from headgate.tasks.sync_task import Portal, SyncJob
+from headgate.tasks.portal import Portal
+from headgate.tasks.sync_job import SyncJob
+
+if TYPE_CHECKING:
+    from headgate.client import Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +52,6 @@ def batch_status(record: BatchRecord) -> BatchStatus:
     )
 
 
-class Batches(Protocol):
-    """What a batch's handle asks of the app."""
-
-    async def batch_status(self, batch_id: str) -> BatchStatus: ...
-
-    async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus: ...
-
-    async def batch_jobs(self, batch_id: str) -> Sequence[Job[Any]]: ...
-
-
 class Batch:
     """A batch that has been stored: its id, its jobs, and the ways to follow and cancel it.
 
@@ -65,17 +59,17 @@ class Batch:
     (`app.batch(id)`) has neither `jobs` nor `then`; it looks for its jobs in the store, where they are in order.
     """
 
-    __slots__ = ("_app", "id", "jobs", "then")
+    __slots__ = ("_client", "id", "jobs", "then")
 
-    def __init__(self, id: str, jobs: Sequence[Job[Any]], app: Batches, then: Job[Any] | Batch | None = None) -> None:
+    def __init__(self, id: str, jobs: Sequence[Job[Any]], client: Client, then: Job[Any] | Batch | None = None) -> None:
         self.id: str = id
         self.jobs: tuple[Job[Any], ...] = tuple(jobs)
         self.then: Job[Any] | Batch | None = then
-        self._app = app
+        self._client = client
 
     async def status(self) -> BatchStatus:
         """How many of its jobs are in each state. Raises JobNotFound once all have been pruned."""
-        return await self._app.batch_status(self.id)
+        return await self._client.admin.batch(self.id)
 
     async def wait(self, timeout: Duration | None = None) -> BatchStatus:
         """The status, when all jobs are final.
@@ -83,7 +77,7 @@ class Batch:
         Waits up to `timeout` (seconds, a timedelta, or text like "5m"; default: without end). Raises TimeoutError,
         JobNotFound.
         """
-        return await self._app.wait_for_batch(self.id, wait_seconds(timeout, "batch.wait"))
+        return await self._client.wait_for_batch(self.id, wait_seconds(timeout, "batch.wait"))
 
     async def result(self, timeout: Duration | None = None) -> list[Any]:
         """The results of its jobs, in order, when all are final. Raises as `Job.result` for the first without one."""
@@ -101,7 +95,7 @@ class Batch:
         return count
 
     async def _stored_jobs(self) -> Sequence[Job[Any]]:
-        return self.jobs or await self._app.batch_jobs(self.id)
+        return self.jobs or await self._client.batch_jobs(self.id)
 
     def __repr__(self) -> str:
         return f"Batch({self.id!r})"

@@ -14,7 +14,7 @@ from concurrent.futures import Executor, Future
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from headgate.sync import LoopPortal
+from headgate.tasks.portal import Portal
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class CallerThread(Executor):
         """Nothing to end: the thread is the caller's."""
 
 
-class CallingPortal(LoopPortal):
+class CallingPortal(Portal):
     """The portal of an app under test: each call has a loop of its own, and none stays behind."""
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:

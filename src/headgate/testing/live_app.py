@@ -13,16 +13,17 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from headgate.client import Client
 from headgate.clock import Duration
 from headgate.engine.drain import Drain
 from headgate.engine.opening import Opening
 from headgate.errors import HeadgateError
 from headgate.storage.protocol import Storage
-from headgate.sync import LoopPortal
 from headgate.tasks.flow import TiedCall
 from headgate.tasks.handle import Job
+from headgate.tasks.portal import Portal
 from headgate.tasks.schedule import Schedule, ScheduleSpec
-from headgate.tasks.task import Call, EnqueueOptions, Task
+from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import BatchStatus
 from headgate.testing.stand_in import InTest
 
@@ -47,14 +48,43 @@ class LiveHeadgate(InTest):
             await super().__aexit__(kind, error, traceback)
 
 
+class ReachingClient(Client):
+    """Runs its verbs on the loop of the engine, on whichever event loop they are awaited."""
+
+    async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+        enqueued = super().enqueue(task, calls)
+        # A connection of the caller's belongs to the loop of the caller.
+        return await (self.portal.reach(enqueued) if task.options.connection is None else enqueued)
+
+    async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
+        await self.portal.reach(super().enqueue_flow(calls, batches))
+
+    async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
+        return await self.portal.reach(super().put_schedule(task, spec, call))
+
+    async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
+        return await self.portal.reach(super().wait_for_batch(batch_id, timeout))
+
+    async def job_result(self, job_id: str, timeout: float | None) -> Any:
+        return await self.portal.reach(super().job_result(job_id, timeout))
+
+    async def cancel_job(self, job_id: str) -> bool:
+        return await self.portal.reach(super().cancel_job(job_id))
+
+
 class HeadgateInThread(LiveHeadgate):
     """The same with the engine in a thread of its own: verbs run there, on whichever event loop they are awaited."""
 
+    _client_kind = ReachingClient
+
     def prepare_thread(self) -> EnginePortal:
         """Let all that uses the app meet in the thread which this portal begins and ends."""
-        self._opening = _OpenInThread(open=self._open, last_words=self._say_last_words, close=self._close)
+        client = self._client
+        client.opening = opening = _OpenInThread(
+            open=client._open, last_words=client._end_callbacks, close=client._close
+        )
         # Whoever uses a sync verb meets the loop on which the engine runs.
-        self._portal = portal = EnginePortal(lambda: self, self._loop)
+        client.portal = portal = EnginePortal(lambda: self, lambda: opening.loop)
         # What operators see and steer, and limiters, have the store in hand.
         _let_reach(self._storage, portal)
         return portal
@@ -72,32 +102,8 @@ class HeadgateInThread(LiveHeadgate):
             "it; `async with app:` opens the app here and leaves the jobs to the engine"
         )
 
-    async def enqueue_calls(
-        self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]
-    ) -> list[Job[Any]]:
-        enqueued = super().enqueue_calls(task, options, calls)
-        # A connection of the caller's belongs to the loop of the caller.
-        return await (self._portal.reach(enqueued) if options.connection is None else enqueued)
 
-    async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
-        await self._portal.reach(super().enqueue_flow(calls, batches))
-
-    async def put_schedule(
-        self, task: Task[Any, Any], options: EnqueueOptions, spec: ScheduleSpec, call: Call[Any]
-    ) -> Schedule[Any]:
-        return await self._portal.reach(super().put_schedule(task, options, spec, call))
-
-    async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
-        return await self._portal.reach(super().wait_for_batch(batch_id, timeout))
-
-    async def job_result(self, job_id: str, timeout: float | None) -> Any:
-        return await self._portal.reach(super().job_result(job_id, timeout))
-
-    async def cancel_job(self, job_id: str) -> bool:
-        return await self._portal.reach(super().cancel_job(job_id))
-
-
-class EnginePortal(LoopPortal):
+class EnginePortal(Portal):
     """The portal that keeps the engine of a test: the program under test does not end it."""
 
     def close(self) -> None:
@@ -123,7 +129,7 @@ class _OpenInThread(Opening):
         return self.loop is asyncio.get_running_loop()
 
 
-def _let_reach(storage: Storage, portal: LoopPortal) -> None:
+def _let_reach(storage: Storage, portal: Portal) -> None:
     """Let each verb of the store run on the loop of the app, but for what runs on a connection of the caller's."""
     for name in dir(storage):
         verb = getattr(storage, name)
@@ -131,7 +137,7 @@ def _let_reach(storage: Storage, portal: LoopPortal) -> None:
             setattr(storage, name, _reaching(verb, portal))
 
 
-def _reaching(verb: Callable[..., Coroutine[Any, Any, Any]], portal: LoopPortal) -> Callable[..., Any]:
+def _reaching(verb: Callable[..., Coroutine[Any, Any, Any]], portal: Portal) -> Callable[..., Any]:
     @functools.wraps(verb)
     async def reaching(*args: Any, **kwargs: Any) -> Any:
         return await portal.reach(verb(*args, **kwargs))

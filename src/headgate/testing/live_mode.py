@@ -31,7 +31,7 @@ class LiveApp:
 
     async def wait_until_idle(self, timeout: float = 10.0) -> None:
         """Return when no job waits or runs, delayed ones included. Raises TimeoutError that tells what is left."""
-        await self.app.portal.reach(self._wait_until_idle(timeout))
+        await self.app._client.portal.reach(self._wait_until_idle(timeout))
 
     async def _wait_until_idle(self, timeout: float) -> None:
         changed = asyncio.Event()

@@ -1,7 +1,7 @@
 """The app as a test has it: the same declarations on another store, and nothing runs by itself.
 
-While it stands in, the app object is of a class of its own here, so whoever imported it enqueues into the test. At the
-end it is what it was before.
+While it stands in, the app object and its client are of classes of their own here, so whoever imported the app or a
+task enqueues into the test. At the end they are what they were before.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Self, TypeVar, cast
 
 from headgate.app import Headgate
+from headgate.client import Client
 from headgate.clock import Clock, Duration
 from headgate.engine.backlog import Admitted, Backlogs
 from headgate.engine.bus import EventBus
@@ -31,7 +32,7 @@ from headgate.storage.enlisting import require_blocking
 from headgate.storage.protocol import Storage
 from headgate.tasks.flow import TiedCall
 from headgate.tasks.handle import Job
-from headgate.tasks.task import Call, EnqueueOptions, Task
+from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import BatchStatus
 from headgate.testing.caller_thread import CallingPortal, waiting_thread
 from headgate.testing.stepped_node import NodeInTest, Performed, SteppedNode
@@ -45,11 +46,60 @@ class InTest(Headgate):
     _node_kind = NodeInTest
 
 
-class StandIn(InTest):
-    """An app that is open wherever a test uses it, and runs nothing by itself."""
+class ManualClient(Client):
+    """Keeps what is enqueued until the test runs it; to wait for what nothing would run is an error."""
+
+    app: StandIn
 
     connections: dict[str, Any]
     """Whose transaction a job was put into, by its id."""
+
+    async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+        connection = task.options.connection
+        if connection is None:
+            jobs = await super().enqueue(task, calls)
+        else:
+            new = await self.intake.jobs_to_enlist(task, parts_of(task, calls))
+            jobs = self._handles(new, await self.storage.add(new))
+            self.connections |= dict.fromkeys([job.id for job in jobs], connection)
+        await self.app.after_enqueueing([job.id for job in jobs])
+        return jobs
+
+    def enqueue_blocking(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+        if task.options.connection is not None:
+            require_blocking(task.options.connection)
+        return self.portal.run(self.enqueue(task, calls))
+
+    async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
+        await super().enqueue_flow(calls, batches)
+        await self.app.after_enqueueing([call.id for call in calls])
+
+    async def job_result(self, job_id: str, timeout: float | None) -> Any:
+        record = await self.storage.job(job_id)
+        if record is None:
+            raise JobNotFound(job_id)
+        if not record.state.is_final:
+            raise HeadgateError(
+                f"job {job_id} of task {record.task!r} is {record.state}, and nothing runs by itself in this test: its "
+                "result would be waited for without end; drain() first, or use headgate.testing.live(app)"
+            )
+        return result_of(record, self.registry.find(record.task))
+
+    async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
+        status = await self.admin.batch(batch_id)
+        if status.pending:
+            raise HeadgateError(
+                f"{status.pending} jobs of batch {batch_id} are not final, and nothing runs by itself in this test: "
+                "drain() first, or use headgate.testing.live(app)"
+            )
+        return status
+
+
+class StandIn(InTest):
+    """An app that is open wherever a test uses it, and runs nothing by itself."""
+
+    _client: ManualClient
+    _client_kind = ManualClient
 
     performed: dict[str, Performed]
     """The latest attempt of each job that was run, by its id."""
@@ -75,51 +125,8 @@ class StandIn(InTest):
             "headgate.testing.live(app) runs a real engine"
         )
 
-    async def enqueue_calls(
-        self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]
-    ) -> list[Job[Any]]:
-        if options.connection is None:
-            jobs = await super().enqueue_calls(task, options, calls)
-        else:
-            new = await self._intake.jobs_to_enlist(task, parts_of(task, options, calls))
-            jobs = self._handles(new, await self._storage.add(new))
-            self.connections |= dict.fromkeys([job.id for job in jobs], options.connection)
-        await self.after_enqueueing([job.id for job in jobs])
-        return jobs
-
-    def enqueue_calls_sync(
-        self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]]
-    ) -> list[Job[Any]]:
-        if options.connection is not None:
-            require_blocking(options.connection)
-        return self._portal.run(self.enqueue_calls(task, options, calls))
-
-    async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
-        await super().enqueue_flow(calls, batches)
-        await self.after_enqueueing([call.id for call in calls])
-
     async def after_enqueueing(self, job_ids: Sequence[str]) -> None:
         """What follows when jobs are stored: nothing, until somebody drains."""
-
-    async def job_result(self, job_id: str, timeout: float | None) -> Any:
-        record = await self._storage.job(job_id)
-        if record is None:
-            raise JobNotFound(job_id)
-        if not record.state.is_final:
-            raise HeadgateError(
-                f"job {job_id} of task {record.task!r} is {record.state}, and nothing runs by itself in this test: its "
-                "result would be waited for without end; drain() first, or use headgate.testing.live(app)"
-            )
-        return result_of(record, self._registry.find(record.task))
-
-    async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
-        status = await self.batch_status(batch_id)
-        if status.pending:
-            raise HeadgateError(
-                f"{status.pending} jobs of batch {batch_id} are not final, and nothing runs by itself in this test: "
-                "drain() first, or use headgate.testing.live(app)"
-            )
-        return status
 
     @contextlib.asynccontextmanager
     async def node(self, storage: Storage | None = None) -> AsyncIterator[SteppedNode]:
@@ -135,8 +142,8 @@ class StandIn(InTest):
             ids=self._ids,
             # One of its own: what a teller waits with belongs to one event loop.
             teller=Teller(storage, self._registry, self._clock, self._bus),
-            historian=self._historian,
-            tracing=self._intake.tracing,
+            historian=self._client.historian,
+            tracing=self._client.intake.tracing,
             pool=waiting_thread(),
             latest=self.performed,
         )
@@ -192,12 +199,14 @@ def in_test(app: Headgate, kind: type[S], storage: Storage, clock: Clock) -> Ite
     """Let the app be of that kind, on this store, until the block ends. Raises HeadgateError for one that is open."""
     if isinstance(app, InTest):
         raise HeadgateError("this app is in a test already: inline, manual and live do not go into one another")
-    if app._opening.is_open:
+    client = app._client
+    if client.opening.is_open:
         raise HeadgateError(
-            f"this app is open on {app.address.shown}: a test has to have it before it is opened; where "
+            f"this app is open on {client.address.shown}: a test has to have it before it is opened; where "
             "code that cannot await has opened it, app.sync.close() closes it"
         )
     before, own_kind = dict(vars(app)), type(app)
+    client_before, client_kind = vars(client), type(client)
     bus = EventBus()
     for subscription in app._bus._subscriptions:
         bus.subscribe(subscription._callback, *subscription._kinds)
@@ -206,19 +215,24 @@ def in_test(app: Headgate, kind: type[S], storage: Storage, clock: Clock) -> Ite
     stand_in = cast(S, app)
     try:
         stand_in._wire(storage, Address(f"{type(storage).__name__} of a test"), clock, bus, history=False)
-        stand_in._elsewhere = _LimitsWithJobs(stand_in._registry.limits, storage, clock, None)
+        # Tasks and handles hold the client of the app, so that one becomes the client of the test.
+        made = stand_in._client
+        client.__class__, client.__dict__ = type(made), vars(made)
+        stand_in._client = client
+        client.elsewhere = _LimitsWithJobs(stand_in._registry.limits, storage, clock, None)
         if isinstance(stand_in, StandIn):
-            stand_in.connections = {}
             stand_in.performed = {}
             stand_in.at_work = []
-            stand_in._opening = _OpenAnywhere()
-            stand_in._portal = CallingPortal(stand_in.open, stand_in._loop)
-            find = stand_in._registry.queues.__getitem__
-            stand_in._intake._backlogs = _ImpatientBacklogs(storage, clock, find)
+            stand_in._client.app = stand_in
+            stand_in._client.connections = {}
+            client.opening = _OpenAnywhere()
+            client.portal = CallingPortal(lambda: client, lambda: client.opening.loop)
+            client.intake._backlogs = _ImpatientBacklogs(storage, clock, stand_in._registry.queues.__getitem__)
             bus.subscribe(log_event, *logged_kinds())
         yield stand_in
     finally:
         app.__class__ = own_kind
+        client.__class__, client.__dict__ = client_kind, client_before
         for name in vars(app).keys() - before.keys():
             delattr(app, name)
         vars(app).update(before)

@@ -88,7 +88,7 @@ class Workbench:
             if len(page) < PAGE:
                 break
             cursor = page[-1].id
-        find, connections = self._app._registry.find, self._app.connections
+        find, connections = self._app._registry.find, self._app._client.connections
         return [enqueued(record, find(record.task), connections.get(record.id)) for record in records]
 
     def assert_enqueued(
@@ -196,7 +196,7 @@ class Workbench:
         arguments that cannot be enqueued.
         """
         now = self.clock.now()
-        (job,) = self._app._intake._new_jobs(task, task.options, [Call(args, kwargs, task)])
+        (job,) = self._app._client.intake._new_jobs(task, task.options, [Call(args, kwargs, task)])
         job = replace(job, delayed=False, run_at=now, expires_at=None, unique_key=None, gate="")
         scratch = SharedMemory(self.clock, gated=False)
         await scratch.add([job])

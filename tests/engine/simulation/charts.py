@@ -53,7 +53,7 @@ class Charts:
     def crash(self, app: Headgate) -> None:
         """A process is killed: what it has counted and not written is lost, and what was sent may be."""
         self._apps.remove(app)
-        historian = app._historian
+        historian = app._client.historian
         for row in _unwritten(historian):
             self._missing.update({kind: getattr(row, kind) for kind in KINDS})
         historian._is_on = False
@@ -66,8 +66,8 @@ class Charts:
     async def settle(self) -> None:
         """Everybody who lives writes what is left."""
         for app in self._apps:
-            await app._historian.close(60)
-            assert app._historian.statistics() == {"unwritten": 0, "lost": 0}, app._historian.statistics()
+            await app._client.historian.close(60)
+            assert app._client.historian.statistics() == {"unwritten": 0, "lost": 0}, app._client.historian.statistics()
         await self._world.store.gather_history()
 
     async def check(self) -> None:

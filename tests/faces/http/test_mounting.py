@@ -144,7 +144,7 @@ async def test_an_app_that_threads_have_opened_is_asked_on_their_loop(postgres_u
             assert [event async for event in events] == []
     finally:
         await site.close()
-        await asyncio.to_thread(app.portal.close)
+        await asyncio.to_thread(app.sync.close)
 
 
 def test_an_app_that_was_opened_by_a_mounted_dashboard_is_closed_with_the_loop(

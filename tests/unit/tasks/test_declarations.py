@@ -230,7 +230,7 @@ def drawn(limit: Limit, **using: Any) -> tuple[Draw, ...]:
     async def call(tenant: str | None, order: Order | None = None) -> None: ...
 
     task = call.using(**using)
-    (job,) = app._intake._new_jobs(task, task._options, [task.call("acme")])
+    (job,) = app._client.intake._new_jobs(task, task._options, [task.call("acme")])
     assert isinstance(job, NewJob)
     return job.draws
 

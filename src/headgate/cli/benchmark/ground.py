@@ -11,6 +11,7 @@ from pathlib import Path
 from headgate.admin.checkup import Checkup
 from headgate.app import Headgate
 from headgate.cli.benchmark.figures import Ground
+from headgate.cli.benchmark.scratch import scratch_of
 from headgate.clock import SECOND, SystemClock
 from headgate.storage.facts import PostgresFacts, SqliteFacts, StoreFacts
 
@@ -20,14 +21,14 @@ PAGE = 4096
 
 async def ground_of(app: Headgate, seconds: float) -> Ground:
     """Look at it, for about so many seconds."""
-    async with app.scratch() as make:
+    async with scratch_of(app) as make:
         beside = make()
         async with beside.open():
             checkup: Checkup = await beside.admin.checkup()
     setup, is_durable = _setup(checkup.store)
-    file = app.address.file
+    file = app._client.address.file
     return Ground(
-        store=app.address.shown,
+        store=app._client.address.shown,
         setup=setup,
         is_durable=is_durable,
         python=platform.python_version(),

@@ -11,6 +11,7 @@ from typing import Any
 from headgate.app import Headgate
 from headgate.cli.benchmark.figures import Figures, Latency, Rate
 from headgate.cli.benchmark.ground import ground_of
+from headgate.cli.benchmark.scratch import scratch_of
 from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.errors import HeadgateError
 from headgate.limits.strict_rate import StrictRate
@@ -90,7 +91,7 @@ async def measure(app: Headgate, clock: Clock, *, seconds: float, slots: int, sa
     part = seconds / 10
     say("looking at the ground")
     ground = await ground_of(app, part / 4)
-    async with app.scratch() as make:
+    async with scratch_of(app) as make:
         producer = make()
         tasks = _declare(producer, _Worked(clock))
         async with producer.open():
@@ -102,7 +103,7 @@ async def measure(app: Headgate, clock: Clock, *, seconds: float, slots: int, sa
             bulk = await _enqueue_bulk(tasks, clock, part)
         say(f"running them in {slots} slots")
         drain = await _drain(make, clock, single.jobs + together.jobs + bulk.jobs, 3 * part, slots)
-    async with app.scratch() as make:
+    async with scratch_of(app) as make:
         producer, worker, worked = make(), make(concurrency=slots), _Worked(clock)
         tasks = _declare(producer, worked)
         _declare(worker, worked)

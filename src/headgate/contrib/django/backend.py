@@ -58,9 +58,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         if self._app is None:
             app = _import_app(self.options["app"], self.alias)
             for queue in sorted(self.queues):
-                try:
-                    app.require_queue(queue, f"TASKS[{self.alias!r}]")
-                except LookupError:
+                if queue not in app._client.registry.queues:
                     app.queue(queue)
             self._app = app
         return self._app
@@ -151,11 +149,11 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         return id
 
     async def _new_id(self) -> str:
-        return self.app.new_id()
+        return self.app._client.new_id()
 
     def _enqueue_late(self, job: Any, id: str, call: Arguments, result: Any) -> None:
         tied = TiedCall(id, job.call(*call.args, **call.kwargs), Origin(), ())
-        self.app.sync.run(self.app.enqueue_flow([tied], []))
+        self.app.sync.run(self.app._client.enqueue_flow([tied], []))
         signals.task_enqueued.send(type(self), task_result=result)
 
 

@@ -1,0 +1,23 @@
+"""Apps on an empty store beside that of an app, for measuring."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from headgate.app import Headgate
+from headgate.errors import DeclarationError
+
+
+@contextlib.asynccontextmanager
+async def scratch_of(app: Headgate) -> AsyncIterator[Callable[..., Headgate]]:
+    """Yield what makes apps, with the settings it is given, on an empty store beside that of this app.
+
+    On SQLite it is a file on the same disk, on PostgreSQL a schema of the same database. It is deleted when the block
+    ends; the apps have to be closed before. Raises DeclarationError for memory://.
+    """
+    storage, shown = app._client.storage, app._client.address.shown
+    if storage.is_in_process:
+        raise DeclarationError(f"nothing can be made beside {shown}; use sqlite:/// or postgresql://")
+    async with storage.scratch() as make:
+        yield lambda **settings: Headgate(storage=make(), clock=app._clock, **settings)

@@ -1,0 +1,246 @@
+"""The client of an app: what its tasks, handles, schedules, chains and batches enqueue, read and wait with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from headgate.admin import Admin
+from headgate.admin.actor import this_process
+from headgate.admin.schedules import SchedulesAdmin
+from headgate.clock import Clock
+from headgate.engine.batch_watch import wait_for_batch
+from headgate.engine.bus import EventBus
+from headgate.engine.elsewhere import LimitsElsewhere
+from headgate.engine.historian import Historian
+from headgate.engine.intake import Intake, standing_ids
+from headgate.engine.node import Node
+from headgate.engine.opening import Opening
+from headgate.engine.parts import parts_of
+from headgate.engine.result import result_of
+from headgate.engine.result_watch import ResultWatch
+from headgate.engine.teller import Teller
+from headgate.errors import DeclarationError, JobNotFound
+from headgate.jobs.audit import Deed
+from headgate.jobs.identity import IdSource
+from headgate.jobs.job import JobState, NewJob
+from headgate.observe.log import log_event, logged_kinds
+from headgate.storage.address import Address
+from headgate.storage.enlisting import require_blocking, run_at_once
+from headgate.storage.protocol import JobFilter, Storage
+from headgate.tasks.child_mark import IN_CHILD
+from headgate.tasks.flow import TiedCall
+from headgate.tasks.handle import Job, Promise
+from headgate.tasks.portal import Portal
+from headgate.tasks.registry import Registry
+from headgate.tasks.schedule import Schedule, ScheduleSpec
+from headgate.tasks.task import Call, Task
+from headgate.tasks.ties import Batch, BatchStatus, batch_status
+from headgate.tasks.tracing import Tracing
+
+CALLBACK_DRAIN_TIMEOUT = 5.0
+"""Seconds that callbacks, and then subscribers, get to end when the app is closed, at most."""
+
+LAST_HISTORY_TIMEOUT = 2.0
+"""Seconds in which the end of the charts is written then, at most."""
+
+
+class Client:
+    """Enqueues, reads and waits for one app, while the app is open. It runs no jobs.
+
+    `async with client:` connects the store; the first who enters connects, the last who leaves disconnects. Its verbs
+    raise NotOpen before and after. `local_node` returns the node that runs jobs in this process, if there is one.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        registry: Registry,
+        *,
+        address: Address,
+        clock: Clock,
+        bus: EventBus,
+        ids: IdSource,
+        local_node: Callable[[], Node | None],
+        history: bool,
+        limits_url: str | None,
+        grace: float,
+    ) -> None:
+        self.storage = storage
+        self.registry = registry
+        self.address = address
+        self.teller: Teller = Teller(storage, registry, clock, bus)
+        self.historian: Historian = Historian(storage, clock=clock, bus=bus, ids=ids, is_on=history)
+        self.intake: Intake = Intake(
+            storage, registry, clock=clock, bus=bus, ids=ids, teller=self.teller, historian=self.historian
+        )
+        self.elsewhere: LimitsElsewhere = LimitsElsewhere(registry.limits, storage, clock, limits_url)
+        self.opening: Opening = Opening(open=self._open, last_words=self._end_callbacks, close=self._close)
+        self.portal: Portal = Portal(lambda: self, lambda: self.opening.loop)
+        self._clock = clock
+        self._bus = bus
+        self._ids = ids
+        self._local_node = local_node
+        self._grace = grace
+        self._results: ResultWatch | None = None
+
+    # ------------------------------------------------------------------------------------------ connecting
+
+    async def __aenter__(self) -> Self:
+        if IN_CHILD.get() and self.storage.is_in_process:
+            raise DeclarationError(
+                "jobs on memory:// are in the memory of another process: a process task cannot enqueue there; "
+                "use sqlite:///path or postgresql://…"
+            )
+        await self.opening.enter()
+        return self
+
+    async def __aexit__(self, *details: object) -> None:
+        await self.opening.leave()
+
+    async def _open(self) -> None:
+        await self.storage.open()
+        self._results = ResultWatch(self.storage, self._clock)
+        self._end_log = self._bus.subscribe(log_event, *logged_kinds())
+
+    async def _end_callbacks(self) -> None:
+        # Callbacks that handle the last events may still enqueue and read.
+        await self.teller.close(min(self._grace, CALLBACK_DRAIN_TIMEOUT))
+
+    async def _close(self) -> None:
+        assert self._results is not None
+        self.intake.close()
+        await self._results.close()
+        await self.historian.close(LAST_HISTORY_TIMEOUT)
+        await self._bus.close(self._clock, CALLBACK_DRAIN_TIMEOUT)
+        self._end_log()
+        await self.elsewhere.close()
+        await self.storage.close()
+
+    def trace_by(self, tracing: Tracing) -> None:
+        """Make traces of what is enqueued and run. Raises DeclarationError for a second one."""
+        if self.intake.tracing is not None:
+            raise DeclarationError("this app makes traces already; call app.instrument(…) once with what makes them")
+        self.intake.tracing = self.teller.tracing = tracing
+
+    # ------------------------------------------------------------------------------------------ enqueueing
+
+    async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+        """Store the calls as jobs in one commit, under the options of the task. Raises as `Task.enqueue`."""
+        self.opening.require()
+        parts = parts_of(task, calls)
+        connection = task.options.connection
+        if connection is not None:
+            jobs = await self.intake.jobs_to_enlist(task, parts)
+            return self._handles(jobs, await self.intake.enlist(connection, jobs))
+        handles: list[Job[Any]] = [Job(id, self) for id in await self.intake.take(task, parts)]
+        if any(part.options.promise for part in parts):
+            await self._promise(handles, self.intake.must_promise(task, parts))
+        return handles
+
+    def enqueue_blocking(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
+        """As `enqueue`, for code that cannot await; a connection of the caller's is used in the caller's thread."""
+        connection = task.options.connection
+        if connection is None:
+            return self.portal.run(self.enqueue(task, calls))
+        require_blocking(connection)
+        jobs = self.portal.run(self.intake.jobs_to_enlist(task, parts_of(task, calls)))
+        return self._handles(jobs, run_at_once(self.intake.enlist(connection, jobs)))
+
+    def _handles(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[Job[Any]]:
+        return [Job(id, self) for id in standing_ids(jobs, others)]
+
+    async def _promise(self, handles: Sequence[Job[Any]], asked: Sequence[bool]) -> None:
+        for job, is_asked in zip(handles, asked, strict=True):
+            if is_asked:
+                status = await self.admin.status(job.id)
+                job.promise = Promise(status.place, status.predicted_start, status.waits_for)
+
+    def check(self, task: Task[Any, Any], call: Call[Any]) -> None:
+        """Raise what `enqueue` would raise for the arguments, keys and costs of a call; stores nothing, open or not."""
+        self.intake.check(task, call)
+
+    def new_id(self) -> str:
+        """Return the id of a job or a batch that is about to be enqueued."""
+        self.opening.require()
+        return self._ids.next(self.storage.now())
+
+    async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
+        """Store the calls of a chain or a batch in one commit, with the id and the size of each batch."""
+        self.opening.require()
+        await self.intake.take_tied(calls, batches)
+
+    async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
+        """Store a schedule at run time. Raises as `Task.enqueue`, and DeclarationError."""
+        self.opening.require()
+        await self.intake.put_schedule(task, spec, call)
+        node = self._local_node()
+        if node is not None:
+            node.look_at_schedules()
+        return Schedule(spec.name, self)
+
+    # ---------------------------------------------------------------------------------- reading and waiting
+
+    @property
+    def admin(self) -> Admin:
+        """What operators see and steer. Raises NotOpen."""
+        self.opening.require()
+        elsewhere = {name: limit.store for name, limit in self.elsewhere.limits.items()}
+        tasks = {name: task.queue for name, task in self.registry.named()}
+        return Admin(
+            self.storage,
+            self.registry.rules,
+            elsewhere,
+            tasks,
+            frozenset(self.registry.queues),
+            SchedulesAdmin(self.storage, self.registry, self._ids),
+            address=self.address.shown,
+        )
+
+    def job(self, job_id: str) -> Job[Any]:
+        """Return the handle of a job; it reads nothing."""
+        return Job(job_id, self)
+
+    def batch(self, batch_id: str) -> Batch:
+        """Return the handle of a batch, without its jobs; it reads nothing."""
+        return Batch(batch_id, (), self)
+
+    def schedule(self, name: str) -> Schedule[Any]:
+        """Return the handle of a schedule; it reads nothing."""
+        return Schedule(name, self)
+
+    async def job_result(self, job_id: str, timeout: float | None) -> Any:
+        """As `Job.result`; `timeout` is in seconds."""
+        self.opening.require()
+        assert self._results is not None
+        record = await self._results.wait(job_id, timeout)
+        return result_of(record, self.registry.find(record.task))
+
+    async def cancel_job(self, job_id: str) -> bool:
+        """As `Job.cancel`; a node of this process ends the job at once."""
+        self.opening.require()
+        state = await self.storage.cancel(job_id, deed=Deed(this_process(), "cancel", "job", job_id))
+        if state is None:
+            raise JobNotFound(job_id)
+        node = self._local_node()
+        if state is JobState.RUNNING and node is not None:
+            node.cancel(job_id)
+        return not state.is_final
+
+    async def batch_jobs(self, batch_id: str) -> Sequence[Job[Any]]:
+        """Return the jobs of a batch, in order, as far as they are kept."""
+        self.opening.require()
+        found: list[Job[Any]] = []
+        while True:
+            filter = JobFilter(batch=batch_id, oldest_first=True, cursor=found[-1].id if found else None, count=1000)
+            page = await self.storage.jobs(filter)
+            found += [Job(record.id, self) for record in page]
+            if len(page) < filter.count:
+                return found
+
+    async def wait_for_batch(self, batch_id: str, timeout: float | None) -> BatchStatus:
+        """As `Batch.wait`; `timeout` is in seconds."""
+        self.opening.require()
+        return batch_status(
+            await wait_for_batch(self.storage, self._clock, batch_id, timeout, lambda: self.opening.is_open)
+        )
