@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from random import Random
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from headgate.admin import Admin
 from headgate.arguments import MOST_SLOTS, parse_count, parse_seconds
@@ -20,7 +19,6 @@ from headgate.engine.drain import Drain
 from headgate.engine.node import Node, NodeSettings
 from headgate.engine.stop_signals import stopped_by_signals
 from headgate.errors import DeclarationError, PayloadError, UnknownLimit
-from headgate.jobs.audit import AuditWord
 from headgate.jobs.event import Event
 from headgate.jobs.identity import IdSource
 from headgate.jobs.retry import RetryPolicy
@@ -29,7 +27,6 @@ from headgate.limits.standalone.current_buckets import CurrentBuckets
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.instrument import Instrument, Observed
-from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
 from headgate.settings import load_settings, storage_url
 from headgate.storage.address import Address
@@ -38,15 +35,15 @@ from headgate.storage.protocol import Storage
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.sync import SyncApp
 from headgate.tasks.child_mark import IN_CHILD
-from headgate.tasks.declaration import Body, TaskOptions, body_of_function, body_of_handler, declare_task
+from headgate.tasks.declaration import Body, body_of_function, body_of_handler, declare_task
 from headgate.tasks.decorators import ScheduleDecorator, TaskDecorator
 from headgate.tasks.handle import Job
 from headgate.tasks.handler import Handler, mark_declared
-from headgate.tasks.payload import Upgrade
-from headgate.tasks.queue import DEFAULT_QUEUE, WhenFull, declared_queue
+from headgate.tasks.options import HandlerOptions, TaskOptions
+from headgate.tasks.queue import QueueOptions, declared_queue
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import declare_resource
-from headgate.tasks.schedule import DeclaredSchedule, First, Schedule, schedule_spec
+from headgate.tasks.schedule import DeclaredSchedule, Schedule, ScheduleOptions, schedule_spec
 from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import Batch
 from headgate.version import installed_version
@@ -132,94 +129,25 @@ class Headgate:
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(
-        self,
-        function: None = None,
-        /,
-        *,
-        name: str | None = None,
-        aliases: Sequence[str] = (),
-        queue: str = DEFAULT_QUEUE,
-        limits: Sequence[Limit | str] = (),
-        retry: RetryPolicy | None = None,
-        timeout: Duration | None = None,
-        priority: int = 0,
-        audit: AuditWord | None = None,
-        upgrade: Upgrade | None = None,
-        process: bool = False,
-    ) -> TaskDecorator: ...
-    def task(
-        self,
-        function: Callable[..., Any] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        aliases: Sequence[str] = (),
-        queue: str = DEFAULT_QUEUE,
-        limits: Sequence[Limit | str] = (),
-        retry: RetryPolicy | None = None,
-        timeout: Duration | None = None,
-        priority: int = 0,
-        audit: AuditWord | None = None,
-        upgrade: Upgrade | None = None,
-        process: bool = False,
-    ) -> Any:
+    def task(self, function: None = None, /, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
         """Make a function a task: `@app.task`, or `@app.task(limits=[StrictRate("15/m", key="{tenant_id}")])`.
 
-        An `async def` runs on the event loop, a plain `def` in a thread, or with `process=True` in a child process:
-        for what computes, and for what has to be stopped for sure when its time is up. `name` (default: the function's)
-        is what is stored with each job; jobs stored under one of `aliases`, the task's names of old, run with it as
-        well. `upgrade` makes the arguments that an older release has stored those of today: it is asked, with a dict of
-        plain JSON values, only where they do not fit the signature, and returns such a dict. `limits` must all open for
-        a job to start, and none is charged unless all are. `timeout` is for each attempt. `priority` 0 to 9, higher
-        first inside a lane. `audit` is how much is kept of the life of its jobs: "none", "errors", "minimal" or "full"
-        (default: the app's). Raises DeclarationError for what can never work, UnknownQueue for a queue that is not
-        declared.
+        An `async def` runs on the event loop, a plain `def` in a thread, or with `process=True` in a child process.
+        `headgate.tasks.options.TaskOptions` describes each option. Raises DeclarationError for what can never work,
+        UnknownQueue for a queue that is not declared.
         """
 
-        options = TaskOptions(
-            name=name, aliases=aliases, queue=queue, limits=limits, retry=retry, timeout=timeout,
-            priority=priority, audit=audit, upgrade=upgrade,
-        )  # fmt: skip
-
         def declare(function: Callable[..., Any]) -> Task[Any, Any]:
-            return self._declare(body_of_function(function, options, process=process), options)
+            return self._declare(body_of_function(function, options), options)
 
         return declare if function is None else declare(function)
 
     @overload
     def handler(self, handler: H, /) -> H: ...
     @overload
-    def handler(
-        self,
-        handler: None = None,
-        /,
-        *,
-        name: str | None = None,
-        aliases: Sequence[str] = (),
-        queue: str = DEFAULT_QUEUE,
-        limits: Sequence[Limit | str] = (),
-        retry: RetryPolicy | None = None,
-        timeout: Duration | None = None,
-        priority: int = 0,
-        audit: AuditWord | None = None,
-        upgrade: Upgrade | None = None,
-    ) -> Callable[[H], H]: ...
-    def handler(
-        self,
-        handler: type[Any] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        aliases: Sequence[str] = (),
-        queue: str = DEFAULT_QUEUE,
-        limits: Sequence[Limit | str] = (),
-        retry: RetryPolicy | None = None,
-        timeout: Duration | None = None,
-        priority: int = 0,
-        audit: AuditWord | None = None,
-        upgrade: Upgrade | None = None,
-    ) -> Any:
+    def handler(self, handler: None = None, /, **options: Unpack[HandlerOptions]) -> Callable[[H], H]: ...
+    def handler(self, handler: type[Any] | None = None, /, **options: Unpack[HandlerOptions]) -> Any:
         """Make a class a task: `@app.handler class Sync(Handler[SyncPayload])`, then `await Sync.enqueue(payload)`.
 
         The class stays a class; `Sync.task` is the task. Its `run(self, payload)` is called on a new instance for each
@@ -227,18 +155,13 @@ class Headgate:
         may name the payload's fields: `"{tenant_id}"`.
         """
 
-        options = TaskOptions(
-            name=name, aliases=aliases, queue=queue, limits=limits, retry=retry, timeout=timeout,
-            priority=priority, audit=audit, upgrade=upgrade,
-        )  # fmt: skip
-
         def declare(handler: type[Any]) -> type[Any]:
             mark_declared(handler, self._declare(body_of_handler(handler, options), options))
             return handler
 
         return declare if handler is None else declare(handler)
 
-    def _declare(self, body: Body, options: TaskOptions) -> Task[Any, Any]:
+    def _declare(self, body: Body, options: HandlerOptions) -> Task[Any, Any]:
         settings = self._settings
         task = declare_task(
             body, options, self._client, self._registry, max_payload=settings.max_payload, audit=settings.audit
@@ -280,32 +203,20 @@ class Headgate:
         name: str | None = None,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        first: First = "after",
-        until: datetime | None = None,
-        max_runs: int | None = None,
-        misfire: Misfire = "run_once",
-        overlap: Overlap | None = None,
+        **options: Unpack[ScheduleOptions],
     ) -> ScheduleDecorator:
         """Enqueue a task again and again: `@app.schedule(Cron("0 6 * * *", tz="Europe/Rome"))` on a function or a task.
 
         `name` (default: the task's) is what the schedule is known by from one start to the next; one that has its name
         from the task takes over the schedule that was named after an alias of it. `args` and `kwargs` are those of its
-        jobs. The other options are as in `task.schedule`. It is stored when a node starts: one of the same name is
-        brought up to date and keeps its count, its rhythm and its pause. What `task.using(…)` says holds for its jobs.
-        Raises DeclarationError for what can never work.
+        jobs. `headgate.tasks.schedule.ScheduleOptions` describes the other options. It is stored when a node starts:
+        one of the same name is brought up to date and keeps its count, its rhythm and its pause. What `task.using(…)`
+        says holds for its jobs. Raises DeclarationError for what can never work.
         """
 
         def declare(declared: Any) -> Any:
             task = declared if isinstance(declared, Task) else self.task(declared)
-            spec = schedule_spec(
-                task.name if name is None else name,
-                trigger,
-                first=first,
-                until=until,
-                max_runs=max_runs,
-                misfire=misfire,
-                overlap=overlap,
-            )
+            spec = schedule_spec(task.name if name is None else name, trigger, options)
             try:
                 call = self._client.intake.scheduled_call(task, spec, Call(tuple(args), dict(kwargs or {})))
             except (TypeError, PayloadError) as error:
@@ -333,36 +244,12 @@ class Headgate:
             store = CurrentBuckets(lambda: self._client.elsewhere.store_of(limit) or StoredBuckets(self._storage))
         return Limiter(changed(limit, name=name), store=store, clock=self._clock)
 
-    def queue(
-        self,
-        name: str,
-        *,
-        concurrency: int | None = None,
-        global_concurrency: int | None = None,
-        max_backlog: int | None = None,
-        when_full: WhenFull = "wait",
-        limits: Sequence[Limit | str] = (),
-        retry: RetryPolicy | None = None,
-        timeout: Duration | None = None,
-    ) -> None:
-        """Declare a queue, with its slots per node (default: 100, or max(4, 2 × cores) for plain functions).
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> None:
+        """Declare a queue: `app.queue("mail", concurrency=10, global_concurrency=20)`.
 
-        `global_concurrency`: never more than so many of its jobs run at once over all nodes (default: no such bound).
-        It is the limit `queue:<name>`, which all its jobs draw on: listed, set and paused like any other.
-
-        `max_backlog`: how many of its jobs may wait (default: any number), counted when one is enqueued; retries and
-        what other processes add in the same tenth of a second may exceed it. `when_full`: "wait" until there is room,
-        "raise" QueueFull, or "fallback" to the queue `default`.
-
-        `limits`: all its jobs draw on these as well, whatever their task; keys are over the arguments of each task.
-
-        `retry` and `timeout` are for tasks declared for this queue that have none of their own (default: the app's);
-        a job that is enqueued to another queue keeps those of its task.
+        `headgate.tasks.queue.QueueOptions` describes each option. Raises DeclarationError for what can never work.
         """
-        queue = declared_queue(
-            name, concurrency=concurrency, global_concurrency=global_concurrency, max_backlog=max_backlog,
-            when_full=when_full, limits=limits, retry=retry, timeout=timeout,
-        )  # fmt: skip
+        queue = declared_queue(name, options)
         self._registry.add_queue(queue)
         for limit_name, limit in self._registry.limits.items():
             # A URL that cannot be read, or a rule that its store cannot hold, is told here, not by a worker.

@@ -129,18 +129,18 @@ class Client:
         """Store the calls as jobs in one commit, under the options of the task. Raises as `Task.enqueue`."""
         self.opening.require()
         parts = parts_of(task, calls)
-        connection = task.options.connection
+        connection = task.options.get("connection")
         if connection is not None:
             jobs = await self.intake.jobs_to_enlist(task, parts)
             return self._handles(jobs, await self.intake.enlist(connection, jobs))
         handles: list[Job[Any]] = [Job(id, self) for id in await self.intake.take(task, parts)]
-        if any(part.options.promise for part in parts):
+        if any(part.options.get("promise") for part in parts):
             await self._promise(handles, self.intake.must_promise(task, parts))
         return handles
 
     def enqueue_blocking(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
         """As `enqueue`, for code that cannot await; a connection of the caller's is used in the caller's thread."""
-        connection = task.options.connection
+        connection = task.options.get("connection")
         if connection is None:
             return self.portal.run(self.enqueue(task, calls))
         require_blocking(connection)

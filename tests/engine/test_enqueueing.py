@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Mapping, Sequence
 from datetime import UTC, timedelta, timezone
 from pathlib import Path
@@ -21,7 +20,6 @@ from headgate import (
     RetryPolicy,
     StorageUnavailable,
     StrictRate,
-    Task,
     current_job,
 )
 from headgate.clock import SECOND, to_datetime
@@ -29,6 +27,7 @@ from headgate.jobs.batch import NewBatch
 from headgate.jobs.event import Event
 from headgate.jobs.job import NewJob
 from headgate.storage.memory import MemoryStorage
+from headgate.tasks.options import EnqueueOptions
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 # ---------------------------------------------------------------------------------------------------------- when
@@ -155,7 +154,7 @@ def test_id_and_headers_are_the_same_in_each_attempt_wherever_it_runs(tmp_path: 
 
 
 def test_what_is_said_of_a_job_is_said_by_using_and_enqueue_takes_the_tasks_own_arguments_only() -> None:
-    assert set(inspect.signature(Task.using).parameters) >= {
+    assert set(EnqueueOptions.__annotations__) >= {
         "queue",
         "delay",
         "at",

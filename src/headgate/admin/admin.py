@@ -36,7 +36,7 @@ from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
 from headgate.storage.protocol import BucketRecord, Obstacle, QueueCounts, Standing, Storage, ViewCount, WaitingCount
 from headgate.tasks.handle import JobStatus, status_of
-from headgate.tasks.task import require_priority
+from headgate.tasks.options import require_priority
 from headgate.tasks.ties import BatchStatus, batch_status
 
 LAST_LINES = 20

@@ -22,7 +22,8 @@ from headgate.cli.output import json_option, print_json, progress_bar
 from headgate.cli.query import instant, seconds
 from headgate.errors import CostExceedsLimit, DeclarationError, HeadgateError, PayloadError
 from headgate.jobs.job import MAX_PRIORITY
-from headgate.tasks.task import Call, OnConflict, Task
+from headgate.tasks.options import OnConflict
+from headgate.tasks.task import Call, Task
 
 CHUNK = 500
 """Jobs in a commit, where there are many."""

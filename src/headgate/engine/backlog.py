@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from headgate.clock import SECOND, Clock, wait_for_event
@@ -97,6 +97,10 @@ class Backlogs:
         self._counts.clear()
         for changed in self._waiting:
             changed.set()
+
+    def are_bounded(self, wanted: Iterable[str]) -> bool:
+        """Return whether one of these queues bounds how many jobs wait in it; the others have room for all."""
+        return any(self._find(name).max_backlog is not None for name in wanted)
 
     async def admit(self, wanted: Mapping[str, int], *, may_wait: bool = True) -> Admitted:
         """Let so many jobs into these queues, or into those that they go to instead; all of them, or none.

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
 from headgate.clock import Clock
-from headgate.engine.backlog import Backlogs
+from headgate.engine.backlog import Admitted, Backlogs
 from headgate.engine.bus import EventBus, publish_use
 from headgate.engine.declaration import declare, warn_if_too_fast
 from headgate.engine.historian import Historian
 from headgate.engine.hopeless import reject_hopeless, rejected
 from headgate.engine.housekeeper import publish_dropped
-from headgate.engine.parts import Part, queue_counts
+from headgate.engine.parts import Part, parts_of, queue_counts
 from headgate.engine.teller import Teller
 from headgate.errors import DeclarationError
 from headgate.jobs.batch import NewBatch
@@ -31,11 +30,16 @@ from headgate.schedules.every import Every
 from headgate.storage.protocol import Storage
 from headgate.tasks.batch_gate import BatchGate
 from headgate.tasks.flow import TiedCall
-from headgate.tasks.gate import UNGATED, Gate, Gated
+from headgate.tasks.gate import UNGATED, Gated
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
-from headgate.tasks.task import Call, EnqueueOptions, Task
+from headgate.tasks.task import Call, Task
 from headgate.tasks.tracing import Tracing
+
+NO_QUEUES: Mapping[str, str] = {}
+
+_SCHEDULED = frozenset(ScheduledCall.__struct_fields__)
+"""What a schedule keeps of the options of its task."""
 
 
 class Intake:
@@ -69,15 +73,19 @@ class Intake:
 
     async def take(self, task: Task[Any, Any], parts: Sequence[Part]) -> list[str]:
         """Store the calls as jobs in one commit; the ids of the jobs that stand for them."""
-        counts = queue_counts(task, parts)
+        counts = queue_counts(parts)
+        if not self._backlogs.are_bounded(counts):
+            return await self._store(self._jobs_of(task, parts))
         with await self._backlogs.admit(counts) as admitted:
-            queues = admitted.queues
-            is_patient = any(self._gate(task, queue, wanted).patience for wanted, queue in queues.items())
-            jobs = self._jobs_of(task, parts, queues)
-            if is_patient:
-                jobs = await reject_hopeless(self._storage, self._registry.rules, jobs)
+            return await self._store(self._jobs_of(task, parts, admitted.queues), admitted)
+
+    async def _store(self, jobs: Sequence[NewJob], admitted: Admitted | None = None) -> list[str]:
+        is_patient = any(job.give_up_at is not None for job in jobs)
+        if is_patient:
+            jobs = await reject_hopeless(self._storage, self._registry.rules, jobs)
+        if admitted is not None:
             admitted.store()
-            others = await self._add(jobs)
+        others = await self._add(jobs)
         self._tell(jobs, others)
         if is_patient:
             # One that was folded into another is not stored.
@@ -87,7 +95,8 @@ class Intake:
     def check(self, task: Task[Any, Any], call: Call[Any]) -> None:
         """Raise what `take` would say of the call itself, whatever is in the store."""
         _, arguments = task.payload.encode(call.args, call.kwargs)
-        queue, headers = task.options.queue or task.queue, task.options.headers or {}
+        options = task.options
+        queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
         # A call that a limit would skip is told once it is enqueued.
         self._registry.gate(task, queue).ask(arguments, headers, lambda _limit, _reason: None)
 
@@ -107,7 +116,7 @@ class Intake:
 
     async def jobs_to_enlist(self, task: Task[Any, Any], parts: Sequence[Part]) -> list[NewJob]:
         """Jobs for a transaction of the caller's. Whether their limits reject them is judged when they are there."""
-        counts = queue_counts(task, parts)
+        counts = queue_counts(parts)
         # Waiting for room with a transaction open would keep others waiting, and on SQLite those who make room.
         with await self._backlogs.admit(counts, may_wait=False) as admitted:
             jobs = self._jobs_of(task, parts, admitted.queues)
@@ -125,44 +134,38 @@ class Intake:
                 "connection= needs an app whose jobs are in a database, and this one keeps them in memory; use "
                 "sqlite:///path or postgresql://…"
             )
-        with self._sending(jobs) as sent:
+        if self.tracing is None or not jobs:
+            return await self._storage.add_in(connection, jobs)
+        with self.tracing.sending(jobs) as sent:
             return await self._storage.add_in(connection, sent)
 
     def must_promise(self, task: Task[Any, Any], parts: Sequence[Part]) -> list[bool]:
         """Of each call, whether it is to be told what the limits of its job promise."""
         asked: list[bool] = []
         for part in parts:
-            is_asked = part.options.promise and self._registry.gate(task, part.options.queue or task.queue).limits
+            is_asked = part.options.get("promise") and self._registry.gate(task, part.queue).limits
             asked += [bool(is_asked)] * len(part.calls)
         return asked
 
     def scheduled_call(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> ScheduledCall:
         """What a schedule enqueues again and again. Raises DeclarationError for what is said of one job only."""
         options = task.options
-        if options.delay is not None or options.at is not None or options.expires_at is not None:
+        if not options.keys().isdisjoint(("delay", "at", "expires_at")):
             raise DeclarationError(
                 f"schedule {spec.name!r}: delay, at and expires_at are of one job; the trigger says when, and first= "
                 "and until= where it begins and ends"
             )
-        if options.unique_key is not None or options.connection is not None:
+        if not options.keys().isdisjoint(("unique_key", "connection")):
             raise DeclarationError(
                 f"schedule {spec.name!r}: unique_key and connection are of one job; overlap= says what becomes of an "
                 "occurrence while the one before is not over"
             )
         payload, arguments = task.payload.encode(call.args, call.kwargs)
-        queue = options.queue or task.queue
-        headers = None if not options.headers else dict(options.headers)
+        queue, headers = options.get("queue") or task.queue, options.get("headers") or {}
         # A key or a cost that cannot be is told here, and not by a node at six in the morning.
-        self._registry.gate(task, queue).ask(arguments, headers or {}, partial(self._skip, task.name))
-        return ScheduledCall(
-            task=task.name,
-            queue=queue,
-            payload=payload,
-            priority=task.priority if options.priority is None else options.priority,
-            headers=headers,
-            options=options.options,
-            audit=task.audit if options.audit is None else options.audit,
-        )
+        self._registry.gate(task, queue).ask(arguments, headers, partial(self._skip, task.name))
+        fields = {name: value for name, value in task.template.fields.items() if name in _SCHEDULED}
+        return ScheduledCall(queue=queue, payload=payload, **fields)
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> None:
         """Store a schedule at run time. Raises DeclarationError for what is said of one job, or by code, only."""
@@ -178,17 +181,19 @@ class Intake:
 
     async def _add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
         asked_at = self._clock.monotonic()
-        with self._sending(jobs) as sent:
-            others = await (self._storage.add(sent, batches) if batches else self._storage.add(sent))
+        if self.tracing is not None and jobs:
+            with self.tracing.sending(jobs) as sent:
+                others = await self._storage.add(sent, batches)
+        elif batches:
+            others = await self._storage.add(jobs, batches)
+        else:
+            others = await self._storage.add(jobs)
         publish_use(self._bus, self._clock, "add", asked_at, len(jobs))
         return others
 
-    def _sending(self, jobs: Sequence[NewJob]) -> AbstractContextManager[Sequence[NewJob]]:
-        return nullcontext(jobs) if self.tracing is None or not jobs else self.tracing.sending(jobs)
-
     def _tied_job(self, tied: TiedCall, queue: str, gates: dict[str, BatchGate]) -> NewJob:
         task, batch = tied.task, tied.origin.batch
-        (job,) = self._new_jobs(task, task.options, (tied.call,), queue)
+        (job,) = self._new_jobs(task, parts_of(task, (tied.call,))[0], queue)
         if tied.limits and batch is not None:
             gate = gates.get(batch) or BatchGate(batch, tied.limits, self._registry.limits)
             gates[batch] = gate
@@ -202,60 +207,48 @@ class Intake:
         is_tied = tied.origin != Origin()
         return replace(job, id=tied.id, origin=tied.origin if is_tied else None)
 
-    def _jobs_of(self, task: Task[Any, Any], parts: Sequence[Part], queues: Mapping[str, str]) -> list[NewJob]:
+    def _jobs_of(
+        self, task: Task[Any, Any], parts: Sequence[Part], queues: Mapping[str, str] = NO_QUEUES
+    ) -> list[NewJob]:
+        """Return the jobs of all parts; `queues` are those that they go to in place of their own."""
         jobs: list[NewJob] = []
         for part in parts:
-            jobs += self._new_jobs(task, part.options, part.calls, queues[part.options.queue or task.queue])
+            jobs += self._new_jobs(task, part, queues.get(part.queue, part.queue))
         return jobs
 
-    def _new_jobs(
-        self, task: Task[Any, Any], options: EnqueueOptions, calls: Sequence[Call[Any]], queue: str | None = None
-    ) -> list[NewJob]:
+    def _new_jobs(self, task: Task[Any, Any], part: Part, queue: str) -> list[NewJob]:
         now = self._storage.now()
-        asked_for = options.at if options.delay is None else now + options.delay
+        fields, delay, at = part.template
+        asked_for = at if delay is None else now + delay
         delayed = asked_for is not None and asked_for > now
         run_at = asked_for if delayed and asked_for is not None else now
-        headers = None if not options.headers else dict(options.headers)
-        priority = task.priority if options.priority is None else options.priority
-        audit = task.audit if options.audit is None else options.audit
-        wanted = options.queue or task.queue
-        queue = queue or wanted
-        gate = self._gate(task, queue, wanted)
-        gate_name = self._registry.gate_name(task.name, queue, None if queue == wanted else wanted)
+        instead_of = None if queue == part.queue else part.queue
+        gate = self._registry.gate(task, queue, instead_of)
+        gate_name = self._registry.gate_name(task.name, queue, instead_of)
         encode, on_skip = task.payload.encode, partial(self._skip, task.name)
-        new_id = self._ids.next
+        new_id, headers = self._ids.next, fields["headers"] or {}
         jobs: list[NewJob] = []
-        for call in calls:
+        for call in part.calls:
             payload, arguments = encode(call.args, call.kwargs)
-            draws, costs, terms = gate.ask(arguments, headers or {}, on_skip) if gate.limits else UNGATED
+            draws, costs, terms = gate.ask(arguments, headers, on_skip) if gate.limits else UNGATED
             jobs.append(
                 NewJob(
                     id=new_id(now),
-                    task=task.name,
                     queue=queue,
                     payload=payload,
-                    priority=priority,
                     delayed=delayed,
                     run_at=run_at,
                     enqueued_at=now,
-                    expires_at=options.expires_at,
                     draws=draws,
                     costs=costs,
-                    headers=headers,
-                    options=options.options,
                     terms=terms,
                     variant="" if terms is None else terms.variant(),
                     give_up_at=None if terms is None or not terms.patience else run_at + terms.patience,
-                    audit=audit,
-                    unique_key=options.unique_key,
-                    on_conflict=options.on_conflict,
                     gate=gate_name,
+                    **fields,
                 )
             )
         return jobs
-
-    def _gate(self, task: Task[Any, Any], queue: str, wanted: str) -> Gate:
-        return self._registry.gate(task, queue, None if queue == wanted else wanted)
 
     def _skip(self, task: str, limit: str, reason: str) -> None:
         # Once for each task and limit: a thousand jobs without a key are one mistake.

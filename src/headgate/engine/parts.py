@@ -2,45 +2,52 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from headgate.errors import DeclarationError
-from headgate.tasks.task import AS_DECLARED, Call, EnqueueOptions, Task
+from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, JobTemplate, job_template, options_of_call
+from headgate.tasks.task import Call, Task
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Calls of a task, one after the other, that are enqueued under the same options."""
+    """Calls of a task, one after the other, that are enqueued under the same options.
+
+    `queue` is the one that they are for.
+    """
 
     options: EnqueueOptions
+    template: JobTemplate
+    queue: str
     calls: Sequence[Call[Any]]
 
 
 def parts_of(task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Part]:
     """The calls under their own options, else under those of the task. Raises DeclarationError."""
     options = task.options
+    # Nearly always it is one part.
+    if all(call.task is None or call.task.options is options or call.task.options is NO_OPTIONS for call in calls):
+        return [Part(options, task.template, options.get("queue") or task.queue, calls)] if calls else []
 
     def asked(call: Call[Any]) -> EnqueueOptions:
-        own = AS_DECLARED if call.task is None else call.task.options
-        return options if own is AS_DECLARED else own.over(options)
+        own = NO_OPTIONS if call.task is None else call.task.options
+        return options if own is NO_OPTIONS or own is options else options_of_call(own, options)
 
-    # Nearly always it is one part.
-    alike = (AS_DECLARED, options)
-    if all(call.task is None or any(call.task.options is known for known in alike) for call in calls):
-        return [Part(options, calls)] if calls else []
-    parts = [Part(own, list(same)) for own, same in groupby(calls, asked)]
-    if options.connection is not None and any(part.options.promise for part in parts):
+    parts = [
+        Part(own, job_template(task, own), own.get("queue") or task.queue, list(same))
+        for own, same in groupby(calls, asked)
+    ]
+    if options.get("connection") is not None and any(part.options.get("promise") for part in parts):
         raise DeclarationError(f"task {task.name!r}: nothing is promised of a job before your own transaction commits")
     return parts
 
 
-def queue_counts(task: Task[Any, Any], parts: Sequence[Part]) -> Counter[str]:
+def queue_counts(parts: Sequence[Part]) -> dict[str, int]:
     """How many of the calls are for which queue."""
-    counts: Counter[str] = Counter()
+    counts: dict[str, int] = {}
     for part in parts:
-        counts[part.options.queue or task.queue] += len(part.calls)
+        counts[part.queue] = counts.get(part.queue, 0) + len(part.calls)
     return counts

@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headgate.clock import Duration
 from headgate.errors import DeclarationError
-from headgate.jobs.audit import AuditLevel, AuditWord, audit_level
-from headgate.jobs.retry import RetryPolicy, require_policy
-from headgate.limits.limit import Limit
+from headgate.jobs.audit import AuditLevel, audit_level
+from headgate.jobs.retry import require_policy
 from headgate.tasks.gate import bind_limits
 from headgate.tasks.handler import handler_function
 from headgate.tasks.name import require_name
-from headgate.tasks.payload import PayloadType, Upgrade
+from headgate.tasks.options import HandlerOptions, TaskOptions, checked_timeout, require_names, require_priority
+from headgate.tasks.payload import PayloadType
 from headgate.tasks.place import Place, place_of
 from headgate.tasks.process_body import require_importable
+from headgate.tasks.queue import DEFAULT_QUEUE
 from headgate.tasks.registry import Registry
 from headgate.tasks.resource import needs_of
-from headgate.tasks.task import Task, checked_timeout, require_priority
+from headgate.tasks.task import Task
 
 if TYPE_CHECKING:
     from headgate.client import Client
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOptions:
-    """How a task is declared; what is None is as its function, its queue or its app has it."""
-
-    name: str | None
-    aliases: Sequence[str]
-    queue: str
-    limits: Sequence[Limit | str]
-    retry: RetryPolicy | None
-    timeout: Duration | None
-    priority: int
-    audit: AuditWord | None
-    upgrade: Upgrade | None
-
-    def name_of(self, subject: object) -> str:
-        """The name of the task that is made of this function or class."""
-        return self.name if self.name is not None else str(getattr(subject, "__name__", ""))
 
 
 class Body(NamedTuple):
@@ -53,30 +33,39 @@ class Body(NamedTuple):
     handler: type[Any] | None = None
 
 
-def body_of_function(function: Callable[..., Any], options: TaskOptions, *, process: bool) -> Body:
-    """A function that is to be a task. Raises DeclarationError."""
+def body_of_function(function: Callable[..., Any], options: TaskOptions) -> Body:
+    """A function that is to be a task. Raises TypeError, DeclarationError."""
+    require_names(options, TaskOptions.__annotations__, "Headgate.task()")
     if isinstance(function, Task):
         raise DeclarationError(f"{function!r} is a task already; @app.task needs a function")
     if not callable(function):
         raise DeclarationError(f"@app.task needs a function, not {function!r}")
-    name = options.name_of(function)
+    name, process = _name_of(function, options), options.get("process", False)
     if process:
         require_importable(function, f"task {name!r}")
     return Body(name, function, place_of(function, process=process))
 
 
-def body_of_handler(handler: type[Any], options: TaskOptions) -> Body:
-    """The `run` of a class that is to be a task. Raises DeclarationError."""
-    name = options.name_of(handler)
+def body_of_handler(handler: type[Any], options: HandlerOptions) -> Body:
+    """The `run` of a class that is to be a task. Raises TypeError, DeclarationError."""
+    require_names(options, HandlerOptions.__annotations__, "Headgate.handler()")
+    name = _name_of(handler, options)
     function = handler_function(handler, f"handler {name!r}")
     return Body(name, function, place_of(function, process=False), handler)
 
 
+def _name_of(subject: object, options: HandlerOptions) -> str:
+    name = options.get("name")
+    return name if name is not None else str(getattr(subject, "__name__", ""))
+
+
 def declare_task(
-    body: Body, options: TaskOptions, client: Client, registry: Registry, *, max_payload: int, audit: AuditLevel
+    body: Body, options: HandlerOptions, client: Client, registry: Registry, *, max_payload: int, audit: AuditLevel
 ) -> Task[Any, Any]:
     """The task that is declared so; `audit` is for one that does not say it. Raises DeclarationError."""
     where = f"task {body.name!r}"
+    retry, timeout, priority = options.get("retry"), options.get("timeout"), options.get("priority", 0)
+    own_audit = options.get("audit")
     require_name(body.name, "task")
     needs = needs_of(body.function, registry.resources, where)
     if needs and body.place is Place.PROCESS:
@@ -84,22 +73,22 @@ def declare_task(
             f"{where} runs in a child process, where resource {next(iter(needs))!r} is not open; "
             "open what it needs in the function itself"
         )
-    payload = PayloadType(body.function, where, max_payload, options.upgrade, injected=needs)
-    if options.retry is not None:
-        require_policy(options.retry, where)
-    require_priority(options.priority, where)
+    payload = PayloadType(body.function, where, max_payload, options.get("upgrade"), injected=needs)
+    if retry is not None:
+        require_policy(retry, where)
+    require_priority(priority, where)
     return Task(
         client,
         body.function,
         name=body.name,
-        queue=options.queue,
+        queue=options.get("queue", DEFAULT_QUEUE),
         payload=payload,
-        gate=bind_limits(options.limits, registry.shared, body.name, payload.parameters, payload.fields),
-        retry=options.retry,
-        timeout=None if options.timeout is None else checked_timeout(options.timeout, where),
-        priority=options.priority,
-        audit=audit if options.audit is None else audit_level(options.audit, where),
-        aliases=_checked_aliases(options.aliases, where),
+        gate=bind_limits(options.get("limits", ()), registry.shared, body.name, payload.parameters, payload.fields),
+        retry=retry,
+        timeout=None if timeout is None else checked_timeout(timeout, where),
+        priority=priority,
+        audit=audit if own_audit is None else audit_level(own_audit, where),
+        aliases=_checked_aliases(options.get("aliases", ()), where),
         place=body.place,
         needs=needs,
         handler=body.handler,

@@ -158,7 +158,7 @@ class TiedCall(NamedTuple):
 
     @property
     def queue(self) -> str:
-        return self.task.options.queue or self.task.queue
+        return self.task.options.get("queue") or self.task.queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,12 +272,12 @@ def _step(step: Step, where: str) -> Step:
         return step
     if isinstance(step, Call) and step.task is not None:
         options = step.task.options
-        if options.unique_key is not None:
+        if options.get("unique_key") is not None:
             raise DeclarationError(
                 f"{where}: a call of task {step.task.name!r} has a unique_key: another job may stand for it, and "
                 "nothing could follow that; leave the key out"
             )
-        if options.connection is not None:
+        if options.get("connection") is not None:
             raise DeclarationError(
                 f"{where}: a call of task {step.task.name!r} has a connection; only single tasks are enqueued in a "
                 "transaction of yours"

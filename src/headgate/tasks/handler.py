@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Iterable
 from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
     Generic,
     Protocol,
-    TypedDict,
     TypeVar,
     Unpack,
     get_args,
@@ -20,17 +18,15 @@ from typing import (
     overload,
 )
 
-from headgate.clock import Duration
 from headgate.errors import DeclarationError
-from headgate.jobs.audit import AuditWord
-from headgate.jobs.retry import RetryPolicy
 from headgate.tasks.context import JobContext
 from headgate.tasks.foreign_verbs import NoVerb
+from headgate.tasks.options import EnqueueOptions
 
 if TYPE_CHECKING:
     from headgate.tasks.handle import Job
     from headgate.tasks.sync_task import SyncTask
-    from headgate.tasks.task import Call, OnConflict, Task
+    from headgate.tasks.task import Call, Task
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -65,28 +61,6 @@ class _SyncOf:
     def __get__(self, handler: None, kind: type[Runs[T, R]], /) -> SyncTask[[T], R]: ...
     def __get__(self, handler: object, kind: type[Any], /) -> Any:
         return _task_of(kind).sync
-
-
-class Using(TypedDict, total=False):
-    """What `Task.using` takes."""
-
-    queue: str | None
-    delay: Duration | None
-    at: datetime | None
-    priority: int | None
-    expires_at: datetime | None
-    headers: Mapping[str, str] | None
-    retry: RetryPolicy | None
-    timeout: Duration | None
-    promise: bool | None
-    audit: AuditWord | None
-    unique_key: str | None
-    on_conflict: OnConflict | None
-    connection: Any
-
-
-ENQUEUE_OPTIONS = frozenset(Using.__annotations__)
-"""The options of `Task.using`, which are no arguments of a job."""
 
 
 def _task_of(kind: type[Any]) -> Any:
@@ -154,12 +128,12 @@ class Handler(Generic[PayloadT]):
 
     @overload
     @classmethod
-    def using(cls: type[Runs[T, Awaitable[R]]], **options: Unpack[Using]) -> Task[[T], R]: ...
+    def using(cls: type[Runs[T, Awaitable[R]]], **options: Unpack[EnqueueOptions]) -> Task[[T], R]: ...
     @overload
     @classmethod
-    def using(cls: type[Runs[T, R]], **options: Unpack[Using]) -> Task[[T], R]: ...
+    def using(cls: type[Runs[T, R]], **options: Unpack[EnqueueOptions]) -> Task[[T], R]: ...
     @classmethod
-    def using(cls, **options: Unpack[Using]) -> Any:
+    def using(cls, **options: Unpack[EnqueueOptions]) -> Any:
         """As `Task.using`."""
         return _task_of(cls).using(**options)
 

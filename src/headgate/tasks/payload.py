@@ -12,7 +12,7 @@ import msgspec
 from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.tasks.annotations import annotations_of
-from headgate.tasks.handler import ENQUEUE_OPTIONS
+from headgate.tasks.options import EnqueueOptions
 from headgate.tasks.survival import MAX_DEPTH, equal, first_difference, is_too_deep, shown, unwritable_part
 from headgate.tasks.values import decoder, to_json
 
@@ -233,7 +233,7 @@ class PayloadType:
         if kwargs:
             for name, value in kwargs.items():
                 if name not in self._names or name in self._positional_only:
-                    if name in ENQUEUE_OPTIONS:
+                    if name in EnqueueOptions.__annotations__:
                         raise TypeError(self._option_passed_as_argument(args, kwargs))
                     raise TypeError(
                         f"{self._where} has no argument {name!r}; it has: {', '.join(self.parameters) or 'none'}"
@@ -248,7 +248,8 @@ class PayloadType:
 
     def _option_passed_as_argument(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """Say how options are passed, with the call as it should have been written."""
-        options = {name: value for name, value in kwargs.items() if name in ENQUEUE_OPTIONS - self._names}
+        known = EnqueueOptions.__annotations__.keys() - self._names
+        options = {name: value for name, value in kwargs.items() if name in known}
         rest = {name: value for name, value in kwargs.items() if name not in options}
         given = [f"{value!r:.40}" for value in args] + [f"{name}={value!r:.40}" for name, value in rest.items()]
         using = ", ".join(f"{name}={value!r:.40}" for name, value in options.items())

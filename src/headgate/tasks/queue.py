@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 from headgate.arguments import MOST_SLOTS, parse_count
 from headgate.clock import Duration
@@ -12,7 +12,7 @@ from headgate.errors import DeclarationError
 from headgate.jobs.retry import RetryPolicy, require_policy
 from headgate.limits.limit import Limit, require_list
 from headgate.tasks.name import require_name
-from headgate.tasks.task import checked_timeout
+from headgate.tasks.options import checked_timeout, require_names
 
 DEFAULT_QUEUE = "default"
 
@@ -38,19 +38,47 @@ class Queue:
     timeout: float | None = None
 
 
-def declared_queue(
-    name: str,
-    *,
-    concurrency: int | None,
-    global_concurrency: int | None,
-    max_backlog: int | None,
-    when_full: WhenFull,
-    limits: Sequence[Limit | str],
-    retry: RetryPolicy | None,
-    timeout: Duration | None,
-) -> Queue:
-    """A queue as it was declared. Raises DeclarationError for what can never work."""
+class QueueOptions(TypedDict, total=False):
+    """How a queue is declared: what `app.queue(…)` takes."""
+
+    concurrency: int | None
+    """Slots per node (default: 100, or max(4, 2 × cores) for plain functions)."""
+
+    global_concurrency: int | None
+    """Never more than so many of its jobs run at once over all nodes (default: no such bound).
+
+    It is the limit `queue:<name>`, which all its jobs draw on: listed, set and paused like any other.
+    """
+
+    max_backlog: int | None
+    """How many of its jobs may wait (default: any number).
+
+    It is counted when a job is enqueued; retries, and what other processes add in the same tenth of a second, may
+    exceed it.
+    """
+
+    when_full: WhenFull
+    """"wait" (default) until there is room, "raise" QueueFull, or "fallback" to the queue `default`."""
+
+    limits: Sequence[Limit | str]
+    """All its jobs draw on these as well, whatever their task; keys are over the arguments of each task."""
+
+    retry: RetryPolicy | None
+    """For tasks declared for this queue that have no policy of their own (default: the app's).
+
+    A job that is enqueued to another queue keeps those of its task.
+    """
+
+    timeout: Duration | None
+    """For tasks declared for this queue that have no timeout of their own (default: the app's)."""
+
+
+def declared_queue(name: str, options: QueueOptions) -> Queue:
+    """A queue as it was declared. Raises TypeError, and DeclarationError for what can never work."""
     where = f"queue {name!r}"
+    require_names(options, QueueOptions.__annotations__, "Headgate.queue()")
+    concurrency, global_concurrency = options.get("concurrency"), options.get("global_concurrency")
+    limits, retry, timeout = options.get("limits", ()), options.get("retry"), options.get("timeout")
     require_list(limits, where)
     if retry is not None:
         require_policy(retry, where)
@@ -65,7 +93,16 @@ def declared_queue(
         )
     if global_concurrency is not None:
         parse_count(global_concurrency, "global_concurrency", where)
-    queue = Queue(name, concurrency, global_concurrency, max_backlog, when_full, tuple(limits), retry, seconds)
+    queue = Queue(
+        name,
+        concurrency,
+        global_concurrency,
+        options.get("max_backlog"),
+        options.get("when_full", "wait"),
+        tuple(limits),
+        retry,
+        seconds,
+    )
     _require_backlog(queue)
     return queue
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, TypedDict, TypeVar, get_args
 
 from headgate.arguments import parse_count, parse_instant
 from headgate.errors import DeclarationError
@@ -13,6 +13,7 @@ from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.schedule import Misfire, Overlap, Skipped
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.handle import Job
+from headgate.tasks.options import require_names
 
 if TYPE_CHECKING:
     from headgate.client import Client
@@ -39,18 +40,39 @@ class ScheduleSpec:
     overlap: Overlap
 
 
-def schedule_spec(
-    name: str,
-    trigger: Trigger,
-    *,
-    first: First,
-    until: datetime | None,
-    max_runs: int | None,
-    misfire: Misfire,
-    overlap: Overlap | None,
-) -> ScheduleSpec:
-    """A schedule as it was declared. Raises DeclarationError for what can never work."""
+class ScheduleOptions(TypedDict, total=False):
+    """When a schedule begins, ends and makes up: what `task.schedule(…)` and `@app.schedule(…)` take."""
+
+    first: First
+    """Its first occurrence: "after" (default), the first instant of the trigger after now; "now" or an aware datetime:
+    that one, and then those of the trigger."""
+
+    until: datetime | None
+    """An aware datetime: it ends before that (default: never)."""
+
+    max_runs: int | None
+    """It ends once so many of its jobs have really run to their end (default: never)."""
+
+    misfire: Misfire
+    """What becomes of occurrences missed by more than a minute because nobody was there.
+
+    "run_once" (default) runs one of them, "skip" none, "run_all" each.
+    """
+
+    overlap: Overlap | None
+    """What becomes of an occurrence that is due while the one before waits or runs.
+
+    "skip" (default) leaves it out, "queue" lets it wait for the one before (default with `misfire="run_all"`), "allow"
+    lets both run.
+    """
+
+
+def schedule_spec(name: str, trigger: Trigger, options: ScheduleOptions) -> ScheduleSpec:
+    """A schedule as it was declared. Raises TypeError, and DeclarationError for what can never work."""
     where = f"schedule {name!r}"
+    require_names(options, ScheduleOptions.__annotations__, where)
+    first, until, max_runs = options.get("first", "after"), options.get("until"), options.get("max_runs")
+    misfire, overlap = options.get("misfire", "run_once"), options.get("overlap")
     if not isinstance(name, str) or not 1 <= len(name) <= 200 or not name.isprintable():
         raise DeclarationError(f"schedule name {name!r:.80} must be 1 to 200 printable characters")
     if not isinstance(trigger, Trigger) or isinstance(trigger, type):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
 
-from headgate.schedules.schedule import Misfire, Overlap
 from headgate.schedules.trigger import Trigger
 from headgate.tasks.foreign_verbs import raise_no_attribute, raise_not_callable
-from headgate.tasks.schedule import First
+from headgate.tasks.schedule import ScheduleOptions
 from headgate.tasks.sync_job import SyncJob as SyncJob
 from headgate.tasks.sync_schedule import SyncTaskSchedule
 
@@ -40,22 +38,9 @@ class SyncTask(Generic[P, R]):
         jobs = self._client.enqueue_blocking(self._task, self._task._calls(calls))
         return [SyncJob(job, self._client.portal) for job in jobs]
 
-    def schedule(
-        self,
-        name: str,
-        trigger: Trigger,
-        *,
-        first: First = "after",
-        until: datetime | None = None,
-        max_runs: int | None = None,
-        misfire: Misfire = "run_once",
-        overlap: Overlap | None = None,
-    ) -> SyncTaskSchedule[P, R]:
+    def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> SyncTaskSchedule[P, R]:
         """As `Task.schedule`."""
-        made = self._task.schedule(
-            name, trigger, first=first, until=until, max_runs=max_runs, misfire=misfire, overlap=overlap
-        )
-        return SyncTaskSchedule(made, self._client.portal)
+        return SyncTaskSchedule(self._task.schedule(name, trigger, **options), self._client.portal)
 
     if not TYPE_CHECKING:
 

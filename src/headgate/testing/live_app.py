@@ -54,7 +54,7 @@ class ReachingClient(Client):
     async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
         enqueued = super().enqueue(task, calls)
         # A connection of the caller's belongs to the loop of the caller.
-        return await (self.portal.reach(enqueued) if task.options.connection is None else enqueued)
+        return await (self.portal.reach(enqueued) if task.options.get("connection") is None else enqueued)
 
     async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
         await self.portal.reach(super().enqueue_flow(calls, batches))

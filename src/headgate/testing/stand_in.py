@@ -55,7 +55,7 @@ class ManualClient(Client):
     """Whose transaction a job was put into, by its id."""
 
     async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
-        connection = task.options.connection
+        connection = task.options.get("connection")
         if connection is None:
             jobs = await super().enqueue(task, calls)
         else:
@@ -66,8 +66,8 @@ class ManualClient(Client):
         return jobs
 
     def enqueue_blocking(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
-        if task.options.connection is not None:
-            require_blocking(task.options.connection)
+        if task.options.get("connection") is not None:
+            require_blocking(task.options.get("connection"))
         return self.portal.run(self.enqueue(task, calls))
 
     async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from headgate.arguments import parse_instant, parse_seconds, read_duration
 from headgate.clock import SECOND, Duration, to_datetime
+from headgate.engine.parts import parts_of
 from headgate.errors import JobCancelled, JobFailed
 from headgate.jobs.job import JobState
 from headgate.jobs.outcome import Refused
@@ -196,7 +197,7 @@ class Workbench:
         arguments that cannot be enqueued.
         """
         now = self.clock.now()
-        (job,) = self._app._client.intake._new_jobs(task, task.options, [Call(args, kwargs, task)])
+        (job,) = self._app._client.intake._jobs_of(task, parts_of(task, [Call(args, kwargs, task)]))
         job = replace(job, delayed=False, run_at=now, expires_at=None, unique_key=None, gate="")
         scratch = SharedMemory(self.clock, gated=False)
         await scratch.add([job])

@@ -24,6 +24,7 @@ from headgate import (
     StrictRate,
     batch,
 )
+from headgate.engine.parts import parts_of
 from headgate.errors import UnknownQueue
 from headgate.jobs.event import Event, LimitSkipped
 from headgate.jobs.job import Draw, NewJob
@@ -230,7 +231,7 @@ def drawn(limit: Limit, **using: Any) -> tuple[Draw, ...]:
     async def call(tenant: str | None, order: Order | None = None) -> None: ...
 
     task = call.using(**using)
-    (job,) = app._client.intake._new_jobs(task, task._options, [task.call("acme")])
+    (job,) = app._client.intake._jobs_of(task, parts_of(task, [task.call("acme")]))
     assert isinstance(job, NewJob)
     return job.draws
 
@@ -306,6 +307,6 @@ def test_headers_are_small_however_they_add_up(app: Headgate) -> None:
     async def work() -> None: ...
 
     half = work.using(headers={"a": "x" * 9000})
-    assert half.using(headers={"a": "y" * 9000}).options.headers == {"a": "y" * 9000}
+    assert half.using(headers={"a": "y" * 9000}).options["headers"] == {"a": "y" * 9000}
     with pytest.raises(DeclarationError, match="more than 16384; they are read with every list"):
         half.using(headers={"b": "x" * 9000})

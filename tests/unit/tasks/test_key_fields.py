@@ -361,7 +361,7 @@ def test_a_unique_key_is_no_template(app: Headgate) -> None:
         ):
             work.using(unique_key=key)
     for key in ("page", "{other}", "{", '{"page": 1}'):
-        assert work.using(unique_key=key).options.unique_key == key
+        assert work.using(unique_key=key).options["unique_key"] == key
 
 
 async def test_no_job_of_a_checked_declaration_runs_without_its_limit(app: Headgate) -> None:

@@ -39,14 +39,7 @@ class Body:
     def declare(self, queue: str) -> Task[..., Any]:
         """Make it a task of the app, under the path of its function."""
         options = options_of(self._task.func)
-        declared = self._app.task(
-            name=self._task.module_path,
-            queue=queue,
-            limits=options.limits,
-            retry=options.retry,
-            timeout=options.timeout,
-            aliases=options.aliases,
-        )(self._function())
+        declared = self._app.task(name=self._task.module_path, queue=queue, **options)(self._function())
         declared.on_completed(self._tell_success)
         declared.on_error(self._tell_failure)
         declared.on_retry(self._forget_attempt)

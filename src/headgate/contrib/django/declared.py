@@ -36,7 +36,7 @@ class Imported:
         """Note a task; what `task.using(…)` makes of it later is the same one."""
         known = self._tasks.get(task.module_path)
         if known is None or known.func is not task.func:
-            for path in (*options_of(task.func).aliases, task.module_path):
+            for path in (*options_of(task.func).get("aliases", ()), task.module_path):
                 self._tasks[path] = task
 
     def find(self, path: str) -> Any:

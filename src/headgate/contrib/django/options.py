@@ -4,48 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from inspect import isfunction
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from headgate import DeclarationError, RetryPolicy
 from headgate.clock import Duration
 from headgate.limits.limit import Limit
+from headgate.tasks.options import require_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ATTRIBUTE = "headgate_options"
 
 
-class TaskOptions(NamedTuple):
-    """How the jobs of one Django task run, where it is said."""
+class DjangoOptions(TypedDict, total=False):
+    """How the jobs of one Django task run: those options of `@app.task` for which Django has no word.
 
-    limits: Sequence[Limit | str] = ()
-    retry: RetryPolicy | None = None
-    timeout: Duration | None = None
-    aliases: Sequence[str] = ()
+    The `aliases` are the paths that the task had before.
+    """
+
+    limits: Sequence[Limit | str]
+    retry: RetryPolicy | None
+    timeout: Duration | None
+    aliases: Sequence[str]
 
 
-def task_options(
-    *,
-    limits: Sequence[Limit | str] = (),
-    retry: RetryPolicy | None = None,
-    timeout: Duration | None = None,
-    aliases: Sequence[str] = (),
-) -> Callable[[F], F]:
+def task_options(**options: Unpack[DjangoOptions]) -> Callable[[F], F]:
     """Give a Django task limits, a retry policy, a timeout and the paths it had before: below `@task`.
 
     Options are those of `@app.task`. Under any other backend the task runs without them.
     """
+    require_names(options, DjangoOptions.__annotations__, "task_options()")
 
     def decorate(function: F) -> F:
         if not isfunction(function):
             raise DeclarationError(f"@task_options needs the function itself, not {function!r}; write it below @task")
-        setattr(function, _ATTRIBUTE, TaskOptions(limits, retry, timeout, aliases))
+        setattr(function, _ATTRIBUTE, options)
         return function
 
     return decorate
 
 
-def options_of(function: Callable[..., Any]) -> TaskOptions:
+def options_of(function: Callable[..., Any]) -> DjangoOptions:
     """What was said of a function; nothing, if nothing was."""
-    found: TaskOptions = getattr(function, _ATTRIBUTE, TaskOptions())
+    found: DjangoOptions = getattr(function, _ATTRIBUTE, DjangoOptions())
     return found

@@ -1,0 +1,269 @@
+"""Options: how tasks are declared, and how their jobs are enqueued. Each one is declared here, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast, get_args
+
+from headgate.arguments import parse_duration, parse_instant, parse_seconds
+from headgate.clock import Duration
+from headgate.errors import DeclarationError
+from headgate.jobs.audit import AuditWord, audit_level
+from headgate.jobs.job import MAX_PRIORITY, JobOptions
+from headgate.jobs.retry import RetryPolicy, require_policy
+from headgate.limits.key import named_arguments
+from headgate.limits.limit import Limit
+
+if TYPE_CHECKING:
+    from headgate.tasks.payload import Upgrade
+    from headgate.tasks.task import Task
+
+OnConflict = Literal["keep", "replace", "raise"]
+
+MAX_UNIQUE_KEY = 200
+"""Characters of a unique key."""
+
+MAX_HEADERS = 16 * 1024
+"""Bytes of all headers of a job, names and values."""
+
+
+class HandlerOptions(TypedDict, total=False):
+    """How a task is declared: what `@app.handler(…)` takes, and `@app.task(…)` as well."""
+
+    name: str | None
+    """What is stored with each job (default: the name of the function or class)."""
+
+    aliases: Sequence[str]
+    """Names that the task had before: jobs stored under one of them run with it as well."""
+
+    queue: str
+    """Where its jobs go (default: `default`). Raises UnknownQueue for a queue that is not declared."""
+
+    limits: Sequence[Limit | str]
+    """Must all open for a job to start, and none is charged unless all are; a name is one of `app.limit`."""
+
+    retry: RetryPolicy | None
+    """How failed attempts are tried again (default: as its queue says, else the app)."""
+
+    timeout: Duration | None
+    """Seconds, a timedelta or text for each attempt, above 0 (default: as its queue says, else the app)."""
+
+    priority: int
+    """0 to 9: higher goes first inside a lane (default: 0)."""
+
+    audit: AuditWord | None
+    """How much is kept of the life of its jobs: "none", "errors", "minimal" or "full" (default: the app's)."""
+
+    upgrade: Upgrade | None
+    """Returns the arguments of today for those that an older release has stored.
+
+    It is called, with a dict of plain JSON values, only where they do not fit the signature, and returns such a dict.
+    """
+
+
+class TaskOptions(HandlerOptions, total=False):
+    """How a function is declared as a task: what `@app.task(…)` takes."""
+
+    process: bool
+    """Run a plain `def` in a child process: for what computes, and what must stop when its time is up (default: no)."""
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """How jobs are enqueued, where that differs from their task: what `task.using(…)` takes.
+
+    None says nothing: it is as in the `using(…)` before, or as the task is declared.
+    """
+
+    queue: str | None
+    """Another queue than the task's. Raises UnknownQueue for one that is not declared."""
+
+    delay: Duration | None
+    """How long to wait before it may start: seconds, a timedelta or text like "5m". Not together with `at`."""
+
+    at: datetime | None
+    """When it may start, an aware datetime; one that has passed means now."""
+
+    priority: int | None
+    """0 to 9: higher goes first inside its lane."""
+
+    expires_at: datetime | None
+    """An aware datetime: a job that has not started by then fails with JobExpired."""
+
+    headers: Mapping[str, str] | None
+    """Text that travels with the job, up to 16 KiB; added to the headers of the `using(…)` before."""
+
+    retry: RetryPolicy | None
+    """In place of the task's own. It is stored with the job, so it cannot have a function or filters: those of the task
+    still hold."""
+
+    timeout: Duration | None
+    """For each attempt, above 0, in place of the task's own."""
+
+    promise: bool | None
+    """Whether to read, once more for each job, when its limits will let it start: `job.promise`."""
+
+    audit: AuditWord | None
+    """How much is kept of its life: "none", "errors", "minimal" or "full"."""
+
+    unique_key: str | None
+    """At most one job of the task waits under it; 1 to 200 characters."""
+
+    on_conflict: OnConflict | None
+    """What becomes of the next job under a `unique_key`.
+
+    "keep" (default) returns the one that waits or runs; "replace" gives the waiting one the new arguments, time and
+    options, or lets one more run follow a running one; "raise" raises DuplicateJob.
+    """
+
+    connection: Any
+    """Your own, with a transaction open, on the database of the jobs: the job is there if and only if that commits.
+
+    A sqlite3, asyncpg, psycopg or SQLAlchemy connection, or a SQLAlchemy session.
+    """
+
+
+NO_OPTIONS: EnqueueOptions = {}
+"""Those of a task as it is declared."""
+
+
+class JobTemplate(NamedTuple):
+    """What a task and its options say of all jobs that are enqueued under them, as it is stored.
+
+    `fields` are those of a `NewJob`. `delay` and `at` are in microseconds, and at most one of them is there.
+    """
+
+    fields: Mapping[str, Any]
+    delay: int | None = None
+    at: int | None = None
+
+
+def options_over(task: Task[Any, Any], said: EnqueueOptions) -> EnqueueOptions:
+    """Return the options of a task with others said over them. Raises TypeError, DeclarationError, UnknownQueue."""
+    require_names(said, EnqueueOptions.__annotations__, "Task.using()")
+    where, before = f"task {task.name!r}", task.options
+    new = {name: value for name, value in said.items() if value is not None}
+    if "delay" in new and "at" in new:
+        raise DeclarationError(f"{where}: pass delay or at, not both")
+    if "queue" in new:
+        task._client.registry.require_queue(cast(str, new["queue"]), where)
+    if "headers" in new:
+        new["headers"] = {**(before.get("headers") or {}), **cast(Mapping[str, str], new["headers"])}
+    options = _merged(before, new)
+    on_conflict = new.get("on_conflict")
+    if on_conflict is not None and on_conflict not in get_args(OnConflict):
+        raise DeclarationError(f'{where}: on_conflict={on_conflict!r} must be "keep", "replace" or "raise"')
+    if options.get("promise") and options.get("connection") is not None:
+        raise DeclarationError(f"{where}: nothing is promised of a job before your own transaction commits")
+    if on_conflict is not None and "unique_key" not in options:
+        raise DeclarationError(f"{where}: on_conflict={on_conflict!r} says nothing without a unique_key")
+    if "unique_key" in new:
+        _require_unique_key(cast(str, new["unique_key"]), task, where)
+    return options
+
+
+def options_of_call(own: EnqueueOptions, others: EnqueueOptions) -> EnqueueOptions:
+    """Return the options of a call: its own, and those of the task that enqueues it where they say nothing."""
+    new: dict[str, Any] = {name: value for name, value in own.items() if name != "connection"}
+    new["headers"] = {**(others.get("headers") or {}), **(own.get("headers") or {})}
+    if "unique_key" in own:
+        # What becomes of the next one is said together with the key.
+        new["on_conflict"] = own.get("on_conflict") or "keep"
+    return _merged(others, new)
+
+
+def _merged(before: EnqueueOptions, new: Mapping[str, Any]) -> EnqueueOptions:
+    # A time that is said stands in the place of the one before, whichever way that was said.
+    dropped = ("delay", "at") if "delay" in new or "at" in new else ()
+    kept = {name: value for name, value in before.items() if name not in dropped}
+    return cast(EnqueueOptions, {**kept, **new})
+
+
+def job_template(task: Task[Any, Any], options: EnqueueOptions) -> JobTemplate:
+    """Return what is the same for all jobs of the task under these options. Raises DeclarationError."""
+    where = f"task {task.name!r}"
+    delay, at, expires_at = options.get("delay"), options.get("at"), options.get("expires_at")
+    priority, headers, audit = options.get("priority"), options.get("headers"), options.get("audit")
+    if priority is not None:
+        require_priority(priority, where)
+    if headers:
+        _require_headers(headers, where)
+    return JobTemplate(
+        {
+            "task": task.name,
+            "priority": task.priority if priority is None else priority,
+            "expires_at": None if expires_at is None else parse_instant(expires_at, "expires_at", where),
+            "headers": dict(headers) if headers else None,
+            "options": _job_options(options, where),
+            "audit": task.audit if audit is None else audit_level(audit, where),
+            "unique_key": options.get("unique_key"),
+            "on_conflict": options.get("on_conflict") or "keep",
+        },
+        None if delay is None else parse_duration(delay, "delay", where),
+        None if at is None else parse_instant(at, "at", where),
+    )
+
+
+def _job_options(options: EnqueueOptions, where: str) -> JobOptions | None:
+    retry, timeout = options.get("retry"), options.get("timeout")
+    if retry is None and timeout is None:
+        return None
+    if retry is not None:
+        require_policy(retry, where)
+    return JobOptions(
+        timeout=None if timeout is None else checked_timeout(timeout, where),
+        retry=None if retry is None else retry.terms(where),
+    )
+
+
+def require_names(said: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Raise TypeError, as Python does, for an option that is not among those known."""
+    for name in said:
+        if name not in known:
+            raise TypeError(f"{where} got an unexpected keyword argument {name!r}; it takes: {', '.join(known)}")
+
+
+def require_priority(priority: int, where: str) -> None:
+    """Raise DeclarationError unless it is a priority."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
+        raise DeclarationError(f"{where}: priority={priority!r} must be a whole number from 0 to {MAX_PRIORITY}")
+
+
+def checked_timeout(timeout: Duration, where: str) -> float:
+    """Return a timeout in seconds. Raises DeclarationError unless it is above 0."""
+    return parse_seconds(timeout, "timeout", where, allow_zero=False)
+
+
+def _require_headers(headers: Mapping[str, str], where: str) -> None:
+    size = 0
+    for key, value in headers.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise DeclarationError(f"{where}: header {key!r:.80}={value!r:.80} is not text")
+        try:
+            size += len(f"{key}{value}".encode())
+        except UnicodeEncodeError:
+            raise DeclarationError(f"{where}: header {key!r:.80}={value!r:.80} has no UTF-8 form") from None
+    if size > MAX_HEADERS:
+        raise DeclarationError(
+            f"{where}: headers of {size} bytes are more than {MAX_HEADERS}; they are read with every list of jobs, so "
+            "put what is large into the arguments"
+        )
+
+
+def _require_unique_key(key: str, task: Task[Any, Any], where: str) -> None:
+    if not isinstance(key, str) or not 1 <= len(key) <= MAX_UNIQUE_KEY or "\x00" in key:
+        raise DeclarationError(
+            f"{where}: unique_key={key!r:.80} must be 1 to {MAX_UNIQUE_KEY} characters of text without NUL; "
+            "hash what is longer"
+        )
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise DeclarationError(f"{where}: unique_key={key!r} has no UTF-8 form") from None
+    payload = task.payload
+    named = named_arguments(key, payload.parameters, payload.fields) if "{" in key else []
+    if named:
+        raise DeclarationError(
+            f"{where}: unique_key={key!r:.80} is text, not a template, so all jobs would have this key; "
+            f'write the value of {named[0]} into it: unique_key=f"…{{{named[0]}}}"'
+        )
