@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self, Unpack
 
+import msgspec
+
 from headgate.admin.actor import this_process
 from headgate.admin.bulk import CANCEL, RETRY, RUN_NOW, BulkResult, BulkVerb, change_many
 from headgate.admin.checkup import Checkup, unknown_tasks
@@ -18,7 +20,7 @@ from headgate.admin.limits import LimitsAdmin
 from headgate.admin.nodes import NodeStatus, by_process, node_status
 from headgate.admin.overview import Overview, overview
 from headgate.admin.purge import Purged, purge
-from headgate.admin.query import JobQuery, Wanted
+from headgate.admin.query import JobCriteria, JobQuery
 from headgate.admin.queues import QueuesAdmin
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.slow_counts import SlowCounts
@@ -183,7 +185,7 @@ class Admin:
         before: str | None = None,
         count: int = 50,
         oldest_first: bool = False,
-        **wanted: Unpack[Wanted],
+        **wanted: Unpack[JobCriteria],
     ) -> Sequence[JobStatus]:
         """A page of the jobs that are what is asked for, newest first.
 
@@ -203,7 +205,7 @@ class Admin:
             ListedJob(status_of(each, now), each.payload, each.headers) for each in await self._storage.jobs(filter)
         ]
 
-    async def count(self, query: JobQuery | None = None, *, most: int = 10_000, **wanted: Unpack[Wanted]) -> int:
+    async def count(self, query: JobQuery | None = None, *, most: int = 10_000, **wanted: Unpack[JobCriteria]) -> int:
         """How many jobs are what is asked for, counted up to `most`."""
         return await self._storage.count_jobs(_query(query, wanted).filter(), most)
 
@@ -488,5 +490,5 @@ class Admin:
         )
 
 
-def _query(query: JobQuery | None, wanted: Wanted) -> JobQuery:
-    return replace(query or JobQuery(), **wanted)
+def _query(query: JobQuery | None, wanted: JobCriteria) -> JobQuery:
+    return msgspec.structs.replace(query or JobQuery(), **wanted)

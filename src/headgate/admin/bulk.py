@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from headgate.admin.query import JobQuery
 from headgate.errors import DuplicateJob, IllegalTransition, JobHeld, JobNotFound, LeaderNotRetried
@@ -55,8 +57,8 @@ class BulkVerb:
         """The query, narrowed to what can be changed; none if it asks for something else."""
         states = [state for state in self.states if query.state in (None, state)]
         if self.view is not None and query.view is None:
-            query = replace(query, view=self.view)
-        return [replace(query, state=state) for state in states]
+            query = msgspec.structs.replace(query, view=self.view)
+        return [msgspec.structs.replace(query, state=state) for state in states]
 
 
 def no_cancel(record: JobRecord, now: int) -> str | None:

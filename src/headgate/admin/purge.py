@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from headgate.admin.query import JobQuery
 from headgate.clock import to_datetime
@@ -94,12 +96,16 @@ def _final_queries(query: JobQuery, before: int) -> Sequence[JobQuery]:
     until = to_datetime(before)
     if query.finished_before is not None:
         until = min(until, query.finished_before)
-    return [replace(query, state=state, finished_before=until) for state in FINAL if query.state in (None, state)]
+    return [
+        msgspec.structs.replace(query, state=state, finished_before=until)
+        for state in FINAL
+        if query.state in (None, state)
+    ]
 
 
 def _told(query: JobQuery, before: int) -> str:
     """What was asked to be deleted, in words. A text of payloads stays untold: it may be what nobody is to read."""
-    said = {name: getattr(query, name) for name in JobQuery.__dataclass_fields__}
+    said = {name: getattr(query, name) for name in JobQuery.__struct_fields__}
     words = [
         "a text in the payload" if name == "text" else f"{name} {value}"
         for name, value in said.items()

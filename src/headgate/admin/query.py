@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
-from typing import TypedDict, get_args
+from typing import Annotated, Any, TypedDict, get_args
+
+import msgspec
 
 from headgate.clock import from_datetime
 from headgate.errors import DeclarationError
@@ -17,8 +18,18 @@ LARGEST_PAGE = 500
 LONGEST_TEXT = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobQuery:
+Name = Annotated[str, msgspec.Meta(max_length=300)]
+Key = Annotated[str, msgspec.Meta(max_length=4000)]
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_TEXT)]
+Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+def _field(description: str) -> msgspec.Meta:
+    """What the field filters by, as the command line and the HTTP API tell it."""
+    return msgspec.Meta(description=description)
+
+
+class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Jobs that are all that is said here; without a word, all jobs.
 
     `view` is what a waiting job waits for: "scheduled" (its time), "throttled" (a limit), "ready" (a slot), "blocked"
@@ -27,22 +38,22 @@ class JobQuery:
     begins with `…_after` and ends before `…_before`. Raises DeclarationError for what makes no sense.
     """
 
-    state: JobState | None = None
-    view: JobView | None = None
-    queue: str | None = None
-    task: str | None = None
-    limit: str | None = None
-    key: str | None = None
-    unique_key: str | None = None
-    schedule: str | None = None
-    batch: str | None = None
-    node: str | None = None
-    error: str | None = None
-    enqueued_after: datetime | None = None
-    enqueued_before: datetime | None = None
-    finished_after: datetime | None = None
-    finished_before: datetime | None = None
-    text: str | None = None
+    state: Annotated[JobState | None, _field("Only jobs in this state.")] = None
+    view: Annotated[JobView | None, _field("Only waiting jobs that wait for this.")] = None
+    queue: Annotated[Name | None, _field("Only jobs of this queue.")] = None
+    task: Annotated[Name | None, _field("Only jobs of this task.")] = None
+    limit: Annotated[Name | None, _field("Only jobs that draw on this limit.")] = None
+    key: Annotated[Key | None, _field("Only jobs that draw on a limit for this key.")] = None
+    unique_key: Annotated[Name | None, _field("Only jobs with this unique key.")] = None
+    schedule: Annotated[Name | None, _field("Only jobs of this schedule.")] = None
+    batch: Annotated[Name | None, _field("Only jobs of this batch.")] = None
+    node: Annotated[Name | None, _field("Only jobs that this node runs or ran last.")] = None
+    error: Annotated[Name | None, _field("Only jobs whose last error is of a type that begins so.")] = None
+    enqueued_after: Annotated[Instant | None, _field("Only jobs enqueued since: 2h, or an instant.")] = None
+    enqueued_before: Annotated[Instant | None, _field("Only jobs enqueued before.")] = None
+    finished_after: Annotated[Instant | None, _field("Only jobs that finished since.")] = None
+    finished_before: Annotated[Instant | None, _field("Only jobs that finished before.")] = None
+    text: Annotated[Text | None, _field("Only jobs with this in their payload, which is JSON.")] = None
 
     def __post_init__(self) -> None:
         if self.state is not None and self.state not in list(JobState):
@@ -54,31 +65,32 @@ class JobQuery:
 
     def filter(self, *, cursor: str | None = None, count: int = 50, oldest_first: bool = False) -> JobFilter:
         """As the store takes it; a page has 1 to 500 jobs, whatever is asked."""
-        return JobFilter(
-            state=None if self.state is None else JobState(self.state),
-            view=self.view,
-            queue=self.queue,
-            task=self.task,
-            limit=self.limit,
-            key=None if self.key is None else bucket_key(self.key),
-            unique_key=self.unique_key,
-            schedule=self.schedule,
-            batch=self.batch,
-            node=self.node,
-            error=self.error,
-            enqueued_from=_instant(self.enqueued_after),
-            enqueued_until=_instant(self.enqueued_before),
-            finished_from=_instant(self.finished_after),
-            finished_until=_instant(self.finished_before),
-            text=self.text,
-            oldest_first=oldest_first,
-            cursor=cursor,
-            count=min(max(count, 1), LARGEST_PAGE),
-        )
+        said = {name: getattr(self, name) for name in JobQuery.__struct_fields__}
+        stored = {_STORED_AS.get(name, name): _stored(name, value) for name, value in said.items() if value is not None}
+        return JobFilter(**stored, oldest_first=oldest_first, cursor=cursor, count=min(max(count, 1), LARGEST_PAGE))
 
 
-class Wanted(TypedDict, total=False):
-    """What a `JobQuery` can say, for those who say it in the call."""
+_STORED_AS = {
+    "enqueued_after": "enqueued_from",
+    "enqueued_before": "enqueued_until",
+    "finished_after": "finished_from",
+    "finished_before": "finished_until",
+}
+"""The fields of `JobFilter` that have other names."""
+
+
+def _stored(name: str, value: Any) -> Any:
+    match name:
+        case "state":
+            return JobState(value)
+        case "key":
+            return bucket_key(value)
+        case _:
+            return from_datetime(value) if isinstance(value, datetime) else value
+
+
+class JobCriteria(TypedDict, total=False):
+    """The fields of `JobQuery`, for type checkers where they stand in the call: `admin.jobs(queue="mail")`."""
 
     state: JobState | None
     view: JobView | None
@@ -96,7 +108,3 @@ class Wanted(TypedDict, total=False):
     finished_after: datetime | None
     finished_before: datetime | None
     text: str | None
-
-
-def _instant(instant: datetime | None) -> int | None:
-    return None if instant is None else from_datetime(instant)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import click
+import msgspec
+from msgspec.structs import FieldInfo
 
 from headgate.admin import JobQuery
 from headgate.arguments import duration_in
@@ -15,7 +17,7 @@ from headgate.clock import FARTHEST, SECOND
 from headgate.jobs.job import JobState
 from headgate.storage.protocol import JobView
 
-INSTANTS = ("enqueued_after", "enqueued_before", "finished_after", "finished_before")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def when(value: str) -> datetime | timedelta:
@@ -65,42 +67,52 @@ def seconds_within(least: float, most: float = FARTHEST / SECOND) -> Callable[[s
 
 def takes_query(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that name jobs, as `wanted`: what was said, by the names of `JobQuery`."""
-    options = [
-        click.option(
-            "--state", type=click.Choice([state.value for state in JobState]), help="Only jobs in this state."
-        ),
-        click.option("--view", type=click.Choice(get_args(JobView)), help="Only waiting jobs that wait for this."),
-        click.option("--queue", metavar="NAME", help="Only jobs of this queue."),
-        click.option("--task", metavar="NAME", help="Only jobs of this task."),
-        click.option("--limit", metavar="NAME", help="Only jobs that draw on this limit."),
-        click.option("--key", help="Only jobs that draw on a limit for this key."),
-        click.option("--unique-key", help="Only jobs with this unique key."),
-        click.option("--schedule", metavar="NAME", help="Only jobs of this schedule."),
-        click.option("--batch", metavar="ID", help="Only jobs of this batch."),
-        click.option("--node", metavar="ID", help="Only jobs that this node runs or ran last."),
-        click.option("--error", metavar="TYPE", help="Only jobs whose last error is of a type that begins so."),
-        click.option("--since", "enqueued_after", type=when, help="Only jobs enqueued since: 2h, or an instant."),
-        click.option("--until", "enqueued_before", type=when, help="Only jobs enqueued before."),
-        click.option("--finished-since", "finished_after", type=when, help="Only jobs that finished since."),
-        click.option("--finished-until", "finished_before", type=when, help="Only jobs that finished before."),
-        click.option("--text", help="Only jobs with this in their payload, which is JSON."),
-    ]
-    names = set(JobQuery.__dataclass_fields__)
+    fields = msgspec.structs.fields(JobQuery)
+    names = [field.name for field in fields]
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
         wanted = {name: values.pop(name) for name in names}
         function(wanted={name: value for name, value in wanted.items() if value is not None}, **values)
 
-    for option in reversed(options):
-        command = option(command)
+    for field in reversed(fields):
+        command = _option(field)(command)
     return command
+
+
+FLAGS = {
+    "enqueued_after": "--since",
+    "enqueued_before": "--until",
+    "finished_after": "--finished-since",
+    "finished_before": "--finished-until",
+}
+"""The options that are not called as their field."""
+
+METAVARS = {
+    **dict.fromkeys(("queue", "task", "limit", "schedule"), "NAME"),
+    **dict.fromkeys(("batch", "node"), "ID"),
+    "error": "TYPE",
+}
+
+KINDS: dict[str, Any] = {
+    "state": click.Choice([state.value for state in JobState]),
+    "view": click.Choice(get_args(JobView)),
+    **dict.fromkeys(FLAGS, when),
+}
+"""What is read from the text of an option, where it is not that text."""
+
+
+def _option(field: FieldInfo) -> Callable[[F], F]:
+    name = field.name
+    (meta,) = field.type.__metadata__
+    flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
+    return click.option(flag, name, type=KINDS.get(name), metavar=METAVARS.get(name), help=meta.description)
 
 
 def query_at(wanted: dict[str, Any], now: datetime) -> JobQuery:
     """What was said, at the store's now."""
     said = dict(wanted)
-    for name in INSTANTS:
+    for name in FLAGS:
         if isinstance(said.get(name), timedelta):
             said[name] = now - said[name]
     if "state" in said:

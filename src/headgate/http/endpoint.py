@@ -89,7 +89,7 @@ class Endpoint:
         return get_type_hints(self.handler, include_extras=True)
 
     @property
-    def query(self) -> type[Query] | None:
+    def query(self) -> type[msgspec.Struct] | None:
         return self.hints.get("query")
 
     @property
@@ -172,7 +172,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def parse_query(text: bytes, kind: type[Query]) -> Query:
+def parse_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
     """The parameters of a URL. Raises Refusal for one that is unknown, is there twice, or makes no sense."""
     try:
         pairs = parse_qsl(text.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict")

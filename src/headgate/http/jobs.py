@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from headgate.admin import BulkResult, Explanation, JobDetails, JobQuery, ListedJob
+from headgate.admin.query import Instant
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Body, Done, Endpoint, Query, acts, reads
-from headgate.http.page import Count, Cursor, Key, Name, Number, Page
+from headgate.http.page import Count, Cursor, Number, Page
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
 from headgate.http.refusal import Refusal
 from headgate.jobs.job import JobError, JobOptions, JobRecord
@@ -27,41 +28,8 @@ MOST_COUNTED = 10_000
 MOST_CHANGED = 10_000
 """Jobs that one request changes at most: a browser waits for it."""
 
-Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 
-
-class JobWords(Query, frozen=True, kw_only=True):
-    """Which jobs: those that are all that is said; without a word, all jobs."""
-
-    state: JobState | None = None
-    view: Annotated[JobView | None, msgspec.Meta(description="What a waiting job waits for.")] = None
-    queue: Name | None = None
-    task: Name | None = None
-    limit: Annotated[Name | None, msgspec.Meta(description="A limit that it draws on.")] = None
-    key: Annotated[Key | None, msgspec.Meta(description="The key for which it draws on a limit.")] = None
-    unique_key: Name | None = None
-    schedule: Name | None = None
-    batch: Name | None = None
-    node: Annotated[Name | None, msgspec.Meta(description="The node whose it is or was last.")] = None
-    error: Annotated[Name | None, msgspec.Meta(description="How the type of its last error begins.")] = None
-    text: (
-        Annotated[
-            str,
-            msgspec.Meta(
-                min_length=1,
-                max_length=200,
-                description="A part of its payload as JSON. Only for admins where fields are redacted.",
-            ),
-        ]
-        | None
-    ) = None
-    enqueued_after: Instant | None = None
-    enqueued_before: Instant | None = None
-    finished_after: Instant | None = None
-    finished_before: Instant | None = None
-
-
-class JobsQuery(JobWords, frozen=True, kw_only=True):
+class JobsQuery(JobQuery, frozen=True, kw_only=True):
     order: Literal["newest", "oldest"] = "newest"
     before: Cursor | None = None
     count: Count = 50
@@ -77,7 +45,7 @@ class BulkRequest(Body, frozen=True, kw_only=True):
     """What is to be done, to which jobs, and to how many at most; with `dry_run` it is only counted."""
 
     action: Literal["retry", "cancel", "run_now"]
-    query: JobWords
+    query: JobQuery
     most: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHANGED)] = 1000
     dry_run: bool = False
 
@@ -187,17 +155,17 @@ class JobCount(msgspec.Struct, frozen=True):
 
 
 async def jobs(caller: Caller, query: JobsQuery) -> Page[ListedJobView]:
-    """A page of the jobs that are what is asked for."""
+    """A page of the jobs that are what is asked for; where fields are redacted, `text` is for admins only."""
     found = await caller.admin.listed(
-        _query(caller, query), before=query.before, count=query.count, oldest_first=query.order == "oldest"
+        _allowed(caller, query), before=query.before, count=query.count, oldest_first=query.order == "oldest"
     )
     next = found[-1].status.id if len(found) == query.count else None
     return Page([_listed(job, caller.redaction) for job in found], next)
 
 
-async def count_jobs(caller: Caller, query: JobWords) -> JobCount:
+async def count_jobs(caller: Caller, query: JobQuery) -> JobCount:
     """How many jobs are what is asked for; counted up to 10,000."""
-    count = await caller.admin.count(_query(caller, query), most=MOST_COUNTED + 1)
+    count = await caller.admin.count(_allowed(caller, query), most=MOST_COUNTED + 1)
     return JobCount(min(count, MOST_COUNTED), count <= MOST_COUNTED)
 
 
@@ -250,7 +218,7 @@ async def reschedule_job(caller: Caller, id: str, body: NewPlace) -> Done:
 
 async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
     """Retry, cancel or run now many jobs, oldest first; repeat it as long as it `is_cut`."""
-    query = _query(caller, body.query)
+    query = _allowed(caller, body.query)
     match body.action:
         case "retry":
             return await caller.admin.retry_many(query, most=body.most, dry_run=body.dry_run)
@@ -274,19 +242,19 @@ ENDPOINTS: Sequence[Endpoint] = (
 )
 
 
-def _query(caller: Caller, words: JobWords) -> JobQuery:
-    """The query that the words make. Raises Refusal for one that would tell what is hidden.
+def _allowed(caller: Caller, query: JobQuery) -> JobQuery:
+    """Return the query. Raises Refusal for one that would tell what is hidden.
 
     Who may ask whether a hidden value contains a text can read it, letter by letter.
     """
-    if words.text is not None and caller.redaction and not caller.user.may("admin"):
+    if query.text is not None and caller.redaction and not caller.user.may("admin"):
         raise Refusal(
             403,
             "text_is_redacted",
             "fields of payloads are redacted here, and a search in their text would tell them; ask an admin, or "
             "search by task, key, error or time",
         )
-    return JobQuery(**{name: getattr(words, name) for name in JobQuery.__dataclass_fields__})
+    return query
 
 
 # ---------------------------------------------------------------------------------------------------- showing

@@ -9,6 +9,8 @@ from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
+from headgate.admin.query import Key as Key
+from headgate.admin.query import Name as Name
 from headgate.http.endpoint import LARGEST_NUMBER, require_storable
 from headgate.http.refusal import Refusal
 
@@ -19,8 +21,6 @@ MOST = 500
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST, description="How many at most.")]
 Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
-Name = Annotated[str, msgspec.Meta(max_length=300)]
-Key = Annotated[str, msgspec.Meta(max_length=4000)]
 Cursor = Annotated[str, msgspec.Meta(min_length=1, max_length=2000, description="The `next` of the page before it.")]
 
 

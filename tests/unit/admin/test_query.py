@@ -1,0 +1,40 @@
+"""Which jobs are asked for: said once, for Python, the command line and the HTTP API."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from headgate.admin.query import JobCriteria, JobQuery
+from headgate.cli.query import FLAGS, METAVARS
+from headgate.errors import DeclarationError
+from headgate.http.jobs import JobsQuery
+from headgate.jobs.job import JobState
+from headgate.storage.protocol import JobFilter
+
+
+def test_what_stands_in_a_call_are_the_fields_of_a_query() -> None:
+    assert list(JobCriteria.__annotations__) == list(JobQuery.__struct_fields__)
+    assert set(JobsQuery.__struct_fields__) == {*JobQuery.__struct_fields__, "order", "before", "count"}
+    assert {*FLAGS, *METAVARS} <= set(JobQuery.__struct_fields__)
+
+
+def test_every_field_of_a_query_reaches_the_store() -> None:
+    instant = datetime(2026, 5, 1, tzinfo=UTC)
+    fields = {
+        field.name: instant if field.name.endswith(("_after", "_before")) else "words"
+        for field in msgspec.structs.fields(JobQuery)
+    }
+    query = JobQuery(**{**fields, "state": JobState.FAILED, "view": "ready"})  # type: ignore[arg-type]
+    filter = query.filter(cursor="id", count=7, oldest_first=True)
+    unsaid = [name for name in JobFilter.__struct_fields__ if getattr(filter, name) == getattr(JobFilter(), name)]
+    assert unsaid == []
+    assert JobQuery().filter() == JobFilter()
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    for said in ({"text": ""}, {"text": "x" * 201}, {"view": "never"}, {"state": "lost"}):
+        with pytest.raises(DeclarationError):
+            JobQuery(**said)  # type: ignore[arg-type]
