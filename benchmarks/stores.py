@@ -9,8 +9,8 @@ from pathlib import Path
 from benchmarks.postgres_server import postgres_server
 from benchmarks.support import new_file
 from headgate.clock import SystemClock
-from headgate.storage.memory.storage import MemoryStorage
 from headgate.storage.protocol import Storage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 
 

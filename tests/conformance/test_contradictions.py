@@ -10,9 +10,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from headgate.jobs.job import Draw
 from headgate.limits.concurrency import dump_permits, load_permits
-from headgate.storage.memory import MemoryStorage
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
@@ -30,7 +28,7 @@ class Store(NamedTuple):
     overwrite: Callable[[str], Awaitable[None]]
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def server(request: pytest.FixtureRequest) -> tuple[str, str, str]:
     """The kind of the store, and the URL and schema of one that is on a server."""
     if request.param != "postgres":
@@ -43,13 +41,7 @@ async def store(server: tuple[str, str, str], tmp_path: Path) -> AsyncIterator[S
     kind, url, schema = server
     clock = ManualClock()
     storage: Storage
-    if kind == "memory":
-        storage = memory = MemoryStorage(clock)
-
-        async def overwrite(state: str) -> None:
-            memory._lanes.buckets[Draw("mutex", "a")].state = load_permits(state)
-
-    elif kind == "sqlite":
+    if kind == "sqlite":
         storage = sqlite = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
 
         async def overwrite(state: str) -> None:

@@ -1,4 +1,8 @@
-"""Memory keeps the promises of every store."""
+"""A database in memory keeps the promises of every store where each verb runs where it is called.
+
+The statements are those of a file, which `test_sqlite.py` runs the whole suite on; here run the parts that add, claim,
+finish and recover.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,15 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Storage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.manual_clock import ManualClock
-from tests.conformance.storage_suite import StorageConformance
+from tests.conformance.storage_suite.budgets import BudgetsConformance
+from tests.conformance.storage_suite.jobs import JobsConformance
+from tests.conformance.storage_suite.nodes import NodesConformance
 
 
-class TestMemoryStorage(StorageConformance):
+class TestMemoryStorage(JobsConformance, BudgetsConformance, NodesConformance):
     @pytest_asyncio.fixture
     async def storage(self, clock: ManualClock) -> AsyncIterator[Storage]:
         storage = MemoryStorage(clock)

@@ -9,7 +9,6 @@ import pytest
 import pytest_asyncio
 
 from headgate.limits.bucket_store import BucketStore
-from headgate.storage.memory import MemoryStorage
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
@@ -19,15 +18,15 @@ from tests.conformance.bucket_suite import BucketStoreConformance
 
 
 class TestStoredBuckets(BucketStoreConformance):
-    @pytest_asyncio.fixture(params=["memory", "sqlite", "postgres"])
+    @pytest_asyncio.fixture(params=["sqlite", "postgres"])
     async def store(
         self, request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str, postgres_schema: str
     ) -> AsyncIterator[BucketStore]:
         self.time = clock = ManualClock()
-        storage: Storage = MemoryStorage(clock)
+        storage: Storage
         if request.param == "postgres":
             storage = PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True)
-        if request.param == "sqlite":
+        else:
             storage = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
         await storage.open()
         self.storage = storage

@@ -12,8 +12,8 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.lifecycle import Ending
 from headgate.limits.bucket_store import Taken
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
-from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Recovered
+from headgate.storage.sqlite.memory import MemoryStorage
 
 
 class FullStorage(MemoryStorage):

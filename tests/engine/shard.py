@@ -7,25 +7,26 @@ its own time, and how the lanes of a key that is not owned are passed over. What
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, cast
 from zlib import crc32
 
 import msgspec
 from msgspec.structs import replace
 
-from headgate.clock import SECOND, Clock
+from headgate.clock import SECOND, Clock, Timer
 from headgate.errors import StorageUnavailable
 from headgate.jobs.audit import Deed
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.job import Attempt, ChargedElsewhere, ClaimedJob, Draw, JobError, JobRecord, JobState, NewJob
-from headgate.limits.concurrency import Semaphore
+from headgate.jobs.job import ChargedElsewhere, ClaimedJob, Draw, JobRecord, JobState, NewJob
+from headgate.limits.concurrency import Semaphore, load_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Rule
-from headgate.storage.memory import MemoryStorage
-from headgate.storage.memory.job import WAITING, Job
-from headgate.storage.memory.lane import Lane
+from headgate.storage.admission import BucketVisit
 from headgate.storage.protocol import Amendment, Claim, Claimed
+from headgate.storage.sqlite.memory import MemoryStorage
 
 BATCH = 10
 """How many waiting jobs depart together."""
@@ -54,14 +55,14 @@ class Parcel(msgspec.Struct, frozen=True):
 
 
 class Departing(msgspec.Struct, frozen=True):
-    """A waiting job on its way, with what it has behind it."""
+    """A waiting job on its way, with what it has behind it: the columns of its row and its rows in `attempt`."""
 
     new: NewJob
     attempt: int
     fence: int
     lost: int
-    error: JobError | None
-    attempts: Sequence[Attempt]
+    error: str | None
+    attempts: Sequence[tuple[Any, ...]]
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -141,33 +142,63 @@ class _RecordInKeyTime:
         return self._in_key_time(self._record.as_claimed())
 
 
+class _SteppedClock:
+    """A clock whose monotonic time may be stepped; it never goes back, but stands still."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead = 0
+        self.last = -math.inf
+
+    def step(self, seconds: float) -> None:
+        self._ahead += round(seconds * SECOND)
+
+    def now(self) -> int:
+        return self._clock.now()
+
+    def monotonic(self) -> int:
+        self.last = max(self.last, self._clock.monotonic() + self._ahead)
+        return int(self.last)
+
+    def boot_id(self) -> str:
+        return self._clock.boot_id()
+
+    def call_at(self, when: int, callback: Callable[[], None]) -> Timer:
+        return self._clock.call_at(when, callback)
+
+
 class Shard(MemoryStorage):
     """One database of several. `names` are all of them: a key that never moved is where its hash says."""
 
     def __init__(self, name: str, names: Sequence[str], clock: Clock) -> None:
-        super().__init__(clock)
+        self._steps = _SteppedClock(clock)
+        super().__init__(self._steps)
+        # It may be set back until it is used.
+        self._steps.last = -math.inf
         self.name = name
         self.clock = clock
         self._names = names
-        self._places: dict[str, Place] = {}
+        self._homes: dict[str, Place] = {}
         self._departing: dict[str, tuple[int, frozenset[str]]] = {}
         self._last_batch: dict[str, int] = {}
+        self._as_added: dict[str, NewJob] = {}
 
     def place_of(self, key: str) -> Place:
         """Where this shard believes the key to be."""
-        return self._places.get(key) or Place(0, hash_home(key, self._names))
+        return self._homes.get(key) or Place(0, hash_home(key, self._names))
 
     def step(self, seconds: float) -> None:
         """Its limit time steps, as when another server takes over and nobody notices; backwards it stands still."""
-        self._ahead += round(seconds * SECOND)
+        self._steps.step(seconds)
 
     # ------------------------------------------------------------------------------- what every storage does
 
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
         # A repeat of what is here is answered here, wherever its key has gone since.
-        new = [job for job in jobs if job.id not in self._jobs.by_id]
+        new = [job for job in jobs if not self._is_stored(job.id)]
         for key in {key_of(job) for job in new} - {""}:
             self._require_home(key)
+        self._as_added.update((job.id, job) for job in new)
         return await super().add(new, batches)
 
     async def claim(self, claim: Claim) -> Claimed:
@@ -225,7 +256,7 @@ class Shard(MemoryStorage):
         """Start nothing of the key from now on: it goes to another shard."""
         place = self._require_home(key)
         if to != self.name:
-            self._places[key] = replace(place, to=to)
+            self._homes[key] = replace(place, to=to)
 
     async def pack(self, key: str, limits: Iterable[str]) -> Parcel | None:
         """What a key that is leaving takes along; None while jobs run that hold its permits, or if it has left."""
@@ -234,20 +265,21 @@ class Shard(MemoryStorage):
             return None
         states: dict[Draw, str | None] = {}
         for draw in (Draw(limit, key) for limit in limits):
-            bucket = self._lanes.buckets.get(draw)
-            assert bucket is None or not bucket.permits.held, f"permits of {draw} are held"
-            states[draw] = None if bucket is None or bucket.state is None else bucket.rule.dump(bucket.state)
+            found = self._rows("SELECT state FROM bucket WHERE limit_name = ? AND key = ?", draw.limit, draw.key)
+            states[draw] = found[0][0] if found else None
+            assert not load_permits(states[draw]).held, f"permits of {draw} are held"
         return Parcel(self.limit_now() + place.ahead, states, place.arrived)
 
     async def let_go(self, key: str, epoch: int) -> None:
         """The other shard owns the key, since `epoch`."""
         place = self.place_of(key)
         if place.owner == self.name and place.to is not None and place.epoch == epoch - 1:
-            self._places[key] = Place(epoch, place.to, ahead=place.ahead)
+            self._homes[key] = Place(epoch, place.to, ahead=place.ahead)
 
     def _is_drained(self, key: str) -> bool:
-        running = (job for node in self._nodes.values() for job in node.running.values())
-        return not any(job.new.terms is not None and key_of(job.new) == key for job in running)
+        return not self._rows(
+            f"SELECT 1 FROM job WHERE state = 'running' AND terms IS NOT NULL AND {_KEY} = ? LIMIT 1", key
+        )
 
     # ---------------------------------------------------------------------------------------- a key arrives
 
@@ -259,23 +291,20 @@ class Shard(MemoryStorage):
         if self.place_of(key).epoch >= epoch:
             return
         now = self.limit_now()
-        arrived = self._end_departure(key, dict(parcel.arrived))
-        self._places[key] = Place(epoch, self.name, ahead=ahead, arrived=arrived)
+        arrived = await self._end_departure(key, dict(parcel.arrived))
+        self._homes[key] = Place(epoch, self.name, ahead=ahead, arrived=arrived)
         for draw, stored in parcel.states.items():
-            bucket = self._lanes.bucket(draw)
-            bucket.renew(keep_state=False)
-            self._lanes.judge(bucket, _in_key_time(rules[draw.limit], ahead), now)
-            bucket.state = None if stored is None else bucket.rule.load(stored, now)
-            self._lanes.reopen(bucket, now)
-            self._lanes.list_unused(bucket)
+            await self.reset(draw)
+            rules_in_key_time = {draw.limit: _in_key_time(rules[draw.limit], ahead)}
+            await self.visit(draw, rules_in_key_time, partial(_put_state, stored=stored, now=now))
         self._wake()
 
-    def _end_departure(self, key: str, arrived: dict[str, int]) -> dict[str, int]:
+    async def _end_departure(self, key: str, arrived: dict[str, int]) -> dict[str, int]:
         """The key comes back: what had not arrived elsewhere is at home again, and its number is used up."""
         number, ids = self._departing.pop(key, (0, frozenset()))
         if number:
             if arrived.get(self.name, 0) >= number:
-                self._remove(ids)
+                await self._remove(ids)
             arrived[self.name] = number
         return arrived
 
@@ -286,14 +315,26 @@ class Shard(MemoryStorage):
         if self.place_of(key).owner == self.name:
             return None
         if key not in self._departing:
-            waiting = [job for job in self._jobs.by_id.values() if job.state is WAITING and key_of(job.new) == key]
-            if not waiting:
+            ids = self._rows(
+                f"SELECT id FROM job WHERE state = 'waiting' AND {_KEY} = ?"
+                " ORDER BY priority DESC, run_at, seq LIMIT ?",
+                key,
+                BATCH,
+            )
+            if not ids:
                 return None
-            waiting.sort(key=lambda job: (-job.new.priority, job.run_at, job.seq))
             self._last_batch[key] = self._last_batch.get(key, 0) + 1
-            self._departing[key] = self._last_batch[key], frozenset(job.id for job in waiting[:BATCH])
-        number, ids = self._departing[key]
-        return Batch(self.name, number, [_departing(self._jobs.by_id[id]) for id in sorted(ids)])
+            self._departing[key] = self._last_batch[key], frozenset(id for (id,) in ids)
+        number, departing = self._departing[key]
+        return Batch(self.name, number, [self._departing_job(id) for id in sorted(departing)])
+
+    def _departing_job(self, id: str) -> Departing:
+        ((run_at, delayed, attempt, fence, lost, error),) = self._rows(
+            "SELECT run_at, delayed, attempt, fence, lost, error FROM job WHERE id = ?", id
+        )
+        new = replace(self._as_added[id], run_at=run_at, delayed=bool(delayed))
+        attempts = self._rows("SELECT * FROM attempt WHERE job = ?", id)
+        return Departing(new, attempt, fence, lost, error, attempts)
 
     async def arrive(self, key: str, batch: Batch) -> None:
         """Keep the jobs, unless they have arrived before."""
@@ -301,26 +342,33 @@ class Shard(MemoryStorage):
         if place.arrived.get(batch.source, 0) >= batch.number:
             return
         for each in batch.jobs:
-            if each.new.id in self._jobs.by_id:
-                continue
-            self._jobs.add([each.new], self.limit_now())
-            job = self._jobs.by_id[each.new.id]
-            job.attempt, job.fence, job.lost, job.error = each.attempt, each.fence, each.lost, each.error
-            job.attempts = list(each.attempts)
-        self._places[key] = replace(place, arrived={**place.arrived, batch.source: batch.number})
+            if not self._is_stored(each.new.id):
+                self._as_added[each.new.id] = each.new
+                await super().add([each.new])
+                self._rows(
+                    "UPDATE job SET attempt = ?, fence = ?, lost = ?, error = ? WHERE id = ?",
+                    *(each.attempt, each.fence, each.lost, each.error, each.new.id),
+                )
+                for attempt in each.attempts:
+                    self._rows(f"INSERT INTO attempt VALUES (?{', ?' * (len(attempt) - 1)})", *attempt)
+        self._homes[key] = replace(place, arrived={**place.arrived, batch.source: batch.number})
         self._wake()
 
     async def departed(self, key: str, number: int) -> None:
         """The batch has arrived."""
         if self._departing.get(key, (0,))[0] == number:
-            self._remove(self._departing.pop(key)[1])
+            await self._remove(self._departing.pop(key)[1])
 
-    def _remove(self, ids: Iterable[str]) -> None:
+    async def _remove(self, ids: Iterable[str]) -> None:
         for id in ids:
-            job = self._jobs.by_id[id]
-            self._jobs._leave(job, self.limit_now())
-            del self._jobs.by_id[id]
-            self._jobs._ids.remove(id)
+            await super().cancel(id)
+        await self.prune(self.now() + 1, ids=list(ids))
+
+    def _is_stored(self, id: str) -> bool:
+        return bool(self._rows("SELECT 1 FROM job WHERE id = ?", id))
+
+    def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._connection.execute(sql, values).fetchall()
 
     def _require_home(self, key: str) -> Place:
         place = self.place_of(key)
@@ -350,6 +398,11 @@ def _in_key_time(rule: AnyRule, ahead: int) -> Any:
     return rule if not ahead or isinstance(rule, Semaphore) else InKeyTime(rule, ahead)
 
 
-def _departing(job: Job[Lane]) -> Departing:
-    new = replace(job.new, run_at=job.run_at, delayed=job.delayed)
-    return Departing(new, job.attempt, job.fence, job.lost, job.error, tuple(job.attempts or ()))
+_KEY = "json_extract(draws, '$[0][1]')"
+
+
+def _put_state(visit: BucketVisit, stored: str | None, now: int) -> None:
+    if stored is not None:
+        visit.view.state = visit.view.rule.load(stored, now)
+        visit.view.charged = True
+    visit.reopens = True

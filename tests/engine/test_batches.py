@@ -25,7 +25,7 @@ from headgate import (
     current_job,
 )
 from headgate.clock import SECOND
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 

@@ -25,7 +25,7 @@ from headgate.clock import SECOND, to_datetime
 from headgate.engine import teller
 from headgate.errors import JobExpired, PayloadError, StorageUnavailable
 from headgate.jobs.event import CallbackFailed, Event
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import FullStorage

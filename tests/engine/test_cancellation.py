@@ -15,7 +15,7 @@ from headgate import Headgate, JobCancelled, JobFailed, JobState, RateLimited, R
 from headgate.clock import SECOND, SystemClock
 from headgate.errors import PayloadError
 from headgate.jobs.event import AttemptLingers
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 

@@ -332,7 +332,7 @@ def test_a_chain_is_enqueued_and_followed_from_a_thread() -> None:
 def test_no_step_is_lost_whatever_happens_to_the_lines_of_the_nodes(seed: int, tmp_path: Path) -> None:
     """Endings are repeated, refused and doubled; a chain goes on after each of them, exactly once a step."""
 
-    from headgate.storage.memory import MemoryStorage
+    from headgate.storage.sqlite.memory import MemoryStorage
     from tests.engine.faulty_storage import Faults, History
 
     async def main(clock: VirtualClock) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headgate import FixedWindow, Headgate, RateLimit, SlidingWindow, StrictRate
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 KINDS = [StrictRate, RateLimit, FixedWindow, SlidingWindow]

@@ -10,7 +10,7 @@ import pytest
 from headgate import Headgate, JobState, RateLimited, RetryPolicy, Snooze, StrictRate, current_job
 from headgate.clock import SECOND, from_datetime
 from headgate.jobs.event import ClockSkewed, Event, JobEnqueued, JobStarted
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
 
 HOUR = 3600

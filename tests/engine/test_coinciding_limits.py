@@ -11,7 +11,7 @@ import pytest
 from headgate import Concurrency, DeclarationError, Headgate, Mutex, PayloadError, batch
 from headgate.clock import SystemClock
 from headgate.jobs.terms import Holding
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])

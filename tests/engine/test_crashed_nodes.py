@@ -10,7 +10,7 @@ import pytest
 
 from headgate import Headgate, JobState, current_job
 from headgate.jobs.event import NodeCrashed
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 PARTS = {

@@ -10,7 +10,7 @@ import pytest
 from headgate import Headgate, JobState, RetryPolicy, StrictRate, current_job
 from headgate.clock import SECOND
 from headgate.engine.drain import Drain
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 

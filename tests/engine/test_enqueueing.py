@@ -26,7 +26,7 @@ from headgate.clock import SECOND, to_datetime
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.event import Event
 from headgate.jobs.job import NewJob
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.options import EnqueueOptions
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

@@ -24,7 +24,7 @@ from headgate import (
     chain,
 )
 from headgate.admin import JobQuery
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.queue import WhenFull
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

@@ -38,7 +38,7 @@ from headgate.clock import SECOND
 from headgate.errors import HeadgateError
 from headgate.jobs.event import BacklogLeft, Event, JobEnqueued, JobFailure, JobFinished
 from headgate.limits.limit import Limit
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import DeafStorage
 

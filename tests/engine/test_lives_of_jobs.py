@@ -39,7 +39,7 @@ from headgate.jobs.event import (
     StorageTroubled,
     TaskUnknown,
 )
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import FullStorage
 

@@ -21,7 +21,7 @@ from headgate.jobs.event import JobEnqueued, JobFinished, JobStarted, NodeMeasur
 from headgate.jobs.job import JobState
 from headgate.observe import tally
 from headgate.observe.metrics import PrometheusMetrics
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 

@@ -11,8 +11,8 @@ import pytest
 from headgate import Headgate, JobState, Mutex
 from headgate.clock import SECOND
 from headgate.jobs.event import EndingRefused, Event, JobStarted, NodeLost
-from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Storage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

@@ -13,8 +13,8 @@ import pytest
 from headgate import Concurrency, DeclarationError, Headgate, JobState, StrictRate
 from headgate.clock import SECOND
 from headgate.errors import UnknownQueue
-from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Claim, Claimed
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 HOUR = 3600

@@ -14,7 +14,7 @@ from headgate import Headgate
 from headgate.clock import SECOND, SystemClock
 from headgate.engine.opening import Opening
 from headgate.errors import DeclarationError, StorageUnusable
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

@@ -33,7 +33,7 @@ from headgate.jobs.event import (
 )
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import BAD_ANSWERS, MISDEEDS, BadBuckets, hanging, raising, returning
 

@@ -11,7 +11,7 @@ import pytest
 from headgate import Headgate, JobCancelled, JobFailed, JobState, Mutex, RetryPolicy
 from headgate.clock import SystemClock
 from headgate.jobs.event import AttemptLingers
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 
 pytestmark = pytest.mark.timeout(30)
 

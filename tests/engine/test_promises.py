@@ -9,7 +9,7 @@ import pytest
 from headgate import Headgate, JobState, RateLimit, RetryPolicy, StrictRate
 from headgate.clock import SECOND
 from headgate.limits.limit import Limit
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 HOUR = 3600

@@ -22,7 +22,7 @@ from headgate import (
 from headgate.clock import SECOND
 from headgate.errors import UnknownQueue
 from headgate.jobs.event import BacklogMoved, Event
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.bad_stores import DeafStorage
 

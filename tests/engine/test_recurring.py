@@ -25,7 +25,7 @@ from headgate import (
 )
 from headgate.clock import SECOND, to_datetime
 from headgate.jobs.event import Event, JobFinished, OccurrencesSkipped, ScheduleTooFast, ScheduleTroubled
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
 
 HOUR = 3600

@@ -12,7 +12,7 @@ import pytest
 
 from headgate import DeclarationError, Headgate, JobFailed, JobState, RetryPolicy, StrictRate, current_job
 from headgate.jobs.event import BacklogMoved, Event, JobFinished, TaskUnknown
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 

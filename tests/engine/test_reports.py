@@ -21,7 +21,7 @@ from headgate.jobs.audit import AuditLevel
 from headgate.jobs.event import Event, JobEnqueued, JobProgressed, ReportDropped
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.report import LONGEST_LINE, LONGEST_WORD, PLACES, Report, too_many
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.handle import JobProgress
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

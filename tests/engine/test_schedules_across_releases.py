@@ -18,7 +18,7 @@ from headgate.jobs.event import (
     ScheduleTooFast,
     ScheduleTroubled,
 )
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import START, VirtualClock, run_virtual
 
 HOURLY = Every(hours=1)

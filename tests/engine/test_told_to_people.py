@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from headgate import Headgate, StrictRate
 from headgate.admin import SlowCounts
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 

@@ -21,7 +21,7 @@ from headgate import Every, Headgate, RateLimited, RetryPolicy, Snooze, StrictRa
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.observe.json_log import JsonFormatter
 from headgate.observe.tracing import OpenTelemetry
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine import traced_bodies
 

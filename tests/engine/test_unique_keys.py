@@ -8,7 +8,7 @@ import pytest
 
 from headgate import DeclarationError, DuplicateJob, Headgate, batch, chain
 from headgate.jobs.event import Event, JobEnqueued, JobReplaced
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 

@@ -12,8 +12,8 @@ from headgate import Headgate, JobFailed, RateLimit, RetryPolicy, StrictRate, cu
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, StorageTroubled
 from headgate.jobs.lifecycle import Ending, Finished
-from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Amendment
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 

@@ -31,7 +31,7 @@ import asyncio
 
 from headgate import Headgate
 from headgate.clock import SystemClock
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 
 
 class Full(MemoryStorage):

@@ -41,9 +41,9 @@ from headgate.limits.limit import HoldUntil
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
-from headgate.storage.memory import MemoryStorage
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import Amendment, Claim, Claimed, JobFilter, Room, Storage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.properties.storage_model import ModelJob, StorageModel

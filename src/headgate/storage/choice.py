@@ -7,8 +7,8 @@ from urllib.parse import unquote, urlsplit
 from headgate.clock import Clock
 from headgate.errors import DeclarationError
 from headgate.storage.address import Address, address_of_file
-from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Storage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.urls import displayed_url
 
@@ -64,6 +64,6 @@ def _postgres(url: str, clock: Clock, *, schema: str, listen_url: str | None, co
 
 def address_of(url: str | None, storage: Storage) -> Address:
     """Return where a store is; without a `url`, which it was not chosen by, its class names it."""
-    if isinstance(storage, SqliteStorage):
+    if isinstance(storage, SqliteStorage) and not storage.is_in_process:
         return address_of_file(storage.path)
     return Address(type(storage).__name__ if url is None else displayed_url(url))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def _started(pid: int) -> str:
 def pid_space() -> str:
     """Which process ids this process sees: the same number means another process in another container."""
     try:
-        return str(Path("/proc/self/ns/pid").readlink())
+        return _own_space()
     except OSError:
         return "one"
 
@@ -37,7 +38,7 @@ def is_running(pid: int, started: str) -> bool:
     """Whether the process that had this id and start is still there."""
     is_told = bool(started)
     try:
-        found = _started(pid) if started else ""
+        found = (_own_start() if pid == os.getpid() else _started(pid)) if started else ""
     except OSError:
         # A process that cannot open files sees no others: it must not take all of them for ended.
         found, is_told = "", False
@@ -52,3 +53,18 @@ def is_running(pid: int, started: str) -> bool:
         return True
     # One of this user's, that has a start and shows none, has ended and was not waited for yet.
     return not is_told
+
+
+@functools.cache
+def _own_space() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+@functools.cache
+def _own_start() -> str:
+    return _started(os.getpid())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_own_space.cache_clear)
+    os.register_at_fork(after_in_child=_own_start.cache_clear)

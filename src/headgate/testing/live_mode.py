@@ -10,8 +10,8 @@ from types import TracebackType
 
 from headgate.app import Headgate
 from headgate.clock import SECOND, Clock, SystemClock, wait_for_event
-from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Storage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.live_app import HeadgateInThread, LiveHeadgate
 from headgate.testing.stand_in import in_test

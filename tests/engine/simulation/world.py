@@ -34,8 +34,8 @@ from headgate.errors import IllegalTransition, StorageUnavailable
 from headgate.jobs.event import Event, JobFinished, JobStarted
 from headgate.jobs.job import Draw
 from headgate.limits.limit import Limit
-from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Storage
+from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
 from tests.engine.faulty_storage import Faults, History
@@ -89,7 +89,7 @@ class World:
         self.retried: Counter[str] = Counter()
         # When somebody last turned the clock, or no node was at work (monotonic).
         self.troubled_at = clock.monotonic()
-        self.ledger = Ledger(self.store, is_exact=isinstance(self.store, MemoryStorage))
+        self.ledger = Ledger(self.store, is_exact=self.store.is_in_process)
         self.charts = Charts(self)
         self.keys = UniqueKeys(self, self.ledger)
         self.ties = Ties(self, self.ledger)

@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from headgate import Headgate, NotOpen, StorageUnavailable
 from headgate.clock import SystemClock
 from headgate.contrib.fastapi import health, lifespan
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from tests.until import until
 
 ROOT = Path(__file__).parents[3]

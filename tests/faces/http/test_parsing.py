@@ -15,7 +15,7 @@ from headgate.errors import StorageUnavailable
 from headgate.http import dashboard
 from headgate.http.endpoint import read_body
 from headgate.http.refusal import Refusal
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 from tests.faces.http.stage import EVERYBODY, browser, make_app
 from tests.faces.http.stage import client as client_of
 

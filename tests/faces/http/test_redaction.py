@@ -19,8 +19,8 @@ from headgate.http.redaction import ALWAYS, HIDDEN, Redaction
 from headgate.http.routes import ENDPOINTS
 from headgate.jobs.audit import Deed
 from headgate.jobs.job import JobError
-from headgate.storage.memory import MemoryStorage
 from headgate.storage.protocol import Obstacle
+from headgate.storage.sqlite.memory import MemoryStorage
 from tests.faces.http.stage import PASSWORD, Seeds, browser, client, make_app, seed
 
 

@@ -73,7 +73,7 @@ def prepare(path: Path, clock: Clock, *, synchronous: str, dry_run: bool = False
             _insist(connection, "PRAGMA journal_mode = WAL", 30, clock, lambda _waited: None)
             connection.execute("BEGIN IMMEDIATE")
             try:
-                applied = _migrate(connection, path, clock)
+                applied = migrate(connection, path, clock)
                 connection.execute("COMMIT")
                 return applied
             finally:
@@ -126,7 +126,6 @@ def begin(connection: sqlite3.Connection, patience: float, clock: Clock, on_slow
 def _insist(
     connection: sqlite3.Connection, statement: str, patience: float, clock: Clock, on_slow: Callable[[float], None]
 ) -> None:
-    pause = threading.Event()
     began = clock.monotonic()
     told = False
     while True:
@@ -142,7 +141,7 @@ def _insist(
             if waited > 1 and not told:
                 told = True
                 on_slow(waited)
-            pause.wait(random.uniform(0.0002, 0.003))
+            threading.Event().wait(random.uniform(0.0002, 0.003))
 
 
 def _require_local(path: Path, mounts: Path = Path("/proc/self/mounts")) -> None:
@@ -268,7 +267,8 @@ def _missing(path: Path) -> Sequence[Migration]:
         connection.close()
 
 
-def _migrate(connection: sqlite3.Connection, path: Path, clock: Clock) -> Sequence[Migration]:
+def migrate(connection: sqlite3.Connection, path: Path, clock: Clock) -> Sequence[Migration]:
+    """Apply what is missing, in the open transaction, and return it. `path` is for errors."""
     connection.execute(
         "CREATE TABLE IF NOT EXISTS migration"
         " (number INTEGER PRIMARY KEY, name TEXT NOT NULL, checksum TEXT NOT NULL, applied_at INTEGER NOT NULL)"

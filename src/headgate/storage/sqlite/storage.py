@@ -420,7 +420,8 @@ class SqliteStorage:
         port = self._neighbours.port if self._neighbours is not None else 0
         pid = os.getpid()
         await self._write(_Write(lambda transaction: transaction.join(node, name, pid, port, queues or {}, version)))
-        if sqlite3.sqlite_version_info < SAFE_FOR_SEVERAL and len(await self.nodes()) > 1:
+        is_old = self._neighbours is not None and sqlite3.sqlite_version_info < SAFE_FOR_SEVERAL
+        if is_old and len(await self.nodes()) > 1:
             logger.warning(
                 "SQLite %s can, rarely, corrupt a file that several processes write and checkpoint at the same moment; "
                 "use a Python with SQLite %s or newer, or one worker process",

@@ -1,0 +1,96 @@
+"""MemoryStorage: the SQLite store on a database in memory, for tests and throw-away work."""
+
+from __future__ import annotations
+
+import functools
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from headgate.clock import Clock, SystemClock
+from headgate.errors import StorageUnusable, UnfitConnection
+from headgate.jobs.job import NewJob
+from headgate.storage.facts import MemoryFacts
+from headgate.storage.migrations import Migration
+from headgate.storage.sqlite.connection import connect, migrate
+from headgate.storage.sqlite.reader import Reader
+from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.sqlite.write import Write
+
+R = TypeVar("R")
+
+IN_MEMORY = Path(":memory:")
+"""What SQLite calls a database in memory."""
+
+
+class MemoryStorage(SqliteStorage):
+    """Jobs in the memory of this process, for as long as this object lives; `open` and `close` change nothing.
+
+    A verb runs where it is called, on one connection, and never suspends: it is one step of its event loop. Verbs may
+    be called from several threads and event loops; watchers are called by the verb that wakes them.
+    """
+
+    is_in_process = True
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(IN_MEMORY, clock, synchronous="OFF")
+        self.path = IN_MEMORY
+        self._connection = _connect()
+        weakref.finalize(self, self._connection.close)
+        self._writer = self._connection
+        self._ahead = self._anchor(self._connection)
+        self._lock = threading.Lock()
+
+    def __str__(self) -> str:
+        return "memory://"
+
+    async def open(self) -> None:
+        """The database exists already."""
+
+    async def close(self) -> None:
+        """What was stored can still be read."""
+
+    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
+        return []
+
+    def scratch(self) -> NoReturn:
+        raise StorageUnusable("no store can be made beside one that is in memory")
+
+    async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+        raise UnfitConnection("no other connection reaches jobs in memory, so none has a transaction for them")
+
+    async def facts(self) -> MemoryFacts:  # type: ignore[override]
+        return MemoryFacts()
+
+    async def _write(self, write: Write) -> Any:
+        with self._lock:
+            (result,) = self._commit_group([write])
+        if write.wakes:
+            self._wake()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def _read(self, reader: Reader | None, query: Callable[[sqlite3.Connection], R]) -> R:
+        with self._lock:
+            return query(self._connection)
+
+    async def _search(self, statement: str, asked: dict[str, Any]) -> Any:
+        return await self._value(None, statement, **asked)
+
+
+def _connect() -> sqlite3.Connection:
+    """A connection to a new database. A copy of an empty one takes 0.3 ms; to create the schema takes 2.6 ms."""
+    connection = connect(IN_MEMORY, synchronous="OFF", timeout=0)
+    _empty_database().backup(connection)
+    return connection
+
+
+@functools.cache
+def _empty_database() -> sqlite3.Connection:
+    connection = connect(IN_MEMORY, synchronous="OFF", timeout=0)
+    migrate(connection, IN_MEMORY, SystemClock())
+    return connection
