@@ -68,7 +68,7 @@ class MemoryStorage(SqliteStorage):
     async def _write(self, write: Write) -> Any:
         with self._lock:
             (result,) = self._commit_group([write])
-        if write.wakes:
+        if write.has_woken(result):
             self._wake()
         if isinstance(result, Exception):
             raise result

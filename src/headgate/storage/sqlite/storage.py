@@ -444,7 +444,7 @@ class SqliteStorage:
 
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: run_to_end(waiting.expire(transaction.tx, count)), wakes=True)
+            _Write(lambda transaction: run_to_end(waiting.expire(transaction.tx, count)), wakes=bool)
         )
 
     async def release_followers(self, count: int = FOLLOWERS_AT_ONCE) -> int:
@@ -502,7 +502,7 @@ class SqliteStorage:
     async def _commit(self, group: Sequence[_Write]) -> Sequence[Any]:
         assert self._write_thread is not None
         results = await self._in_thread(self._write_thread, self._commit_group, group)
-        if any(write.wakes for write in group):
+        if any(write.has_woken(result) for write, result in zip(group, results, strict=True)):
             self._wake()
             if self._neighbours is not None:
                 self._neighbours.call(self._ports)

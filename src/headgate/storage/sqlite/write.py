@@ -13,7 +13,10 @@ from headgate.storage.sqlite.transaction import Transaction
 
 
 class Write:
-    """A verb with its argument, waiting for its commit. Additions that wait together are made together."""
+    """A verb with its argument, waiting for its commit. Additions that wait together are made together.
+
+    `wakes` says whether watchers are called after it; a function says so of its result.
+    """
 
     __slots__ = ("batches", "jobs", "verb", "wakes")
 
@@ -23,12 +26,16 @@ class Write:
         *,
         jobs: Sequence[NewJob] | None = None,
         batches: Sequence[NewBatch] = (),
-        wakes: bool = False,
+        wakes: bool | Callable[[Any], bool] = False,
     ) -> None:
         self.verb = verb
         self.jobs = jobs
         self.batches = batches
         self.wakes = wakes
+
+    def has_woken(self, result: Any) -> bool:
+        """Whether watchers are to be called after it has had this result."""
+        return self.wakes(result) if callable(self.wakes) else self.wakes
 
 
 class Undone(Exception):
