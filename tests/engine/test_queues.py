@@ -287,6 +287,7 @@ def test_a_deploy_that_brings_changes_or_drops_a_global_concurrency_moves_the_ba
             # So that its gates are seen before those of the next.
             await world.store.note_gates(first._registry.gates().subjects)
             await first.admin.queues.pause("mail")
+            await asyncio.sleep(0.001)
         async with (second := release(2)):
             await asyncio.sleep(5)
             assert [event.jobs for event in told if isinstance(event, BacklogMoved)] == [60]
