@@ -15,7 +15,7 @@ from headgate.clock import SystemClock
 from headgate.jobs.audit import AuditLevel
 from headgate.jobs.retention import retention_of
 from headgate.settings import Settings, load_settings
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.sqlite.memory import MemoryStorage
 
 SAID: dict[str, tuple[str, Any, Any, Any]] = {
     # The text of the variable and what it means; an argument and what that means.
