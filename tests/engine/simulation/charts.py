@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headgate import Headgate
 from headgate.engine.historian import Historian
+from headgate.jobs.event import JobStarted
 from headgate.jobs.history import ALL, SHORTEST, JobsStep
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.protocol import FINAL_STATES
@@ -26,9 +27,11 @@ class Charts:
         self._apps: list[Headgate] = []
         self._missing: Counter[str] = Counter()
         self._came_back: Counter[str] = Counter()
+        self._begun: Counter[int] = Counter()
 
     def declare(self, app: Headgate) -> None:
         self._apps.append(app)
+        app._bus.tap({JobStarted: lambda _: self._begun.update([id(app)])})
 
     async def finals(self) -> Counter[str]:
         """How many jobs are final in the store."""
@@ -50,9 +53,14 @@ class Charts:
         elif verb == "finish":
             self._missing.update(ending.state.value for ending in arguments[1] if isinstance(ending, Finished))
 
-    def crash(self, app: Headgate) -> None:
-        """A process is killed: what it has counted and not written is lost, and what was sent may be."""
+    def crash(self, app: Headgate, node: str) -> None:
+        """A process is killed: what it has counted and not written is lost, and what was sent may be.
+
+        So are the jobs of a claim whose reply came as it was killed: it has begun none of them.
+        """
         self._apps.remove(app)
+        claimed = sum(owner == node for _, _, owner, _ in self._world.history.starts)
+        self._missing["started"] += max(0, claimed - self._begun[id(app)])
         historian = app._client.historian
         for row in _unwritten(historian):
             self._missing.update({kind: getattr(row, kind) for kind in KINDS})

@@ -232,7 +232,7 @@ class World:
             assert attempt._asyncio_task is not None
             attempt._asyncio_task.cancel()
         await asyncio.sleep(0)
-        self.charts.crash(app)
+        self.charts.crash(app, node.id)
 
     async def enqueue_some(self) -> None:
         task = self.tasks[self.random.choice(list(self.tasks))]
