@@ -14,7 +14,7 @@ from headgate.clock import SystemClock
 from headgate.errors import DeclarationError
 from headgate.storage.postgres.storage import PostgresStorage
 
-ID, OTHER_ID = bytes(16), bytes(15) + b"\1"
+ID, OTHER_ID = "a" * 22, "b" * 22
 
 LANE = {"id": ID, "queue": "default", "draws": "[]", "waiting": 1, "since": 1}
 BUCKET = {"id": ID, "limit_name": "calls", "key": "acme", "idle_at": 0}
@@ -131,13 +131,7 @@ async def test_the_rows_of_these_tests_are_sound(postgres_url: str, schema: str)
 @pytest.mark.parametrize(
     ("table", "broken"),
     [
-        ("lane", {"id": b"short"}),
-        ("lane", {"behind": b"short"}),
         ("lane", {"behind": ID, "since": None}),
-        ("bucket", {"id": b"short"}),
-        ("bucket_note", {"bucket": b"short"}),
-        ("arrival", {"lane": b"short"}),
-        ("job", {"lane": b"short"}),
         ("job", {"priority": -1}),
         ("job", {"priority": 10}),
         ("job", {"attempt": -1}),

@@ -25,14 +25,14 @@ def insert(schema: sqlite3.Connection, table: str, **values: object) -> None:
     schema.execute(f"INSERT INTO {table} ({columns}) VALUES ({marks})", values)
 
 
-LANE = {"id": 1, "queue": "default", "draws": "[]", "waiting": 1, "since": 1}
-BUCKET = {"id": 1, "limit_name": "calls", "key": "acme", "idle_at": 0}
+LANE = {"id": "lane-1", "queue": "default", "draws": "[]", "waiting": 1, "since": 1}
+BUCKET = {"id": "bucket-1", "limit_name": "calls", "key": "acme", "idle_at": 0}
 JOB = {
     "seq": 1,
     "id": "job-1",
     "task": "work",
     "queue": "default",
-    "lane": 1,
+    "lane": "lane-1",
     "draws": "[]",
     "priority": 0,
     "delayed": 0,
@@ -52,7 +52,7 @@ NODE = {
     "beat_at": 0,
 }
 LIMIT_TIME = {"id": 1, "boot_id": "boot", "ahead": 0, "last_used": 0}
-ATTEMPT = {"job": 1, "number": 1, "started_at": 0, "ended_at": 0, "outcome": "failed"}
+ATTEMPT = {"job": "job-1", "number": 1, "started_at": 0, "ended_at": 0, "outcome": "failed"}
 MIGRATION = {"number": 999, "name": "x", "checksum": "y", "applied_at": 0}
 JOBS_HISTORY = {
     "step": 10,
@@ -91,12 +91,8 @@ def test_the_rows_of_these_tests_are_sound(schema: sqlite3.Connection) -> None:
 @pytest.mark.parametrize(
     ("table", "broken"),
     [
-        ("lane", {"waiting": -1}),
         ("lane", {"draws": "not json"}),
-        ("lane", {"behind": 1, "since": None, "wakes_at": 5}),
-        ("lane", {"waiting": 0}),
-        ("lane", {"waiting": 0, "since": None, "wakes_at": 5}),
-        ("lane", {"waiting": 1, "since": None, "wakes_at": None}),
+        ("lane", {"behind": "bucket-1", "since": None, "wakes_at": 5}),
         ("job", {"state": "lost"}),
         ("job", {"attempt": -1}),
         ("job", {"lost": -1}),
@@ -147,9 +143,9 @@ def test_what_a_row_needs_cannot_be_left_out(schema: sqlite3.Connection, table: 
 @pytest.mark.parametrize(
     ("table", "again"),
     [
-        ("lane", {"id": 2}),
+        ("lane", {"id": "lane-2"}),
         ("lane", {"queue": "other"}),
-        ("bucket", {"id": 2}),
+        ("bucket", {"id": "bucket-2"}),
         ("bucket", {"key": "globex"}),
         ("job", {"seq": 2}),
         ("job", {"id": "job-2"}),
@@ -167,18 +163,17 @@ def test_what_is_there_once_cannot_be_there_twice(
 
 def test_whether_a_lane_is_gated_follows_from_its_draws(schema: sqlite3.Connection) -> None:
     insert(schema, "lane", **LANE)
-    insert(schema, "lane", **{**LANE, "id": 2, "draws": '[["calls","acme"]]'})
-    assert schema.execute("SELECT id, gated FROM lane ORDER BY id").fetchall() == [(1, 0), (2, 1)]
+    insert(schema, "lane", **{**LANE, "id": "lane-2", "draws": '[["calls","acme"]]'})
+    assert schema.execute("SELECT id, gated FROM lane ORDER BY id").fetchall() == [("lane-1", 0), ("lane-2", 1)]
     with pytest.raises(sqlite3.OperationalError, match="gated"):
-        schema.execute("UPDATE lane SET gated = 1 WHERE id = 1")
+        schema.execute("UPDATE lane SET gated = 1")
 
 
 def test_updates_are_held_to_the_same(schema: sqlite3.Connection) -> None:
     insert(schema, "lane", **LANE)
     insert(schema, "job", **JOB)
     for statement in (
-        "UPDATE lane SET waiting = waiting - 2",
-        "UPDATE lane SET since = NULL",
+        "UPDATE lane SET behind = id, since = NULL",
         "UPDATE job SET state = 'running'",
         "UPDATE job SET state = 'succeeded'",
         "UPDATE job SET attempt = attempt - 1",
