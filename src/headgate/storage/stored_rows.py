@@ -54,7 +54,7 @@ class RowDecoder(Generic[R]):
     """
 
     def __init__(self, kind: type[R], what: str, /, **blanks: Any) -> None:
-        self._kind = kind
+        self._kind = kind = _from_array(kind)
         self._what = what
         self._decode_all = msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
         names: Sequence[str] = getattr(kind, "__struct_fields__", None) or kind._fields  # type: ignore[attr-defined]
@@ -214,6 +214,15 @@ def _converter(kind: Any, field: Field) -> Any:
     if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
         return kinds[0]
     return None
+
+
+def _from_array(kind: type[R]) -> type[R]:
+    """The same struct, read from a JSON array of its fields, as rows are."""
+    if not issubclass(kind, msgspec.Struct) or kind.__struct_config__.array_like:
+        return kind
+    metaclass: Any = type(kind)
+    namespace = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return cast(type[R], metaclass(kind.__name__, (kind,), namespace, array_like=True))
 
 
 def _blank(kind: Any) -> Any:

@@ -1,0 +1,48 @@
+"""Rows are read as what they are, and only those that cannot be read are read field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from headgate.jobs.job import Draw
+from headgate.storage.stored_rows import RowDecoder
+
+
+class AsStruct(msgspec.Struct):
+    id: str
+    draws: tuple[Draw, ...]
+    is_followed: bool
+
+    @property
+    def first(self) -> Draw:
+        return self.draws[0]
+
+
+class AsTuple(NamedTuple):
+    id: str
+    draws: tuple[Draw, ...]
+    is_followed: bool
+
+
+@pytest.mark.parametrize("kind", [AsStruct, AsTuple])
+def test_sound_rows_are_read_at_once(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Field by field took 58 µs a row instead of 0.3."""
+    decoder = RowDecoder(kind, "job")
+
+    def repaired(row: Sequence[Any]) -> Any:
+        raise AssertionError(f"{row} was read field by field")
+
+    monkeypatch.setattr(decoder, "repaired", repaired)
+    (row,) = decoder.decode('[["a",[["calls","acme"]],true]]')
+    assert isinstance(row, kind)
+    assert (row.id, row.draws, row.is_followed) == ("a", (Draw("calls", "acme"),), True)
+
+
+def test_rows_of_a_struct_are_its_own() -> None:
+    (row,) = RowDecoder(AsStruct, "job").decode('[["a",[["calls","acme"]],false]]')
+    assert row.first == Draw("calls", "acme")
+    assert repr(row).startswith("AsStruct(id=")
