@@ -62,7 +62,7 @@ class World:
 
     def noted(self, statement: str, values: dict[str, Any], found: Any) -> None:
         """An ending that somebody else holds waits for its lock by being written again."""
-        if (statement == "lock_ending" and len(found) < len(values["ids"])) or (
+        if (statement == "lock_running" and len(found) < len(values["ids"])) or (
             statement == "followers" and any(row["is_locked"] for row in found)
         ):
             self._skips += 1
@@ -250,7 +250,7 @@ async def test_a_leader_that_ends_while_its_first_follower_is_added_releases_it(
 async def test_a_follower_is_added_while_the_long_way_of_its_leaders_end_is_under_way(world: World) -> None:
     leader = await world.left.add_one()
     job = await world.left.take_one()
-    adding = world.after("lock_ending", lambda: follow(world.right, leader))
+    adding = world.after("lock_running", lambda: follow(world.right, leader))
     await world.left.fail(job)
     assert (await world.right.record(await adding)).state is JobState.CANCELLED
 
@@ -304,7 +304,7 @@ async def test_the_last_two_jobs_of_a_batch_that_end_at_once_release_what_follow
     batch, _ = await add_batch(world.left, 2)
     after = await follow(world.left, batch)
     first, second = await world.left.take()
-    ending = world.after("lock_ending", lambda: world.left.succeed(second))
+    ending = world.after("lock_running", lambda: world.left.succeed(second))
     await world.left.succeed(first)
     await ending
     assert await world.left.take_ids() == [after]

@@ -23,6 +23,8 @@ from headgate import Headgate, RetryPolicy, StrictRate, current_job
 from headgate.clock import SystemClock
 from headgate.jobs.event import Event
 from headgate.jobs.lifecycle import Ending
+from headgate.storage import driver
+from headgate.storage.procedures.finish import finish_all
 from headgate.storage.protocol import Claim, Claimed
 from headgate.storage.sqlite import storage as sqlite_storage
 from headgate.storage.sqlite.neighbours import Neighbours
@@ -68,7 +70,7 @@ class Points:
 
 
 class WatchedTransaction(Transaction):
-    """Remembers the jobs that it claimed and finished."""
+    """Remembers the jobs that it claimed; `finish_watched` those that it finished."""
 
     claimed: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
@@ -78,16 +80,24 @@ class WatchedTransaction(Transaction):
         type(self).claimed += tuple(job.id for job in claimed.jobs)
         return claimed
 
-    def finish(self, node: str, endings: Sequence[Ending]) -> list[bool]:
-        written = super().finish(node, endings)
-        type(self).finished += tuple(
-            ending.id for ending, was_written in zip(endings, written, strict=True) if was_written
-        )
-        return written
-
     @classmethod
     def forget_written(cls) -> None:
         cls.claimed = cls.finished = ()
+
+
+async def finish_watched(tx: driver.Transaction, node: str, endings: Sequence[Ending]) -> list[bool | None]:
+    """As `finish_all`; remembers the jobs."""
+    written = await finish_all(tx, node, endings)
+    WatchedTransaction.finished += tuple(
+        ending.id for ending, was_written in zip(endings, written, strict=True) if was_written
+    )
+    return written
+
+
+def watch() -> None:
+    """Let the storage of this process remember what it writes."""
+    setattr(sqlite_storage, "Transaction", WatchedTransaction)  # noqa: B010
+    setattr(sqlite_storage, "finish_all", finish_watched)  # noqa: B010
 
 
 class HoldingStorage(SqliteStorage):
@@ -206,7 +216,7 @@ async def main(options: dict[str, Any]) -> None:
     points = Points(path, options.pop("hold", None), options.pop("skip", 0))
     if options.pop("deaf", False):
         setattr(Neighbours, "_hear", lambda self: self._socket.recv(64))  # noqa: B010
-    setattr(sqlite_storage, "Transaction", WatchedTransaction)  # noqa: B010
+    watch()
     app = make_app(HoldingStorage(path, points), ledger, points, **options)
     listening = asyncio.ensure_future(app.listen())  # type: ignore[attr-defined]
     await app.run(grace=grace)

@@ -7,23 +7,24 @@ import re
 import pytest
 
 from headgate.errors import DeclarationError
-from headgate.storage.postgres.statements import checked_schema, in_schema, load_statements
+from headgate.storage.postgres.dialect import statements_of
+from headgate.storage.postgres.statements import checked_schema, in_schema
 
 
 def test_names_become_numbers_and_the_schema_the_chosen_one() -> None:
-    sql, names = load_statements("shop")["settle_charges"]
-    assert names == ("ids", "charged_at", "costs")
-    assert "unnest($1::text[], $2::bigint[], $3::text[])" in sql
-    assert 'UPDATE "shop".job' in sql
-    assert "headgate." not in sql
+    statement = statements_of("shop")["settle_charges"]
+    assert statement.names == ("settled.id", "settled.charged_at", "settled.costs")
+    assert "unnest($1::text[], $2::bigint[], $3::text[])" in statement.sql
+    assert 'UPDATE "shop".job' in statement.sql
+    assert "headgate." not in statement.sql
 
 
-@pytest.mark.parametrize("name", sorted(load_statements("headgate")))
+@pytest.mark.parametrize("name", sorted(statements_of("headgate")))
 def test_nothing_is_left_to_be_replaced(name: str) -> None:
-    sql, names = load_statements("headgate")[name]
-    assert not re.search(r"@\w", sql)
-    assert not re.search(r"(?<![:\w]):[a-z]", sql)
-    assert len(set(names)) == len(names)
+    statement = statements_of("headgate")[name]
+    assert not re.search(r"@\w", statement.sql)
+    assert not re.search(r"(?<![:\w]):[a-z]", statement.sql)
+    assert len(set(statement.names)) == len(statement.names)
 
 
 @pytest.mark.parametrize("schema", ["headgate", "_x", "a" * 31, "tenant_42"])

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import asyncpg
@@ -40,7 +40,7 @@ from headgate.storage.key_locks import KeyLocks
 from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules
 from headgate.storage.migrations import Migration
 from headgate.storage.permits import Holder, PermitBucket
-from headgate.storage.postgres import endings, records, trail
+from headgate.storage.postgres import records
 from headgate.storage.postgres.addition import add_jobs, add_tied
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, place_of
@@ -54,14 +54,21 @@ from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.statements import checked_schema
 from headgate.storage.postgres.unique import add_unique
 from headgate.storage.postgres.wake_ups import WakeUps
-from headgate.storage.procedures import history, limits, schedules, waiting
+from headgate.storage.procedures import history, limits, nodes, schedules, waiting
 from headgate.storage.procedures.audit import audit_log, keep_deed, prune_audit
 from headgate.storage.procedures.buckets import lock_buckets
-from headgate.storage.procedures.following import FollowersHeld, release_followers, without_held
+from headgate.storage.procedures.finish import STATEMENTS as FINISH_STATEMENTS
+from headgate.storage.procedures.finish import AttemptId, finish, finish_plain
+from headgate.storage.procedures.following import (
+    FollowersHeld,
+    are_followers_left,
+    release_followers,
+    without_held,
+)
 from headgate.storage.procedures.gates import await_claims, gates_done, note_gates
 from headgate.storage.procedures.permits import give_permits
+from headgate.storage.procedures.reports import logs, report
 from headgate.storage.procedures.settings import CachedRules, read_settings
-from headgate.storage.process import is_running, pid_space, process_started
 from headgate.storage.protocol import (
     FINAL_STATES,
     GATE_LIVES,
@@ -86,13 +93,12 @@ from headgate.storage.protocol import (
     asked_buckets,
 )
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
-from headgate.storage.stored_rows import draws_and_terms, note_unreadable
+from headgate.storage.stored_rows import draws_and_terms
 
 R = TypeVar("R")
 
 logger = logging.getLogger("headgate.storage")
 
-_decode_slots = msgspec.json.Decoder(dict[str, int]).decode
 FEW = 5_000
 """Waiting jobs of a key that are all looked at to list some of them."""
 
@@ -338,36 +344,33 @@ class PostgresStorage:
             self._changed()
         return claimed
 
-    async def finish(self, node: str, endings_: Sequence[Ending]) -> Sequence[bool | None]:
-        now, limit_now = self.now(), self.limit_now()
-        plain = await self._finish_plain(node, endings_, now)
-        rest = [ending for ending in endings_ if ending.id not in plain]
-        written: Mapping[str, bool | None] = {}
+    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
+        written: Mapping[AttemptId, bool | None] = dict.fromkeys(await self._finish_plain(node, endings), True)
+        rest = [ending for ending in endings if (ending.id, ending.fence) not in written]
         if rest:
 
-            def finish(held: frozenset[str]) -> Awaitable[Mapping[str, bool | None]]:
+            def finish_rest(held: frozenset[str]) -> Awaitable[Mapping[AttemptId, bool | None]]:
                 return self._transact(
-                    lambda session: endings.finish(session, node, rest, now, limit_now, held),
-                    prepares=endings.STATEMENTS,
+                    lambda session: finish(self._tx(session), node, rest, held), prepares=FINISH_STATEMENTS
                 )
 
-            written = await without_held(finish)
+            written = {**written, **await without_held(finish_rest)}
         self._changed()
-        return [ending.id in plain or written[ending.id] for ending in endings_]
+        return [written[ending.id, ending.fence] for ending in endings]
 
-    async def _finish_plain(self, node: str, endings_: Sequence[Ending], now: int) -> set[str]:
-        def finish(*, passes_locked: bool) -> Awaitable[set[str]]:
+    async def _finish_plain(self, node: str, endings: Sequence[Ending]) -> Collection[AttemptId]:
+        def write(*, passes_locked: bool) -> Awaitable[Collection[AttemptId]]:
             return self._run(
-                lambda session: endings.finish_plain(session, node, endings_, now, passes_locked=passes_locked)
+                lambda session: finish_plain(self._tx(session), node, endings, passes_locked=passes_locked)
             )
 
         if self._clock.monotonic() >= self._obstructed_until:
             try:
-                return await finish(passes_locked=False)
+                return await write(passes_locked=False)
             except StorageUnavailable:
                 # One of the jobs may be locked, which kept all of them waiting: they are repeated without it.
                 self._obstructed_until = self._clock.monotonic() + OBSTRUCTED_FOR
-        return await finish(passes_locked=True)
+        return await write(passes_locked=True)
 
     async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
         await self._transact(lambda session: limits.amend(self._tx(session), amendments, rules, self._live))
@@ -398,8 +401,7 @@ class PostgresStorage:
         return state
 
     async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool | None]:
-        written = await self._transact(lambda session: trail.report(session, node, reports, most_lines))
-        return [written.get(report.id, False) for report in reports]
+        return await self._transact(lambda session: report(self._tx(session), node, reports, most_lines))
 
     async def note(self, deed: Deed) -> None:
         await self._run(lambda session: keep_deed(self._tx(session), deed))
@@ -553,83 +555,32 @@ class PostgresStorage:
     # --------------------------------------------------------------------------------------------- nodes
 
     async def join(self, node: str, name: str, *, queues: Mapping[str, int] | None = None, version: str = "") -> None:
-        pid = os.getpid()
         await self._repeat(
-            lambda session: session.execute(
-                "join",
-                id=node,
-                name=name,
-                pid=pid,
-                pid_space=pid_space(),
-                process_started=process_started(pid),
-                boot_id=self._clock.boot_id(),
-                now=self.now(),
-                queues=as_json(queues or {}),
-                version=version,
+            lambda session: nodes.join(
+                self._tx(session), node, name, os.getpid(), self._clock.boot_id(), queues or {}, version
             )
         )
 
     async def beat(self, node: str, *, lingering: Sequence[str] = ()) -> Beat:
-        async def renew(session: Session) -> Beat:
-            known = await session.execute("beat", id=node, now=self.now(), lingering=list(lingering)) == 1
-            await session.execute("use_limit_time", limit_now=self.limit_now())
-            owned = await session.fetch("running", node=node)
-            return Beat(
-                known=known,
-                nodes=await self._nodes(session),
-                owned={row["id"]: row["fence"] for row in owned},
-                cancels=frozenset(row["id"] for row in owned if row["cancel_requested"]),
-            )
-
-        return await self._run(renew)
+        return await self._run(lambda session: nodes.beat(self._tx(session), node, lingering, self._clock.boot_id()))
 
     async def cancels(self, node: str) -> frozenset[str]:
-        rows = await self._repeat(lambda session: session.fetch("cancels", node=node))
-        return frozenset(row[0] for row in rows)
+        return await self._repeat(lambda session: nodes.cancels(self._tx(session), node))
 
     async def nodes(self) -> Sequence[NodeRecord]:
-        return await self._repeat(self._nodes)
-
-    async def _nodes(self, session: Session) -> list[NodeRecord]:
-        boot_id, space = self._clock.boot_id(), pid_space()
-        return [
-            # Of another machine, or in another container, nothing is seen but the lease.
-            NodeRecord(
-                row["id"],
-                row["name"],
-                row["pid"],
-                row["started_at"],
-                row["beat_at"],
-                row["beat"],
-                row["running"],
-                row["gone"] is not None
-                or (
-                    row["boot_id"] == boot_id
-                    and row["pid_space"] == space
-                    and not is_running(row["pid"], row["process_started"])
-                ),
-                _slots(row["id"], row["queues"]),
-                row["version"],
-                tuple(row["lingering"]),
-            )
-            for row in await session.fetch("nodes")
-        ]
+        return await self._repeat(lambda session: nodes.nodes(self._tx(session), self._clock.boot_id()))
 
     async def leave(self, node: str) -> Recovered:
-        def leave(held: frozenset[str]) -> Awaitable[Recovered]:
-            return self._transact(lambda session: endings.leave(session, node, self.now(), self.limit_now(), held))
-
-        recovered = await without_held(leave)
+        recovered = await without_held(
+            lambda held: self._transact(lambda session: nodes.leave(self._tx(session), node, held))
+        )
         self._changed()
         return recovered
 
     async def recover(self, node: str, beat: int) -> Recovered | None:
-        def recover(held: frozenset[str]) -> Awaitable[Recovered | None]:
-            return self._transact(
-                lambda session: endings.recover(session, node, beat, self.now(), self.limit_now(), held)
-            )
-
-        recovered = await without_held(recover)
+        recovered = await without_held(
+            lambda held: self._transact(lambda session: nodes.recover(self._tx(session), node, beat, held))
+        )
         if recovered is not None:
             self._changed()
         return recovered
@@ -647,7 +598,7 @@ class PostgresStorage:
         return dropped
 
     async def release_followers(self, count: int = FOLLOWERS_AT_ONCE) -> int:
-        if not await self._run(lambda session: session.value("has_ended_leaders")):
+        if not await self._run(lambda session: are_followers_left(self._tx(session))):
             return 0
 
         def release(held: frozenset[str]) -> Awaitable[int]:
@@ -836,7 +787,7 @@ class PostgresStorage:
         return bool(await self._survey(lambda session: session.value("is_work_left", **asked, **now)))
 
     async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
-        return await self._look_up(lambda session: trail.logs(session, job_id, after, count, newest=newest))
+        return await self._look_up(lambda session: logs(self._tx(session), job_id, after, count, newest=newest))
 
     async def audit_log(self, filter: AuditFilter) -> Sequence[AuditEntry]:
         return await self._survey(lambda session: audit_log(self._tx(session), filter))
@@ -998,14 +949,6 @@ def _limits(text: str) -> list[tuple[str]]:
     except (msgspec.DecodeError, UnicodeError):
         # The claim that reads the lane tells of it.
         return []
-
-
-def _slots(node: str, text: str) -> dict[str, int]:
-    try:
-        return _decode_slots(text)
-    except (msgspec.DecodeError, UnicodeError) as error:
-        note_unreadable("node", node, f"queues: {error}")
-        return {}
 
 
 async def _few_lanes(session: Session, filter: JobFilter, needle: str | None) -> list[str] | None:

@@ -173,6 +173,11 @@ async def tell_followers(tx: Transaction, ended: Sequence[Ended], *, as_told: Se
     await note_unrun(tx, [job.id for job in ended] + cancelled)
 
 
+async def are_followers_left(tx: Transaction) -> bool:
+    """Whether there is anything for `release_followers`."""
+    return bool(await tx.value("has_ended_leaders"))
+
+
 async def release_followers(tx: Transaction, most: int, held: frozenset[str] = frozenset()) -> int:
     """Go on with some leaders of whose followers others are left; with how many of them.
 

@@ -172,3 +172,7 @@ RETURNING id, ended_as AS state, after
 -- name: forget_ended_leaders
 -- Leaders that are not final any more.
 DELETE FROM headgate.ended_leader WHERE id {any:ids text}
+
+-- name: has_ended_leaders
+-- Whether followers are left of leaders that are final.
+SELECT EXISTS (SELECT 1 FROM headgate.ended_leader)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Iterator
 
 from headgate.jobs.batch import BatchRecord
-from headgate.jobs.draw_set import DrawSet, difference
-from headgate.jobs.job import Draw, JobState
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.job import Draw
 from headgate.storage import permits
 from headgate.storage.driver import Transaction, run_to_end
 from headgate.storage.live_rules import LiveRules
-from headgate.storage.permits import Given, Holder, PermitBucket
-from headgate.storage.procedures.permits import give_permits
+from headgate.storage.permits import Holder, PermitBucket
 from headgate.storage.procedures.settings import read_settings
 from headgate.storage.sqlite.rows import decode_buckets
 from headgate.storage.sqlite.statements import as_json, fetch
@@ -22,36 +18,6 @@ from headgate.storage.stored_rows import RowDecoder
 
 _decode_batches = RowDecoder(BatchRecord, "batch").decode
 _decode_holders = RowDecoder(Holder, "job").decode
-
-
-class Holding(Protocol):
-    """A row of a job that may hold permits: `held` of its draws."""
-
-    @property
-    def seq(self) -> int: ...
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def draws(self) -> tuple[Draw, ...]: ...
-
-    @property
-    def terms(self) -> GateTerms | None: ...
-
-    @property
-    def held(self) -> DrawSet: ...
-
-
-def give_all(tx: Transaction, left: Iterable[tuple[Holding, JobState]]) -> None:
-    """Take back what these jobs hold and do not keep in their new states."""
-    given: list[Given] = []
-    for row, state in left:
-        if row.held and row.terms is not None:
-            kept = row.terms.kept(row.held, state)
-            given.append(Given(row.seq, row.id, row.draws, row.terms, difference(row.held, kept), kept))
-    if given:
-        run_to_end(give_permits(tx, given))
 
 
 def contradictions(connection: sqlite3.Connection, tx: Transaction) -> Iterator[str]:

@@ -40,9 +40,12 @@ from headgate.storage.facts import SAFE_FOR_SEVERAL, SqliteFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
-from headgate.storage.procedures import history, limits, schedules, waiting
+from headgate.storage.procedures import history, limits, nodes, schedules, waiting
 from headgate.storage.procedures.audit import audit_log, prune_audit
+from headgate.storage.procedures.finish import finish_all
+from headgate.storage.procedures.following import are_followers_left, release_followers
 from headgate.storage.procedures.gates import gates_done, note_gates
+from headgate.storage.procedures.reports import logs, report
 from headgate.storage.procedures.settings import CachedRules, read_settings
 from headgate.storage.protocol import (
     FINAL_STATES,
@@ -78,7 +81,7 @@ from headgate.storage.sqlite.permits import contradictions
 from headgate.storage.sqlite.procedure_transaction import Places, SqliteTransaction
 from headgate.storage.sqlite.reader import Reader
 from headgate.storage.sqlite.statements import STATEMENTS, as_json, fetch
-from headgate.storage.sqlite.transaction import Transaction, node_records
+from headgate.storage.sqlite.transaction import Transaction
 from headgate.storage.sqlite.write import Undone, run_all, run_each
 from headgate.storage.sqlite.write import Write as _Write
 from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
@@ -95,10 +98,8 @@ _decode_attempts = RowDecoder(Attempt, "attempt").decode
 _decode_counts = RowDecoder(QueueCounts, "queue").decode
 _decode_queues = RowDecoder(QueueRecord, "queue").decode
 _decode_ports = msgspec.json.Decoder(list[int]).decode
-_decode_ids = msgspec.json.Decoder(frozenset[str]).decode
 _decode_buckets = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0]).decode
 _decode_gated = RowDecoder(GatedJob, "job").decode
-_decode_lines = RowDecoder(LogLine, "log line").decode
 _decode_waiting = RowDecoder(WaitingCount, "count", view="ready").decode
 _decode_views = RowDecoder(ViewCount, "count", view="ready").decode
 _decode_starts = RowDecoder(RecordedStart, "start").decode
@@ -313,9 +314,9 @@ class SqliteStorage:
             self._wake()
         return claimed
 
-    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool]:
+    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.finish(node, endings), wakes=True)
+            _Write(lambda transaction: run_to_end(finish_all(transaction.tx, node, endings)), wakes=True)
         )
 
     async def amend(self, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule]) -> None:
@@ -352,9 +353,9 @@ class SqliteStorage:
             )
         )
 
-    async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool]:
+    async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool | None]:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.report(node, reports, most_lines))
+            _Write(lambda transaction: run_to_end(report(transaction.tx, node, reports, most_lines)))
         )
 
     async def note(self, deed: Deed) -> None:
@@ -418,8 +419,12 @@ class SqliteStorage:
 
     async def join(self, node: str, name: str, *, queues: Mapping[str, int] | None = None, version: str = "") -> None:
         port = self._neighbours.port if self._neighbours is not None else 0
-        pid = os.getpid()
-        await self._write(_Write(lambda transaction: transaction.join(node, name, pid, port, queues or {}, version)))
+
+        async def join(tx: driver.Transaction) -> None:
+            await nodes.join(tx, node, name, os.getpid(), self._clock.boot_id(), queues or {}, version)
+            await tx.execute("announce_port", id=node, port=port)
+
+        await self._write(_Write(lambda transaction: run_to_end(join(transaction.tx))))
         is_old = self._neighbours is not None and sqlite3.sqlite_version_info < SAFE_FOR_SEVERAL
         if is_old and len(await self.nodes()) > 1:
             logger.warning(
@@ -430,16 +435,18 @@ class SqliteStorage:
             )
 
     async def beat(self, node: str, *, lingering: Sequence[str] = ()) -> Beat:
-        return await self._write(_Write(lambda transaction: transaction.beat(node, lingering)))  # type: ignore[no-any-return]
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: run_to_end(nodes.beat(transaction.tx, node, lingering, self._clock.boot_id())))
+        )
 
     async def leave(self, node: str) -> Recovered:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.leave(node), wakes=True)
+            _Write(lambda transaction: run_to_end(nodes.leave(transaction.tx, node)), wakes=True)
         )
 
     async def recover(self, node: str, beat: int) -> Recovered | None:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.recover(node, beat), wakes=True)
+            _Write(lambda transaction: run_to_end(nodes.recover(transaction.tx, node, beat)), wakes=True)
         )
 
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
@@ -448,10 +455,10 @@ class SqliteStorage:
         )
 
     async def release_followers(self, count: int = FOLLOWERS_AT_ONCE) -> int:
-        if not await self._value(self._lookups, "has_ended_leaders"):
+        if not await self._look(self._lookups, are_followers_left):
             return 0
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.release_followers(count), wakes=True)
+            _Write(lambda transaction: run_to_end(release_followers(transaction.tx, count)), wakes=True)
         )
 
     async def prune(
@@ -644,8 +651,7 @@ class SqliteStorage:
         return bool(await self._value(self._lists, "is_work_left", **asked, **now))
 
     async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
-        asked = {"id": job_id, "after": after, "count": count, "sign": -1 if newest else 1}
-        return _decode_lines(await self._value(self._lists, "logs", **asked))
+        return await self._look(self._lists, lambda tx: logs(tx, job_id, after, count, newest=newest))
 
     async def audit_log(self, filter: AuditFilter) -> Sequence[AuditEntry]:
         return await self._look(self._lists, lambda tx: audit_log(tx, filter))
@@ -801,10 +807,10 @@ class SqliteStorage:
         )
 
     async def nodes(self) -> Sequence[NodeRecord]:
-        return await self._read(self._lookups, lambda connection: node_records(connection, self._clock))
+        return await self._look(self._lookups, lambda tx: nodes.nodes(tx, self._clock.boot_id()))
 
     async def cancels(self, node: str) -> frozenset[str]:
-        return _decode_ids(await self._value(self._lookups, "cancels", node=node))
+        return await self._look(self._lookups, lambda tx: nodes.cancels(tx, node))
 
     async def facts(self) -> SqliteFacts:
         return await self._read(self._lists, partial(read_facts, self.path, self._synchronous))

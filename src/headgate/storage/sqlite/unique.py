@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet
-from headgate.jobs.job import Draw, JobState, NewJob
+from headgate.jobs.job import Draw, NewJob
 from headgate.jobs.replacing import Waited, replacement
 from headgate.jobs.terms import GateTerms
 from headgate.jobs.uniqueness import (
@@ -24,7 +24,6 @@ from headgate.jobs.uniqueness import (
     key_of,
     require_no_duplicate,
     successor,
-    superseded_error,
 )
 from headgate.storage.driver import run_to_end
 from headgate.storage.permits import Given
@@ -60,7 +59,6 @@ class Standing(msgspec.Struct, array_like=True):
 
 _decode_standing = RowDecoder(Standing, "job", state="waiting").decode
 _decode_ids = msgspec.json.Decoder(set[str]).decode
-_decode_rivals = msgspec.json.Decoder(list[tuple[int, str]]).decode
 
 
 class Unique:
@@ -141,17 +139,6 @@ class Unique:
             self._lanes.rearm(lane, time.run_at, delayed=time.delayed, have_costs=bool(row.has_costs))
         elif in_lane:
             self._lanes.arm([row.seq])
-
-
-def rivals(connection: sqlite3.Connection, seqs: Iterable[int]) -> dict[int, str]:
-    """The ids of those that wait where these jobs, which do not, would wait."""
-    return dict(_decode_rivals(fetch(connection, "rivals_under", seqs=as_json(list(seqs)))))
-
-
-def supersede(connection: sqlite3.Connection, rivals: Mapping[int, str], now: int) -> None:
-    """End running jobs whose successors wait already; who follows them has to be told."""
-    rows = [(seq, JobState.CANCELLED, None, superseded_error(rival)) for seq, rival in rivals.items()]
-    execute(connection, "finish", now=now, endings=as_json(rows))
 
 
 def _stands(rows: Iterable[Standing]) -> Stands:

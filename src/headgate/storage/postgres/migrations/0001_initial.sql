@@ -392,8 +392,8 @@ CREATE TABLE headgate.node (
     -- Its slots by queue, as JSON, and the version of Headgate that it runs.
     queues           text NOT NULL DEFAULT '{}',
     version          text NOT NULL DEFAULT '',
-    -- The jobs whose attempts were told to end and take a slot still.
-    lingering        text[] NOT NULL DEFAULT '{}',
+    -- The jobs whose attempts were told to end and take a slot still, as JSON.
+    lingering        text NOT NULL DEFAULT '[]',
     -- Set when it has left or was found dead while users' transactions held jobs of its: they are taken back later.
     gone             text COLLATE "C" CHECK (gone IN ('left', 'dead'))
 );

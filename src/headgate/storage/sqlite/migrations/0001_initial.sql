@@ -204,7 +204,7 @@ CREATE INDEX attempt_job ON attempt (job);
 
 -- What running jobs have logged. The lines of an attempt are numbered from its fence on, so they grow over all of them.
 CREATE TABLE log_line (
-    job      INTEGER NOT NULL,
+    job      TEXT NOT NULL,
     number   INTEGER NOT NULL,
     at       INTEGER NOT NULL,
     attempt  INTEGER NOT NULL,
@@ -340,7 +340,8 @@ CREATE TABLE node (
     pid_space        TEXT NOT NULL,
     process_started  TEXT NOT NULL,
     boot_id          TEXT NOT NULL,
-    port             INTEGER NOT NULL,
+    -- Where it hears of changes; 0 where it does not.
+    port             INTEGER NOT NULL DEFAULT 0,
     started_at       INTEGER NOT NULL,
     beat_at          INTEGER NOT NULL,
     beat             INTEGER NOT NULL DEFAULT 0,
@@ -348,5 +349,7 @@ CREATE TABLE node (
     queues           TEXT NOT NULL DEFAULT '{}' CHECK (json_valid(queues)),
     version          TEXT NOT NULL DEFAULT '',
     -- The jobs whose attempts were told to end and take a slot still.
-    lingering        TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(lingering))
+    lingering        TEXT NOT NULL DEFAULT '[]' CHECK (json_valid(lingering)),
+    -- As on PostgreSQL, where a node may have gone while others hold jobs of its; here it is deleted at once.
+    gone             TEXT
 );

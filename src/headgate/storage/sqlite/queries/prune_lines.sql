@@ -1,2 +1,2 @@
 -- Forget what pruned jobs have logged.
-DELETE FROM log_line WHERE job IN (SELECT value FROM json_each(:seqs))
+DELETE FROM log_line WHERE job IN (SELECT value FROM json_each(:ids))

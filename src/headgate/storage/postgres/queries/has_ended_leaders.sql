@@ -1,2 +1,0 @@
--- Whether followers are left of leaders that are final.
-SELECT EXISTS (SELECT 1 FROM headgate.ended_leader)

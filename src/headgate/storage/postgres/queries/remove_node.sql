@@ -1,2 +1,0 @@
--- A node is gone.
-DELETE FROM headgate.node WHERE id = :id

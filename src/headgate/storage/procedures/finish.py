@@ -1,0 +1,400 @@
+"""Attempts that end: their jobs become final or wait again.
+
+Buckets are locked before jobs, in the order of their ids. Jobs that somebody else has locked are not waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeGuard
+
+import msgspec
+
+from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen, difference, spread, union, without
+from headgate.jobs.job import Draw, JobError, JobState
+from headgate.jobs.lifecycle import Ending, Finished, Returned
+from headgate.jobs.terms import GateTerms
+from headgate.jobs.uniqueness import superseded_error
+from headgate.storage.driver import Transaction
+from headgate.storage.endings import EndedHere
+from headgate.storage.following import Ended
+from headgate.storage.permits import Given, draws_of_batch, leaving_holders
+from headgate.storage.procedures.buckets import close_buckets, lock_buckets
+from headgate.storage.procedures.following import tell_followers
+from headgate.storage.procedures.lanes import Lane, arrival_of, arrive, lane_of
+from headgate.storage.procedures.permits import take_from
+from headgate.storage.procedures.unique import rivals
+from headgate.storage.stored_rows import RowDecoder
+
+STATEMENTS = (
+    "running_of",
+    "buckets_for_update",
+    "lock_running",
+    "settle_charges",
+    "keep_attempts",
+    "finish",
+    "unique_rivals",
+    "give_back",
+    "arrive",
+    "write_permits",
+    "close_buckets",
+    "ended_on",
+)
+"""What `finish` runs while it holds its locks, but for batches and followers."""
+
+AttemptId = tuple[str, int]
+"""An attempt by its job's id and its fence."""
+
+
+class Running(msgspec.Struct):
+    """A running job."""
+
+    id: str
+    fence: int
+    queue: str
+    draws: tuple[Draw, ...]
+    cancel_requested: bool
+    terms: GateTerms | None
+    held: DrawSet
+    passed: DrawSet
+    lost: int
+    uncharged: DrawSet
+    delayed: bool
+    run_at: int
+    is_followed: bool
+    batch: str | None
+    is_unique: bool
+
+    @property
+    def attempt(self) -> AttemptId:
+        return self.id, self.fence
+
+    @property
+    def state_after(self) -> JobState:
+        """What it becomes where it is to wait again."""
+        return JobState.CANCELLED if self.cancel_requested else JobState.WAITING
+
+    def ended(self, state: JobState) -> Ended:
+        """That it has become final so."""
+        return Ended(self.id, state, self.is_followed, self.batch)
+
+    def kept(self, state: JobState) -> DrawSet:
+        """The permits that it keeps when it becomes `state`."""
+        return NO_DRAWS if self.terms is None else self.terms.kept(self.held, state)
+
+    @property
+    def rates(self) -> tuple[Draw, ...]:
+        """The buckets that count its starts."""
+        return without(self.draws, NO_DRAWS if self.terms is None else self.terms.permits)
+
+
+class Back(msgspec.Struct):
+    """A running job that is to wait again."""
+
+    job: Running
+    unspent: bool
+    lost: bool = False
+    run_at: int | None = None
+    error: JobError | None = None
+    is_retry: bool = False
+
+
+class _PlainRow(msgspec.Struct):
+    id: str
+    fence: int
+    result: str | None
+    charged_at: int | None
+
+
+class _EndedRow(msgspec.Struct):
+    id: str
+    state: JobState
+    result: str | None
+    error: JobError | None
+    held: DrawSet
+
+
+class _SettledRow(msgspec.Struct):
+    id: str
+    charged_at: int | None
+    costs: Sequence[int] | None
+
+
+class _AttemptRow(msgspec.Struct):
+    id: str
+    outcome: str
+    error: JobError | None
+
+
+class _BackRow(msgspec.Struct):
+    id: str
+    unspent: int
+    lost: int
+    delayed: bool
+    run_at: int
+    error: JobError | None
+    give_up_at: int | None
+    held: DrawSet
+    passed: DrawSet
+    lane: str
+
+
+_RUNNING = RowDecoder(Running, "job")
+_ENDED = RowDecoder(EndedHere, "job")
+
+
+async def finish_plain(
+    tx: Transaction, node: str, endings: Sequence[Ending], *, passes_locked: bool = False
+) -> Collection[AttemptId]:
+    """Write the successes that are no more than the job's own, in one statement; the attempts that are written.
+
+    Where it `passes_locked` jobs, it leaves out those that somebody else has locked. That costs a fifth of a worker's
+    throughput, so it is done only where somebody has.
+    """
+    plain = [ending for ending in endings if _is_plain(ending)]
+    if not plain:
+        return ()
+    rows = [
+        _PlainRow(ending.id, ending.fence, ending.result, None if ending.charge is None else ending.charge.at)
+        for ending in plain
+    ]
+    if not tx.has_one_writer:
+        statement = "finish_free" if passes_locked else "finish_plain"
+        written = set(await tx.values(statement, ended=rows, node=node, now=tx.now))
+        return {(ending.id, ending.fence) for ending in plain if ending.id in written}
+    # How many is all that comes back, as each row that did would be a step of its own; which they are is seldom asked.
+    count = await tx.execute("finish_plain", ended=rows, node=node, now=tx.now)
+    if not count:
+        return ()
+    if count == len(plain):
+        return {(ending.id, ending.fence) for ending in plain}
+    return await _written_before(tx, node, plain)
+
+
+async def finish(
+    tx: Transaction, node: str, endings: Sequence[Ending], held: frozenset[str] = frozenset()
+) -> dict[AttemptId, bool | None]:
+    """Write any endings; by their attempts, what the protocol's `finish` says of each.
+
+    Those of jobs that are `held` are not written. Raises FollowersHeld.
+    """
+    if not endings:
+        return {}
+    asked = {(ending.id, ending.fence): ending for ending in endings if ending.id not in held}
+    running = await still_running(tx, node, asked)
+    await _lock_buckets_of(tx, running, asked)
+    jobs = [job for job in await _locked(tx, node, running) if job.attempt in asked]
+    by_attempt = {job.attempt: job for job in jobs}
+    finished = [(job, ending) for job in jobs if isinstance(ending := asked[job.attempt], Finished)]
+    # In the order of the endings: of several that would wait under one unique key, the first does.
+    returned = [
+        (by_attempt[attempt], ending)
+        for attempt, ending in asked.items()
+        if isinstance(ending, Returned) and attempt in by_attempt
+    ]
+    await _settle(tx, [(job, asked[job.attempt]) for job in jobs])
+    await keep_attempts(
+        tx,
+        [
+            *(
+                (job, str(ending.state), ending.error)
+                for job, ending in finished
+                if ending.state is not JobState.SUCCEEDED
+            ),
+            *((job, ending.outcome, ending.error) for job, ending in returned),
+        ],
+    )
+    await end(tx, [(job, ending.state, ending.result, ending.error) for job, ending in finished])
+    backs = [
+        Back(job, not ending.spent, run_at=ending.run_at, error=ending.error, is_retry=ending.spent)
+        for job, ending in returned
+    ]
+    cancelled = await wait_again(tx, backs)
+    await give(tx, [*((job, ending.state) for job, ending in finished), *states_after(backs, cancelled)])
+    for job, ending in returned:
+        if ending.closed_for is not None:
+            await close_buckets(tx, job.rates, tx.limit_now + ending.closed_for)
+    await tell_followers(tx, cancelled, as_told=[job.ended(ending.state) for job, ending in finished])
+    # One that is not to be had is another's for the moment. Whether it ends here is known when that one is through.
+    written: dict[AttemptId, bool | None] = {job.attempt: None for job in running} | dict.fromkeys(by_attempt, True)
+    gone = [ending for attempt, ending in asked.items() if attempt not in written]
+    repeated = await _written_before(tx, node, gone)
+    written |= {(ending.id, ending.fence): (ending.id, ending.fence) in repeated for ending in gone}
+    return written | {(ending.id, ending.fence): None for ending in endings if ending.id in held}
+
+
+async def finish_all(tx: Transaction, node: str, endings: Sequence[Ending]) -> list[bool | None]:
+    """As `Storage.finish`, in one transaction, in which no other client can hold anything."""
+    written: dict[AttemptId, bool | None] = dict.fromkeys(await finish_plain(tx, node, endings), True)
+    if len(written) < len(endings):
+        written |= await finish(tx, node, [each for each in endings if (each.id, each.fence) not in written])
+    return [written[ending.id, ending.fence] for ending in endings]
+
+
+async def still_running(tx: Transaction, node: str, attempts: Collection[AttemptId]) -> list[Running]:
+    """The jobs of those of these attempts that run under the node."""
+    ids = list(dict.fromkeys(id for id, _ in attempts))
+    rows = await tx.fetch(_RUNNING, "running_of", node=node, ids=ids) if ids else []
+    return [job for job in rows if job.attempt in attempts]
+
+
+async def lock_all(tx: Transaction, node: str, held: Collection[str]) -> list[Running]:
+    """The running jobs of a node, locked; but for those that are `held`, or that somebody else has locked."""
+    jobs = [job for job in await running_on(tx, node) if job.id not in held]
+    await _lock_buckets_of(tx, jobs, {})
+    return await _locked(tx, node, jobs)
+
+
+async def running_on(tx: Transaction, node: str) -> list[Running]:
+    """The running jobs of a node."""
+    return await tx.fetch(_RUNNING, "running_on", node=node)
+
+
+async def keep_attempts(tx: Transaction, attempts: Iterable[tuple[Running, str, JobError | None]]) -> None:
+    """Keep attempts that did not succeed: of which jobs, with which outcomes and errors."""
+    rows = [_AttemptRow(job.id, outcome, error) for job, outcome, error in attempts]
+    if rows:
+        await tx.execute("keep_attempts", ended=rows, now=tx.now)
+
+
+async def end(
+    tx: Transaction, jobs: Sequence[tuple[Running, JobState, str | None, JobError | None]], *, are_lost: bool = False
+) -> None:
+    """Make running jobs final: in which states, with which results and errors."""
+    if jobs:
+        rows = [_EndedRow(job.id, state, result, error, job.kept(state)) for job, state, result, error in jobs]
+        await tx.execute("finish", ended=rows, now=tx.now, lost=int(are_lost))
+
+
+async def wait_again(tx: Transaction, backs: Sequence[Back]) -> list[Ended]:
+    """Let running jobs wait in the lanes of what they ask for next; those of them that become final instead.
+
+    That are those whose cancellation was asked for, and those in whose places others wait already.
+    """
+    superseded = await _supersede(tx, [back.job for back in backs])
+    left = [back for back in backs if back.job.id not in superseded]
+    if left:
+        lanes = [_lane_after(back) for back in left]
+        rows = [_row_of(back, lane, tx.now) for back, lane in zip(left, lanes, strict=True)]
+        await tx.execute("give_back", back=rows, now=tx.now)
+        await arrive(
+            tx,
+            [
+                arrival_of(lane, row.run_at, delayed=row.delayed)
+                for back, lane, row in zip(left, lanes, rows, strict=True)
+                if not back.job.cancel_requested
+            ],
+        )
+    return [
+        back.job.ended(JobState.CANCELLED) for back in backs if back.job.cancel_requested or back.job.id in superseded
+    ]
+
+
+def states_after(backs: Iterable[Back], final: Iterable[Ended]) -> Iterator[tuple[Running, JobState]]:
+    """What jobs have become that were to wait again, and of which some are final instead."""
+    cancelled = {job.id for job in final}
+    for back in backs:
+        yield back.job, JobState.CANCELLED if back.job.id in cancelled else JobState.WAITING
+
+
+async def give(tx: Transaction, jobs: Iterable[tuple[Running, JobState]]) -> None:
+    """Take back what these jobs have held and do not keep in their new states, as their rows say already."""
+    given = [
+        Given(job.id, job.id, job.draws, job.terms, difference(job.held, job.kept(state)), job.kept(state))
+        for job, state in jobs
+        if job.held and job.terms is not None
+    ]
+    if given:
+        await take_from(tx, leaving_holders(given))
+
+
+def _is_plain(ending: Ending) -> TypeGuard[Finished]:
+    if not isinstance(ending, Finished) or ending.state is not JobState.SUCCEEDED:
+        return False
+    return ending.charge is None or (ending.charge.at is not None and ending.charge.costs is None)
+
+
+async def _written_before(tx: Transaction, node: str, endings: Sequence[Ending]) -> set[AttemptId]:
+    """The attempts of those endings that are written already: a moment ago, or when the reply to them was lost."""
+    if not endings:
+        return set()
+    rows = await tx.fetch(_ENDED, "ended_on", node=node, ids=[ending.id for ending in endings])
+    ended = {row.id: row for row in rows}
+    return {(each.id, each.fence) for each in endings if each.id in ended and ended[each.id].is_by(each)}
+
+
+async def _lock_buckets_of(tx: Transaction, jobs: Iterable[Running], endings: Mapping[AttemptId, Ending]) -> None:
+    """Lock all that the transaction needs of the buckets, at once."""
+    if tx.has_one_writer:
+        return
+    draws: set[Draw] = set()
+    for job in jobs:
+        draws.update(chosen(job.draws, job.held))
+        # It may be the last of its batch.
+        draws.update(draws_of_batch(job.draws, job.terms))
+        ending = endings.get(job.attempt)
+        if isinstance(ending, Returned) and ending.closed_for is not None:
+            draws.update(job.rates)
+    await lock_buckets(tx, draws)
+
+
+async def _locked(tx: Transaction, node: str, jobs: list[Running]) -> list[Running]:
+    """Those of the jobs that run under the node still, locked; but for those that somebody else has locked."""
+    if tx.has_one_writer or not jobs:
+        return jobs
+    return await tx.fetch(_RUNNING, "lock_running", node=node, ids=[job.id for job in jobs])
+
+
+async def _settle(tx: Transaction, endings: Iterable[tuple[Running, Ending]]) -> None:
+    rows = [
+        _SettledRow(job.id, charge.at, None if charge.costs is None else spread(charge.costs, job.uncharged, 1))
+        for job, ending in endings
+        if (charge := ending.charge) is not None
+    ]
+    if rows:
+        await tx.execute("settle_charges", settled=rows)
+
+
+async def _supersede(tx: Transaction, jobs: Sequence[Running]) -> Collection[str]:
+    """End those of these running jobs, which are to wait again, in whose places others wait already; their ids."""
+    unique = {job.id: job for job in jobs if job.is_unique and not job.cancel_requested}
+    waiting: dict[tuple[str, str], str] = {}
+    successors: dict[str, str] = {}
+    rows = {row.id: row for row in await rivals(tx, list(unique))}
+    for id in unique:
+        row = rows[id]
+        # Several may run where an operator has let one be tried again: the first of them waits.
+        successor = row.rival or waiting.setdefault((row.task, row.unique_key), id)
+        if successor != id:
+            successors[id] = successor
+    await end(
+        tx,
+        [(unique[id], JobState.CANCELLED, None, superseded_error(successor)) for id, successor in successors.items()],
+    )
+    return successors.keys()
+
+
+def _lane_after(back: Back) -> Lane:
+    job = back.job
+    return lane_of(job.queue, job.draws, job.terms, union(job.kept(job.state_after), _passed_after(back)))
+
+
+def _passed_after(back: Back) -> DrawSet:
+    terms = back.job.terms
+    return terms.free_retries if terms is not None and back.is_retry else back.job.passed
+
+
+def _row_of(back: Back, lane: Lane, now: int) -> _BackRow:
+    job, terms = back.job, back.job.terms
+    return _BackRow(
+        id=job.id,
+        unspent=int(back.unspent),
+        lost=int(back.lost),
+        delayed=job.delayed or back.run_at is not None,
+        run_at=job.run_at if back.run_at is None else back.run_at,
+        error=back.error,
+        give_up_at=(back.run_at or now) + terms.patience if terms is not None and terms.patience else None,
+        held=job.kept(job.state_after),
+        passed=_passed_after(back),
+        lane=lane.id,
+    )

@@ -1,0 +1,180 @@
+"""Nodes: processes that run jobs, with leases that they renew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from headgate.jobs.job import JobState
+from headgate.jobs.lifecycle import is_poisonous
+from headgate.storage.driver import Transaction
+from headgate.storage.endings import poison_error
+from headgate.storage.json_text import as_json
+from headgate.storage.procedures.finish import (
+    Back,
+    end,
+    give,
+    keep_attempts,
+    lock_all,
+    running_on,
+    states_after,
+    wait_again,
+)
+from headgate.storage.procedures.following import tell_followers
+from headgate.storage.process import is_running, pid_space, process_started
+from headgate.storage.protocol import Beat, NodeRecord, Recovered
+from headgate.storage.stored_rows import RowDecoder
+
+Gone = Literal["left", "dead"]
+
+
+class _Node(msgspec.Struct):
+    """A node, and what tells whether its process is still there."""
+
+    id: str
+    name: str
+    pid: int
+    started_at: int
+    beat_at: int
+    beat: int
+    running: int
+    pid_space: str
+    process_started: str
+    boot_id: str
+    queues: dict[str, int]
+    version: str
+    lingering: tuple[str, ...]
+    gone: str | None
+
+    def is_gone(self, boot_id: str, space: str) -> bool:
+        """Whether its process is known to have ended, on the machine of that boot, as that process id space sees it.
+
+        Nothing is seen of another process id space (a container beside this one), nor of another boot: that may be
+        another machine, a container with a kernel of its own, or the same boot of a Mac whose clock was set. The lease
+        decides.
+        """
+        if self.gone is not None:
+            return True
+        is_visible = self.boot_id == boot_id and self.pid_space == space
+        return is_visible and not is_running(self.pid, self.process_started)
+
+
+class _Locked(msgspec.Struct):
+    gone: Gone | None
+
+
+_NODES = RowDecoder(_Node, "node")
+_LOCKED = RowDecoder(_Locked, "node")
+
+
+async def join(
+    tx: Transaction, node: str, name: str, pid: int, boot_id: str, queues: Mapping[str, int], version: str
+) -> None:
+    """As `Storage.join`, for a process of this machine in this boot."""
+    await tx.execute(
+        "join_node",
+        id=node,
+        name=name,
+        pid=pid,
+        pid_space=pid_space(),
+        process_started=process_started(pid),
+        boot_id=boot_id,
+        now=tx.now,
+        queues=as_json(queues),
+        version=version,
+    )
+
+
+async def beat(tx: Transaction, node: str, lingering: Sequence[str], boot_id: str) -> Beat:
+    """As `Storage.beat`, on the machine of that boot."""
+    known = await tx.execute("beat", id=node, now=tx.now, lingering=as_json(lingering)) == 1
+    if not tx.has_one_writer:
+        await tx.execute("use_limit_time", limit_now=tx.limit_now)
+    owned = await running_on(tx, node)
+    return Beat(
+        known=known,
+        nodes=await nodes(tx, boot_id),
+        owned={job.id: job.fence for job in owned},
+        cancels=frozenset(job.id for job in owned if job.cancel_requested),
+    )
+
+
+async def cancels(tx: Transaction, node: str) -> frozenset[str]:
+    """As `Storage.cancels`."""
+    return frozenset(await tx.values("cancels", node=node))
+
+
+async def nodes(tx: Transaction, boot_id: str) -> list[NodeRecord]:
+    """All nodes; those whose process is known to have ended, on the machine of that boot, are gone."""
+    space = pid_space()
+    return [
+        NodeRecord(
+            id=row.id,
+            name=row.name,
+            pid=row.pid,
+            started_at=row.started_at,
+            beat_at=row.beat_at,
+            beat=row.beat,
+            running=row.running,
+            is_gone=row.is_gone(boot_id, space),
+            queues=row.queues,
+            version=row.version,
+            lingering=row.lingering,
+        )
+        for row in await tx.fetch(_NODES, "nodes")
+    ]
+
+
+async def leave(tx: Transaction, node: str, held: frozenset[str] = frozenset()) -> Recovered:
+    """A node has stopped: what it still owned goes back unspent. Raises FollowersHeld of jobs that are not `held`."""
+    await tx.fetch(_LOCKED, "lock_node", id=node, beat=None)
+    recovered = await _take_back(tx, node, "left", held)
+    await _remove(tx, node, "left")
+    return recovered
+
+
+async def recover(tx: Transaction, node: str, beat: int, held: frozenset[str] = frozenset()) -> Recovered | None:
+    """A node is gone, unless it was heard since: its jobs wait again, and the poisonous among them are failed.
+
+    What somebody else has locked, or what is `held`, stays with the node, which is recovered again later. None if that
+    is all there is. Raises FollowersHeld.
+    """
+    found = await tx.fetch(_LOCKED, "lock_node", id=node, beat=beat)
+    if not found:
+        return None
+    gone = found[0].gone
+    recovered = await _take_back(tx, node, gone or "dead", held)
+    is_removed = await _remove(tx, node, gone or "dead")
+    if gone is not None and not is_removed and not recovered.returned and not recovered.poisonous:
+        return None
+    return recovered
+
+
+async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str]) -> Recovered:
+    """Let the jobs of a node wait again: unspent where it has left, lost where it has died."""
+    jobs = await lock_all(tx, node, held)
+    is_lost = gone == "dead"
+    await keep_attempts(tx, [(job, "lost" if is_lost else "interrupted", None) for job in jobs])
+    doomed = {job.id: job for job in jobs if is_lost and is_poisonous(job.lost + 1) and not job.cancel_requested}
+    await end(
+        tx,
+        [(job, JobState.FAILED, None, poison_error(job.lost + 1)) for job in doomed.values()],
+        are_lost=True,
+    )
+    backs = [Back(job, unspent=not is_lost, lost=is_lost) for job in jobs if job.id not in doomed]
+    cancelled = await wait_again(tx, backs)
+    states = list(states_after(backs, cancelled))
+    await give(tx, [*((job, JobState.FAILED) for job in doomed.values()), *states])
+    await tell_followers(tx, [*(job.ended(JobState.FAILED) for job in doomed.values()), *cancelled])
+    return Recovered(returned=[job.id for job, state in states if state is JobState.WAITING], poisonous=list(doomed))
+
+
+async def _remove(tx: Transaction, node: str, gone: Gone) -> bool:
+    """Whether the node is forgotten, which it is when it owns no job any more."""
+    if not tx.has_one_writer and await running_on(tx, node):
+        await tx.execute("mark_gone", id=node, gone=gone)
+        return False
+    await tx.execute("remove_node", id=node)
+    return True

@@ -1,0 +1,83 @@
+"""What running attempts say of themselves: how far they are, and their log lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headgate.jobs.job import Progress
+from headgate.jobs.report import LogLine, Report, too_many
+from headgate.storage.driver import Transaction
+from headgate.storage.procedures.finish import AttemptId, still_running
+from headgate.storage.stored_rows import RowDecoder
+
+
+class _Line(msgspec.Struct):
+    """A line of a job."""
+
+    job: str
+    line: LogLine
+
+    @property
+    def number(self) -> int:
+        return self.line.number
+
+    @property
+    def at(self) -> int:
+        return self.line.at
+
+    @property
+    def attempt(self) -> int:
+        return self.line.attempt
+
+    @property
+    def level(self) -> int:
+        return self.line.level
+
+    @property
+    def logger(self) -> str:
+        return self.line.logger
+
+    @property
+    def message(self) -> str:
+        return self.line.message
+
+
+class _Said(msgspec.Struct):
+    id: str
+    progress: Progress
+
+
+class _Reported(msgspec.Struct):
+    id: str
+    fence: int
+
+
+_LINES = RowDecoder(LogLine, "log line")
+_REPORTED = RowDecoder(_Reported, "job")
+
+
+async def report(tx: Transaction, node: str, reports: Sequence[Report], most_lines: int) -> list[bool | None]:
+    """As `Storage.report`."""
+    found = await tx.fetch(_REPORTED, "lock_reported", node=node, said=reports)
+    locked = {(row.id, row.fence) for row in found}
+    kept = [each for each in reports if (each.id, each.fence) in locked]
+    said = [_Said(each.id, each.progress) for each in kept if each.progress is not None]
+    if said:
+        await tx.execute("set_progress", said=said)
+    lines = [_Line(each.id, line) for each in kept for line in each.lines]
+    if lines:
+        await tx.execute("keep_lines", logged=lines, most=most_lines, marker=too_many(most_lines))
+    written: dict[AttemptId, bool | None] = dict.fromkeys(locked, True)
+    if not tx.has_one_writer:
+        # Those that run still, and could not be locked.
+        missing = {(each.id, each.fence) for each in reports} - locked
+        written |= {job.attempt: None for job in await still_running(tx, node, missing)}
+    return [written.get((each.id, each.fence), False) for each in reports]
+
+
+async def logs(tx: Transaction, job_id: str, after: int, count: int, *, newest: bool) -> list[LogLine]:
+    """What a job has logged, oldest first."""
+    lines = await tx.fetch(_LINES, "last_logs" if newest else "logs", id=job_id, after=after, count=count)
+    return lines[::-1] if newest else lines

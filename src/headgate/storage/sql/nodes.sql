@@ -1,0 +1,47 @@
+-- Nodes: processes that run jobs.
+
+-- name: join_node
+-- A node registers itself; one that is known stays as it is.
+INSERT INTO headgate.node (id, name, pid, pid_space, process_started, boot_id, started_at, beat_at, queues, version)
+VALUES (:id, :name, :pid, :pid_space, :process_started, :boot_id, :now, :now, :queues, :version)
+ON CONFLICT (id) DO NOTHING
+
+-- name: announce_port [sqlite]
+-- Where a node hears of changes.
+UPDATE node SET port = :port WHERE id = :id
+
+-- name: beat [postgres]
+-- A node renews its lease; nothing is updated if it has been declared dead. It is committed without waiting for the disk.
+WITH unsynced AS MATERIALIZED (
+    SELECT set_config('synchronous_commit', 'off', true)
+)
+UPDATE headgate.node SET beat = beat + 1, beat_at = :now, lingering = :lingering FROM unsynced
+WHERE id = :id AND gone IS NULL
+
+-- name: beat [sqlite]
+UPDATE node SET beat = beat + 1, beat_at = :now, lingering = :lingering WHERE id = :id AND gone IS NULL
+
+-- name: nodes
+-- All nodes, with what tells whether their process is still there.
+SELECT
+    id, name, pid, started_at, beat_at, beat,
+    (SELECT count(*) FROM headgate.job WHERE state = 'running' AND job.node = node.id) AS running,
+    pid_space, process_started, boot_id, queues, version, lingering, gone
+FROM headgate.node
+ORDER BY started_at, id
+
+-- name: cancels
+-- The running jobs of a node that a user wants cancelled.
+SELECT id FROM headgate.job WHERE state = 'running' AND node = :node AND cancel_requested
+
+-- name: lock_node
+-- A node that has left or died, unless it has sent a heartbeat since :beat; locked when it is not in the middle of a claim.
+SELECT gone FROM headgate.node WHERE id = :id AND (:beat::bigint IS NULL OR beat = :beat) {for update}
+
+-- name: mark_gone
+-- A node is gone; jobs of its that somebody else has locked are taken back later.
+UPDATE headgate.node SET gone = :gone WHERE id = :id
+
+-- name: remove_node
+-- A node is gone.
+DELETE FROM headgate.node WHERE id = :id

@@ -1,0 +1,59 @@
+-- What running attempts say of themselves.
+
+-- name: lock_reported [postgres]
+-- Which of these attempts are still the node's, locked, so that what they say is not mixed with what others do; but for
+-- those that somebody else has locked.
+SELECT job.id, job.fence
+FROM headgate.job
+JOIN {rows:said(id text, fence integer)} ON job.id = said.id AND job.fence = said.fence
+WHERE job.id = ANY(:said.id::text[]) AND job.node = :node AND job.finished_at IS NULL AND NOT job.waiting
+ORDER BY job.id
+FOR NO KEY UPDATE OF job SKIP LOCKED
+
+-- name: lock_reported [sqlite]
+SELECT job.id, job.fence
+FROM {rows:said(id text, fence integer)}
+CROSS JOIN job ON job.id = said.id AND job.fence = said.fence
+WHERE job.node = :node AND job.finished_at IS NULL AND NOT job.waiting
+
+-- name: set_progress
+-- How far running attempts say they are.
+UPDATE headgate.job SET progress = said.progress
+FROM {rows:said(id text, progress json)}
+WHERE job.id = said.id
+
+-- name: keep_lines
+-- Keep what running attempts have logged, as far as there is room; a line that is kept already stays.
+INSERT INTO headgate.log_line (job, number, at, attempt, level, logger, message)
+WITH line AS MATERIALIZED (
+    SELECT *, row_number() OVER (PARTITION BY job ORDER BY number) AS place, min(number) OVER (PARTITION BY job) AS first
+    FROM {rows:logged(job text, number bigint, at bigint, attempt integer, level smallint, logger text, message text)}
+),
+room AS MATERIALIZED (
+    SELECT
+        each.job,
+        :most::bigint - (
+            SELECT count(*) FROM headgate.log_line WHERE log_line.job = each.job AND log_line.number < each.first
+        ) AS lines
+    FROM (SELECT DISTINCT job, first FROM line) AS each
+)
+SELECT
+    line.job, number, at, attempt, level, logger, CASE WHEN place > room.lines THEN :marker::text ELSE message END
+FROM line JOIN room ON room.job = line.job
+WHERE place <= room.lines + 1
+ORDER BY line.job, number
+ON CONFLICT (job, number) DO NOTHING
+
+-- name: logs
+-- What a job has logged: the first lines after that number.
+SELECT number, at, attempt, level, logger, message FROM headgate.log_line
+WHERE job = :id AND number > :after
+ORDER BY number
+LIMIT :count
+
+-- name: last_logs
+-- What a job has logged last, after that number; the last line first.
+SELECT number, at, attempt, level, logger, message FROM headgate.log_line
+WHERE job = :id AND number > :after
+ORDER BY number DESC
+LIMIT :count
