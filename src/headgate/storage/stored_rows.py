@@ -56,7 +56,8 @@ class RowDecoder(Generic[R]):
     def __init__(self, kind: type[R], what: str, /, **blanks: Any) -> None:
         self._kind = kind = _from_array(kind)
         self._what = what
-        self._decode_all = msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
+        # Not strict: SQLite has numbers for truth values.
+        self._decode_all = msgspec.json.Decoder(list[kind], strict=False).decode  # type: ignore[valid-type]
         names: Sequence[str] = getattr(kind, "__struct_fields__", None) or kind._fields  # type: ignore[attr-defined]
         types = get_type_hints(kind)
         self._fields = [
@@ -168,7 +169,7 @@ def _in_agreement(
 
 def _read(value: Any, kind: Any) -> Any:
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, strict=_kinds(kind) != [bool])
     except msgspec.ValidationError:
         if not isinstance(value, str):
             raise

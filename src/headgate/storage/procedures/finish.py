@@ -183,27 +183,14 @@ async def finish(
     asked = {(ending.id, ending.fence): ending for ending in endings if ending.id not in held}
     running = await still_running(tx, node, asked)
     await _lock_buckets_of(tx, running, asked)
-    jobs = [job for job in await _locked(tx, node, running) if job.attempt in asked]
-    by_attempt = {job.attempt: job for job in jobs}
-    finished = [(job, ending) for job in jobs if isinstance(ending := asked[job.attempt], Finished)]
+    jobs = {attempt: job for attempt, job in (await _locked(tx, node, running)).items() if attempt in asked}
     # In the order of the endings: of several that would wait under one unique key, the first does.
-    returned = [
-        (by_attempt[attempt], ending)
-        for attempt, ending in asked.items()
-        if isinstance(ending, Returned) and attempt in by_attempt
-    ]
-    await _settle(tx, [(job, asked[job.attempt]) for job in jobs])
-    await keep_attempts(
-        tx,
-        [
-            *(
-                (job, str(ending.state), ending.error)
-                for job, ending in finished
-                if ending.state is not JobState.SUCCEEDED
-            ),
-            *((job, ending.outcome, ending.error) for job, ending in returned),
-        ],
-    )
+    ended = [(jobs[attempt], ending) for attempt, ending in asked.items() if attempt in jobs]
+    finished = [(job, ending) for job, ending in ended if isinstance(ending, Finished)]
+    returned = [(job, ending) for job, ending in ended if isinstance(ending, Returned)]
+    await _settle(tx, ended)
+    failed = [(job, ending.state, ending.error) for job, ending in finished if ending.state is not JobState.SUCCEEDED]
+    await keep_attempts(tx, [*failed, *((job, ending.outcome, ending.error) for job, ending in returned)])
     await end(tx, [(job, ending.state, ending.result, ending.error) for job, ending in finished])
     backs = [
         Back(job, not ending.spent, run_at=ending.run_at, error=ending.error, is_retry=ending.spent)
@@ -214,9 +201,11 @@ async def finish(
     for job, ending in returned:
         if ending.closed_for is not None:
             await close_buckets(tx, job.rates, tx.limit_now + ending.closed_for)
-    await tell_followers(tx, cancelled, as_told=[job.ended(ending.state) for job, ending in finished])
+    tied = [job.ended(ending.state) for job, ending in finished if job.is_followed or job.batch is not None]
+    if tied or cancelled:
+        await tell_followers(tx, cancelled, as_told=tied)
     # One that is not to be had is another's for the moment. Whether it ends here is known when that one is through.
-    written: dict[AttemptId, bool | None] = {job.attempt: None for job in running} | dict.fromkeys(by_attempt, True)
+    written: dict[AttemptId, bool | None] = {**dict.fromkeys(running), **dict.fromkeys(jobs, True)}
     gone = [ending for attempt, ending in asked.items() if attempt not in written]
     repeated = await _written_before(tx, node, gone)
     written |= {(ending.id, ending.fence): (ending.id, ending.fence) in repeated for ending in gone}
@@ -231,18 +220,18 @@ async def finish_all(tx: Transaction, node: str, endings: Sequence[Ending]) -> l
     return [written[ending.id, ending.fence] for ending in endings]
 
 
-async def still_running(tx: Transaction, node: str, attempts: Collection[AttemptId]) -> list[Running]:
-    """The jobs of those of these attempts that run under the node."""
-    ids = list(dict.fromkeys(id for id, _ in attempts))
+async def still_running(tx: Transaction, node: str, attempts: Collection[AttemptId]) -> dict[AttemptId, Running]:
+    """Those of these attempts that run under the node, with their jobs."""
+    ids = list({id: None for id, _ in attempts})
     rows = await tx.fetch(_RUNNING, "running_of", node=node, ids=ids) if ids else []
-    return [job for job in rows if job.attempt in attempts]
+    return {attempt: job for job in rows if (attempt := job.attempt) in attempts}
 
 
 async def lock_all(tx: Transaction, node: str, held: Collection[str]) -> list[Running]:
     """The running jobs of a node, locked; but for those that are `held`, or that somebody else has locked."""
-    jobs = [job for job in await running_on(tx, node) if job.id not in held]
+    jobs = {job.attempt: job for job in await running_on(tx, node) if job.id not in held}
     await _lock_buckets_of(tx, jobs, {})
-    return await _locked(tx, node, jobs)
+    return list((await _locked(tx, node, jobs)).values())
 
 
 async def running_on(tx: Transaction, node: str) -> list[Running]:
@@ -323,26 +312,29 @@ async def _written_before(tx: Transaction, node: str, endings: Sequence[Ending])
     return {(each.id, each.fence) for each in endings if each.id in ended and ended[each.id].is_by(each)}
 
 
-async def _lock_buckets_of(tx: Transaction, jobs: Iterable[Running], endings: Mapping[AttemptId, Ending]) -> None:
+async def _lock_buckets_of(
+    tx: Transaction, jobs: Mapping[AttemptId, Running], endings: Mapping[AttemptId, Ending]
+) -> None:
     """Lock all that the transaction needs of the buckets, at once."""
     if tx.has_one_writer:
         return
     draws: set[Draw] = set()
-    for job in jobs:
+    for attempt, job in jobs.items():
         draws.update(chosen(job.draws, job.held))
         # It may be the last of its batch.
         draws.update(draws_of_batch(job.draws, job.terms))
-        ending = endings.get(job.attempt)
+        ending = endings.get(attempt)
         if isinstance(ending, Returned) and ending.closed_for is not None:
             draws.update(job.rates)
     await lock_buckets(tx, draws)
 
 
-async def _locked(tx: Transaction, node: str, jobs: list[Running]) -> list[Running]:
+async def _locked(tx: Transaction, node: str, jobs: dict[AttemptId, Running]) -> dict[AttemptId, Running]:
     """Those of the jobs that run under the node still, locked; but for those that somebody else has locked."""
     if tx.has_one_writer or not jobs:
         return jobs
-    return await tx.fetch(_RUNNING, "lock_running", node=node, ids=[job.id for job in jobs])
+    locked = await tx.fetch(_RUNNING, "lock_running", node=node, ids=[id for id, _ in jobs])
+    return {job.attempt: job for job in locked}
 
 
 async def _settle(tx: Transaction, endings: Iterable[tuple[Running, Ending]]) -> None:

@@ -73,7 +73,7 @@ async def report(tx: Transaction, node: str, reports: Sequence[Report], most_lin
     if not tx.has_one_writer:
         # Those that run still, and could not be locked.
         missing = {(each.id, each.fence) for each in reports} - locked
-        written |= {job.attempt: None for job in await still_running(tx, node, missing)}
+        written |= dict.fromkeys(await still_running(tx, node, missing))
     return [written.get((each.id, each.fence), False) for each in reports]
 
 

@@ -43,7 +43,7 @@ id, fence, queue, draws, cancel_requested, terms, held, passed, lost, uncharged,
 unique_key IS NOT NULL AS is_unique
 
 -- part: running_under
-FROM headgate.job WHERE id {any:ids text} AND finished_at IS NULL AND NOT waiting AND node = :node ORDER BY id
+FROM headgate.job WHERE id {any:ids text} AND finished_at IS NULL AND NOT waiting AND node = :node
 
 -- name: running_of
 -- What is known of those of these jobs that run under a node.
@@ -51,7 +51,7 @@ SELECT @running_job @running_under
 
 -- name: lock_running
 -- The same, locked; but for those that somebody else has locked.
-SELECT @running_job @running_under {for update skip locked}
+SELECT @running_job @running_under ORDER BY id {for update skip locked}
 
 -- name: running_on
 -- What is known of all jobs that run under a node.
@@ -70,10 +70,9 @@ INSERT INTO headgate.attempt (job, number, node, started_at, ended_at, outcome, 
 SELECT
     job.id, job.attempt, job.node, job.started_at, :now::bigint, ended.outcome, ended.error, job.charged_at, job.uncharged,
     job.settled
-FROM {rows:ended(id text, outcome text, error json, place)}
+FROM {rows:ended(id text, outcome text, error json)}
 JOIN headgate.job ON job.id = ended.id
 WHERE job.audit >= CASE WHEN ended.error IS NOT NULL OR ended.outcome = 'lost' THEN 1 ELSE 2 END
-ORDER BY ended.place
 
 -- name: finish
 -- Running jobs become final; with :lost, because their node has died once too often.

@@ -95,13 +95,12 @@ def as_one_value(statement: str, decoder: RowDecoder[Any]) -> str:
 def _as_json_value(field: Field) -> str:
     column = f'"{field.name}"'
     match field.kind:
-        case "boolean":
-            return f"CASE WHEN {column} IS NOT NULL THEN json(iif({column}, 'true', 'false')) END"
         case "json":
             # Text that is no JSON comes out as text, which the decoder of the row refuses.
             return (
                 f"CASE WHEN {column} IS NOT NULL THEN iif(typeof({column}) = 'text' AND json_valid({column}), "
                 f"json({column}), CAST({column} AS text)) END"
             )
-        case "plain":
+        case "plain" | "boolean":
+            # The decoder takes 0 and 1 for truth values: to make them JSON's took a third of the time of a read.
             return column
