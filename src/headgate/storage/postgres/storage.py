@@ -345,16 +345,19 @@ class PostgresStorage:
         return claimed
 
     async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
-        written: Mapping[AttemptId, bool | None] = dict.fromkeys(await self._finish_plain(node, endings), True)
+        plain = await self._finish_plain(node, endings)
+        if len(plain) == len(endings):
+            self._changed()
+            return [True] * len(endings)
+        written: dict[AttemptId, bool | None] = dict.fromkeys(plain, True)
         rest = [ending for ending in endings if (ending.id, ending.fence) not in written]
-        if rest:
 
-            def finish_rest(held: frozenset[str]) -> Awaitable[Mapping[AttemptId, bool | None]]:
-                return self._transact(
-                    lambda session: finish(self._tx(session), node, rest, held), prepares=FINISH_STATEMENTS
-                )
+        def finish_rest(held: frozenset[str]) -> Awaitable[dict[AttemptId, bool | None]]:
+            return self._transact(
+                lambda session: finish(self._tx(session), node, rest, held), prepares=FINISH_STATEMENTS
+            )
 
-            written = {**written, **await without_held(finish_rest)}
+        written |= await without_held(finish_rest)
         self._changed()
         return [written[ending.id, ending.fence] for ending in endings]
 

@@ -99,13 +99,6 @@ class Back(msgspec.Struct):
     is_retry: bool = False
 
 
-class _PlainRow(msgspec.Struct):
-    id: str
-    fence: int
-    result: str | None
-    charged_at: int | None
-
-
 class _EndedRow(msgspec.Struct):
     id: str
     state: JobState
@@ -154,16 +147,12 @@ async def finish_plain(
     plain = [ending for ending in endings if _is_plain(ending)]
     if not plain:
         return ()
-    rows = [
-        _PlainRow(ending.id, ending.fence, ending.result, None if ending.charge is None else ending.charge.at)
-        for ending in plain
-    ]
     if not tx.has_one_writer:
         statement = "finish_free" if passes_locked else "finish_plain"
-        written = set(await tx.values(statement, ended=rows, node=node, now=tx.now))
+        written = set(await tx.values(statement, ended=plain, node=node, now=tx.now))
         return {(ending.id, ending.fence) for ending in plain if ending.id in written}
     # How many is all that comes back, as each row that did would be a step of its own; which they are is seldom asked.
-    count = await tx.execute("finish_plain", ended=rows, node=node, now=tx.now)
+    count = await tx.execute("finish_plain", ended=plain, node=node, now=tx.now)
     if not count:
         return ()
     if count == len(plain):
@@ -214,9 +203,11 @@ async def finish(
 
 async def finish_all(tx: Transaction, node: str, endings: Sequence[Ending]) -> list[bool | None]:
     """As `Storage.finish`, in one transaction, in which no other client can hold anything."""
-    written: dict[AttemptId, bool | None] = dict.fromkeys(await finish_plain(tx, node, endings), True)
-    if len(written) < len(endings):
-        written |= await finish(tx, node, [each for each in endings if (each.id, each.fence) not in written])
+    plain = await finish_plain(tx, node, endings)
+    if len(plain) == len(endings):
+        return [True] * len(endings)
+    written: dict[AttemptId, bool | None] = dict.fromkeys(plain, True)
+    written |= await finish(tx, node, [each for each in endings if (each.id, each.fence) not in written])
     return [written[ending.id, ending.fence] for ending in endings]
 
 
