@@ -21,7 +21,7 @@ class FullStorage(MemoryStorage):
 
     is_full = False
 
-    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool]:
+    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
         if self.is_full:
             raise StorageUnavailable("the disk is full")
         return await super().finish(node, endings)

@@ -44,7 +44,7 @@ class WatchedStorage(MemoryStorage):
         self.reports: list[Sequence[Report]] = []
         self.refuses = 0
 
-    async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool]:
+    async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool | None]:
         if self.refuses:
             self.refuses -= 1
             raise StorageUnavailable("the disk is full")
@@ -545,7 +545,7 @@ def test_a_report_that_the_store_cannot_keep_is_dropped_with_one_warning_and_end
     """Such an error, as a value out of range, once ended the node with all that ran on it."""
 
     class Picky(WatchedStorage):
-        async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool]:
+        async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool | None]:
             if any("bad" in line.message for report in reports for line in report.lines):
                 raise OverflowError("value out of int16 range")
             return await super().report(node, reports, most_lines)
@@ -581,7 +581,7 @@ def test_a_job_that_never_stops_talking_keeps_no_ending_waiting() -> None:
 
     async def main(clock: VirtualClock) -> None:
         class Patient(WatchedStorage):
-            async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool]:
+            async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool | None]:
                 await asyncio.sleep(0.01)
                 return await super().report(node, reports, most_lines)
 

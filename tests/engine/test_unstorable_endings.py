@@ -28,7 +28,7 @@ class Narrow(MemoryStorage):
             raise OverflowError("value out of int64 range")
         await super().amend(amendments, rules)
 
-    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool]:
+    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
         self._be_away()
         if any(isinstance(each, Finished) and each.result == '"bad"' for each in endings):
             raise ValueError("no such text")
