@@ -17,11 +17,12 @@ from headgate.jobs.gating import Regated
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.postgres import arrivals, floors
-from headgate.storage.postgres.addition import add_jobs
 from headgate.storage.postgres.claim import SOON
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import statements_of
+from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.procedures.add import add_jobs
 from headgate.storage.row_ids import bucket_id
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import Hands, at_once, rate, recover
@@ -511,7 +512,7 @@ async def test_a_job_committed_long_after_it_was_added_is_found_below_the_floors
     job = world.left.new(draws=[("r", "z")])
     session = Session(world.connection, statements_of(world.schema), is_pooled=False)
     async with world.connection.transaction():
-        await add_jobs(session, [job], world.left.storage.limit_now())
+        await add_jobs(PostgresTransaction(session, 0, world.left.storage.limit_now()), [job])
         world.clock.advance(2)
         assert (await world.left.claim()).jobs == []
     world.clock.advance(0.5)

@@ -106,9 +106,10 @@ class World:
 
     async def hold_back(self, url: str, store: PostgresStorage) -> None:
         """A user's transaction that is open for long, with a job in it."""
-        from headgate.storage.postgres.addition import add_jobs
         from headgate.storage.postgres.database import Session
         from headgate.storage.postgres.dialect import statements_of
+        from headgate.storage.postgres.procedure_transaction import PostgresTransaction
+        from headgate.storage.procedures.add import add_jobs
 
         connection = await asyncpg.connect(url)
         try:
@@ -121,7 +122,7 @@ class World:
                         others = await store.add_in(connection, [self.unique(job)])
                     else:
                         session = Session(connection, statements_of(store.schema), is_pooled=False)
-                        await add_jobs(session, [job], store.limit_now())
+                        await add_jobs(PostgresTransaction(session, 0, store.limit_now()), [job])
                     await asyncio.sleep(self.random.uniform(0.05, 0.4))
                 self.added |= {job.id} - others.keys()
         finally:

@@ -13,7 +13,7 @@ import asyncpg
 from headgate.clock import SECOND
 from headgate.jobs.job import Draw
 from headgate.storage.json_text import as_json
-from headgate.storage.postgres.dialect import statements_of
+from headgate.storage.postgres.dialect import Insertion, statements_of
 from headgate.storage.row_ids import bucket_id, lane_id
 
 HOUR = 3600 * SECOND
@@ -47,7 +47,11 @@ class Plans:
     def __init__(self, log: Path) -> None:
         self._log = log
         self._seen = 0
-        self._names = {_squeezed(statement.sql): name for name, statement in statements_of("headgate").items()}
+        self._names = {
+            _squeezed(sql): name
+            for name, statement in statements_of("headgate").items()
+            for sql in (statement.texts if isinstance(statement, Insertion) else [statement.sql])
+        }
 
     def read(self) -> list[Ran]:
         text = self._log.read_text()[self._seen :]

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from headgate.engine.parts import parts_of
-from headgate.storage.postgres.addition import add_jobs
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import statements_of
+from headgate.storage.postgres.procedure_transaction import PostgresTransaction
+from headgate.storage.procedures.add import add_jobs
 from headgate.tasks.task import Call
 from tests.durability.postgres import ask, session_at
 from tests.durability.work import Work
@@ -29,7 +30,7 @@ async def enqueue_in(connection: Any, work: Work, keys: list[str]) -> list[str]:
     calls: list[Call[Any]] = [Call((key,), {}) for key in keys]
     jobs = work.app._client.intake._jobs_of(work.gated, parts_of(work.gated, calls))
     session = Session(connection, statements_of("headgate"), is_pooled=False)
-    await add_jobs(session, jobs, work.app._storage.limit_now())
+    await add_jobs(PostgresTransaction(session, 0, work.app._storage.limit_now()), jobs)
     return [job.id for job in jobs]
 
 

@@ -119,11 +119,6 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
         """What a node has to know to start it: the gate that its draws were computed by; without one, its task."""
         return self.gate or self.task
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is no more than a call with draws and costs, as most are."""
-        return self.terms is None and self.unique_key is None and self.origin is None and self.audit is AuditLevel.FULL
-
 
 class ChargedElsewhere(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """When a start was charged in another store's time, and how far that is ahead of local limit time."""

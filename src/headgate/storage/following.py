@@ -192,17 +192,8 @@ def places(
     return placed
 
 
-def final_at_once(jobs: Sequence[NewJob], placed: Mapping[str, Place]) -> list[tuple[NewJob, JobState]]:
-    """Those of new jobs that do not even wait, and as what they are final."""
-    found: list[tuple[NewJob, JobState]] = []
-    for job in jobs:
-        place = placed.get(job.id) if job.rejection is None else _rejected(job)
-        if place is not None and place.state.is_final:
-            found.append((job, place.state))
-    return found
-
-
-def _rejected(job: NewJob) -> Place:
+def rejected(job: NewJob) -> Place:
+    """Where a job goes that has a rejection."""
     state = JobState.FAILED if job.terms is None else job.terms.rejected_as
     return Place(state, error=job.rejection)
 
@@ -222,7 +213,7 @@ def _place(
 ) -> Place:
     leader = None if job.origin is None else job.origin.follows
     if job.rejection is not None:
-        return _rejected(job)
+        return rejected(job)
     if leader is None or job.origin is None:
         return Place(JobState.WAITING)
     if leader in totals:

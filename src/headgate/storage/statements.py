@@ -7,6 +7,10 @@ PostgreSQL's, and SQLite ignores it. What the two spell differently is a macro:
 
 - `{rows:late(id text, error json, place)}` is a table of the rows in parameter `late`: objects with an attribute for
   each column. A column of type json takes any value that msgspec encodes; `place` numbers the rows.
+- `{values:new(id text, payload text; task text, error json)}` is such a table in a statement that inserts its rows: a
+  column that is the same in all rows is sent once. A semicolon stands before columns that differ less often, or which
+  are often the same; PostgreSQL has a statement for each number of such groups that differ. On SQLite it is the only
+  parameter of its statement.
 - `job.id {any:ids text}` tests whether a value is in the list in parameter `ids`.
 - `{for update}`, `{for update skip locked}` lock rows where there is more than one writer.
 - `{greatest}(a, b)`, `{least}(a, b)` of values that are not NULL; `{position}(text, part)`, 0 if it is not in it.
@@ -19,11 +23,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import NamedTuple, Protocol
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
+
+from headgate.storage.json_text import as_json, optional_json
 
 _HEADER = re.compile(r"^-- (?P<kind>name|part): (?P<name>\w+)(?: \[(?P<database>\w+)\])?$")
 _INCLUDE = re.compile(r"@(\w+)")
-_MACRO = re.compile(r"\{(?P<kind>rows|any|field):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL)
+_MACRO = re.compile(r"\{(?P<kind>rows|values|any|field):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL)
 _ROWS = re.compile(r"(?P<parameter>\w+)\((?P<columns>[^)]*)\)")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
@@ -33,6 +40,7 @@ class Column(NamedTuple):
 
     name: str
     type: str | None
+    group: int = 0
 
 
 class Dialect(Protocol):
@@ -43,6 +51,10 @@ class Dialect(Protocol):
 
     def rows(self, parameter: str, columns: Sequence[Column]) -> str:
         """A table expression over the rows of a parameter, with the parameter's name as its alias."""
+        ...
+
+    def values(self, parameter: str, columns: Sequence[Column]) -> str:
+        """The same for rows that are inserted, of which many columns are the same in all."""
         ...
 
     def any(self, parameter: str, type: str) -> str:
@@ -58,11 +70,52 @@ class Dialect(Protocol):
         ...
 
 
+class Table:
+    """A parameter that is a table: the columns that are read from its rows, and which of them are JSON."""
+
+    def __init__(self, columns: Sequence[Column], *, is_inserted: bool = False) -> None:
+        named = [column for column in columns if column.type is not None]
+        self.named = named
+        self.columns = tuple(column.name for column in named)
+        self.groups = [column.group for column in named]
+        self._json_places = [place for place, column in enumerate(named) if column.type == "json"]
+        self.is_inserted = is_inserted
+        self._get = attrgetter(*self.columns)
+
+    def read(self, rows: Sequence[Any]) -> Sequence[Any]:
+        """The values of each row, in the order of the columns; of a single column the values themselves."""
+        if rows and getattr(type(rows[0]), "_fields", None) == self.columns and len(self.columns) > 1:
+            return rows
+        return [self._get(row) for row in rows]
+
+    def read_columns(self, rows: Sequence[Any]) -> list[Sequence[Any]]:
+        """The values of each column. Of rows that are inserted only the first, where it is that of all."""
+        read = self.read(rows)
+        if len(self.columns) == 1:
+            columns: list[Sequence[Any]] = [read]
+        else:
+            columns = list(zip(*read, strict=True)) or [()] * len(self.columns)
+        if self.is_inserted and len(rows) > 1:
+            columns = [values[:1] if values.count(values[0]) == len(values) else values for values in columns]
+        for place in self._json_places:
+            columns[place] = [optional_json(value) for value in columns[place]]
+        return columns
+
+    def read_one(self, row: Any) -> list[Any]:
+        """The values of one row of several columns."""
+        (read,) = self.read([row])
+        values = list(read)
+        for place in self._json_places:
+            if values[place] is not None:
+                values[place] = as_json(values[place])
+        return values
+
+
 class Template(NamedTuple):
-    """A statement for one database, before its parameters are bound; the columns of those that are tables."""
+    """A statement for one database, before its parameters are bound, and those of them that are tables."""
 
     sql: str
-    rows: Mapping[str, Sequence[Column]]
+    tables: Mapping[str, Table]
 
     @property
     def parameters(self) -> list[str]:
@@ -109,17 +162,19 @@ def _load() -> list[_Block]:
 def _compile(text: str, parts: Mapping[str, str], dialect: Dialect) -> Template:
     while _INCLUDE.search(text):
         text = _INCLUDE.sub(lambda include: parts[include[1]], text)
-    rows: dict[str, Sequence[Column]] = {}
+    tables: dict[str, Table] = {}
 
     def expand(macro: re.Match[str]) -> str:
         match macro["kind"]:
-            case "rows":
+            case "rows" | "values" as kind:
                 found = _ROWS.fullmatch(macro["body"])
                 if found is None:
-                    raise ValueError(f"{macro[0]} is not {{rows:name(column type, …)}}")
-                columns = [_column(column) for column in found["columns"].split(",")]
-                rows[found["parameter"]] = columns
-                return dialect.rows(found["parameter"], columns)
+                    raise ValueError(f"{macro[0]} is not {{{kind}:name(column type, …)}}")
+                groups = enumerate(found["columns"].split(";"))
+                columns = [_column(column, group) for group, text in groups for column in text.split(",")]
+                parameter = found["parameter"]
+                tables[parameter] = Table(columns, is_inserted=kind == "values")
+                return dialect.rows(parameter, columns) if kind == "rows" else dialect.values(parameter, columns)
             case "any":
                 parameter, type = macro["body"].split()
                 return dialect.any(parameter, type)
@@ -128,9 +183,9 @@ def _compile(text: str, parts: Mapping[str, str], dialect: Dialect) -> Template:
                 return dialect.field(column, field)
         return dialect.words[macro["word"]]
 
-    return Template(dialect.finish(_MACRO.sub(expand, text)), rows)
+    return Template(dialect.finish(_MACRO.sub(expand, text)), tables)
 
 
-def _column(text: str) -> Column:
+def _column(text: str, group: int) -> Column:
     name, _, type = text.strip().partition(" ")
-    return Column(name, type or None)
+    return Column(name, type or None, group)

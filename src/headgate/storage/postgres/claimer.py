@@ -14,10 +14,10 @@ from headgate.storage.postgres.limit_time import correct_limit_time
 from headgate.storage.postgres.locked_jobs import LockedJobs
 from headgate.storage.postgres.look import Look
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
-from headgate.storage.postgres.replacement_notes import give_back_noted
 from headgate.storage.postgres.server_time import StoreTime
 from headgate.storage.procedures import waiting
 from headgate.storage.procedures.following import without_held
+from headgate.storage.procedures.replacement_notes import give_back_noted
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.protocol import Claim, Claimed, Dropped
 from headgate.storage.row_ids import lane_id
@@ -69,7 +69,8 @@ class Claimer:
             has_more = await self.merge(session)
         look = await self._look(session, claim)
         if look.has_notes:
-            await give_back_noted(session, self._time.limit_now())
+            async with session.transaction():
+                await give_back_noted(PostgresTransaction(session, self._time.now(), self._time.limit_now()))
         if look.has_arrivals:
             # Added by others, of whom nothing was heard yet.
             has_more = await self.merge(session)

@@ -15,7 +15,7 @@ import asyncpg
 
 from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusable
-from headgate.storage.postgres.dialect import AnyStatement, statements_of
+from headgate.storage.postgres.dialect import AnyStatement, Insertion, fit, statements_of
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.urls import displayed_url, without_secrets
 
@@ -140,8 +140,8 @@ class Session:
             # Parsing and running a statement by itself may meet two server connections.
             async with self.transaction():
                 return await self.fetch(statement, **values)
-        known = self._statements[statement]
-        rows: list[Any] = await self._connection.fetch(known.sql, *known.bind(values))
+        known, bound = fit(self._statements[statement], values)
+        rows: list[Any] = await self._connection.fetch(known.sql, *bound)
         return rows
 
     async def row(self, statement: str, /, **values: Any) -> Any:
@@ -159,8 +159,8 @@ class Session:
         if self._is_pooled and not self._in_transaction:
             async with self.transaction():
                 return await self.execute(statement, **values)
-        known = self._statements[statement]
-        status: str = await self._connection.execute(known.sql, *known.bind(values))
+        known, bound = fit(self._statements[statement], values)
+        status: str = await self._connection.execute(known.sql, *bound)
         return int(status.rpartition(" ")[2])
 
     async def script(self, sql: str) -> None:
@@ -184,7 +184,9 @@ class Session:
         """
         if prepares and not self._is_pooled and prepares not in self._connection.prepared:
             for name in prepares:
-                await self._connection.prepare_ahead(self._statements[name].sql)
+                known = self._statements[name]
+                assert not isinstance(known, Insertion)
+                await self._connection.prepare_ahead(known.sql)
             self._connection.prepared.add(prepares)
         settings = {**(LASTING_BOUND if may_last else self._bounds.of_transaction), **plans}
         if self._is_pooled:
@@ -390,12 +392,11 @@ class Database:
 
     async def _end_statement(self, pid: int, began_at: Any) -> None:
         """End what a transaction does in the server; by a connection of its own, as the pool may be busy."""
-        known = self.statements["end_statement"]
-        values = {"pid": pid, "began_at": began_at}
+        known, bound = fit(self.statements["end_statement"], {"pid": pid, "began_at": began_at})
         try:
             connection = await connect(self.url)
             try:
-                await connection.fetch(known.sql, *known.bind(values))
+                await connection.fetch(known.sql, *bound)
             finally:
                 connection.terminate()
         except Exception as error:

@@ -9,13 +9,12 @@ from typing import Any
 
 from headgate.errors import StorageUnavailable, UnfitConnection
 from headgate.jobs.job import NewJob
+from headgate.storage.driver import Transaction
 from headgate.storage.enlisting import Enlisted
-from headgate.storage.postgres.addition import add_tied
 from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.dialect import AnyStatement
-from headgate.storage.postgres.procedure_transaction import PostgresTransaction
-from headgate.storage.postgres.unique import RanMeanwhile, add_unique
-from headgate.storage.procedures.history import note_enqueued
+from headgate.storage.postgres.dialect import AnyStatement, CompiledStatement, fit
+from headgate.storage.postgres.statements import Statement
+from headgate.storage.procedures.unique import RanMeanwhile, enlist
 
 INTRANS = 2
 """What libpq calls a connection with a transaction open that is fine."""
@@ -48,27 +47,17 @@ async def session_of(caller: Enlisted, statements: Mapping[str, AnyStatement], n
             )
 
 
-async def add_enlisted(
-    session: Session, jobs: Sequence[NewJob], limit_now: int, now: int, identity: str
-) -> Mapping[str, str]:
+async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob], identity: str) -> Mapping[str, str]:
     """Store jobs in the transaction of this session, or nothing at all. `identity` is that of the tables."""
     has_unique = any(job.unique_key is not None for job in jobs)
     await _require_same_place(session, identity, has_unique=has_unique)
     if not has_unique:
-        await add_tied(session, jobs, limit_now, now=now)
-        await note_enqueued(PostgresTransaction(session, now, limit_now), jobs)
-        return {}
-    others = await _add_unique(session, jobs, limit_now, now)
-    await note_enqueued(PostgresTransaction(session, now, limit_now), [job for job in jobs if job.id not in others])
-    return others
-
-
-async def _add_unique(session: Session, jobs: Sequence[NewJob], limit_now: int, now: int) -> Mapping[str, str]:
+        return await enlist(tx, jobs)
     # What was stored before a duplicate is met must not be there if the caller goes on.
     for _ in range(TRIES):
         await session.script("SAVEPOINT headgate_add")
         try:
-            others = await add_unique(session, jobs, limit_now, now=now, is_users=True)
+            others = await enlist(tx, jobs)
         except RanMeanwhile:
             await session.script(UNDO)
         except Exception:
@@ -115,7 +104,7 @@ class PsycopgSession(Session):
 
     def _run(self, statement: str, values: Mapping[str, Any]) -> Any:
         cursor = _cursor(self._connection)
-        return cursor.execute(*_translated(self._statements[statement], values))
+        return cursor.execute(*_translated(*fit(self._statements[statement], values)))
 
 
 class AsyncPsycopgSession(PsycopgSession):
@@ -143,9 +132,9 @@ def _cursor(connection: Any) -> Any:
     return connection.cursor(row_factory=namedtuple_row)
 
 
-def _translated(statement: AnyStatement, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _translated(statement: Statement | CompiledStatement, values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
     # psycopg takes a tuple for a row, where asyncpg takes it for an array.
-    bound = zip(statement.names, statement.bind(values), strict=True)
+    bound = zip(statement.names, values, strict=True)
     return _for_psycopg(statement.sql, statement.names), {
         name: list(value) if isinstance(value, tuple) else value for name, value in bound
     }

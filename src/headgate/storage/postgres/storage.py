@@ -41,20 +41,18 @@ from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules
 from headgate.storage.migrations import Migration
 from headgate.storage.permits import Holder, PermitBucket
 from headgate.storage.postgres import records
-from headgate.storage.postgres.addition import add_jobs, add_tied
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, place_of
 from headgate.storage.postgres.enlisted import add_enlisted, session_of
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
-from headgate.storage.postgres.replacement_notes import holders_in, read_notes
 from headgate.storage.postgres.schema import create, drop, migrate
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.statements import checked_schema
-from headgate.storage.postgres.unique import add_unique
 from headgate.storage.postgres.wake_ups import WakeUps
 from headgate.storage.procedures import history, limits, nodes, schedules, waiting
+from headgate.storage.procedures.add import add_jobs, follows_stored, need_transaction
 from headgate.storage.procedures.audit import audit_log, keep_deed, prune_audit
 from headgate.storage.procedures.buckets import lock_buckets
 from headgate.storage.procedures.finish import STATEMENTS as FINISH_STATEMENTS
@@ -67,8 +65,10 @@ from headgate.storage.procedures.following import (
 )
 from headgate.storage.procedures.gates import await_claims, gates_done, note_gates
 from headgate.storage.procedures.permits import give_permits
+from headgate.storage.procedures.replacement_notes import holders_in, read_notes
 from headgate.storage.procedures.reports import logs, report
 from headgate.storage.procedures.settings import CachedRules, read_settings
+from headgate.storage.procedures.unique import add_unique
 from headgate.storage.protocol import (
     FINAL_STATES,
     GATE_LIVES,
@@ -286,9 +286,7 @@ class PostgresStorage:
         """By itself: it waits for whoever has a transaction open under one of the keys, and nobody else is to."""
 
         async def add() -> Mapping[str, str]:
-            return await self._database.transact(
-                lambda session: add_unique(session, jobs, self.limit_now(), batches, self.now()), IN_TURNS
-            )
+            return await self._database.transact(lambda session: add_unique(self._tx(session), jobs, batches), IN_TURNS)
 
         async def add_once() -> Mapping[str, str]:
             until = self._clock.monotonic() + PATIENCE
@@ -315,17 +313,25 @@ class PostgresStorage:
         assert self._wake_ups is not None
         caller = await enlisted(connection)
         session = await session_of(caller, self._database.statements, self._database.name)
-        others = await add_enlisted(session, jobs, self.limit_now(), self.now(), self._identity)
+        others = await add_enlisted(session, self._tx(session), jobs, self._identity)
         await session.fetch("notify_at_commit", channel=self._wake_ups.channel)
         return others
 
     async def _add(self, group: Sequence[tuple[Sequence[NewJob], Sequence[NewBatch]]]) -> Sequence[Any]:
         """Everything in one commit; if that fails for what one of them is, it is found by halves and fails alone."""
+        new = [job for jobs, _ in group for job in jobs]
+        batches = [batch for _, added in group for batch in added]
+
+        async def add(session: Session) -> None:
+            if not need_transaction(new, batches):
+                await add_jobs(self._tx(session), new)
+                return
+            async with session.transaction(may_last=not follows_stored(new, batches)):
+                await add_jobs(self._tx(session), new, batches)
+
         try:
             # A repeat after a lost reply adds nothing twice: the ids are the jobs' own.
-            new = [job for jobs, _ in group for job in jobs]
-            batches = [batch for _, added in group for batch in added]
-            await self._database.repeat(lambda session: add_jobs(session, new, self.limit_now(), batches, self.now()))
+            await self._database.repeat(add)
         except StorageUnavailable as error:
             return [error] * len(group)
         except Exception as error:
@@ -534,19 +540,11 @@ class PostgresStorage:
         return await self._look_up(lambda session: schedules.schedules_formerly(self._tx(session), name))
 
     async def fire(self, fired: Sequence[Fired]) -> Sequence[bool]:
-        written = await self._transact(lambda session: self._fire(session, fired))
+        written = await self._transact(lambda session: schedules.fire(self._tx(session), fired))
         if any(job.draws for each in fired for job in each.jobs):
             self._claimer.expect_arrivals()
         self._changed()
         return written
-
-    async def _fire(self, session: Session, fired: Sequence[Fired]) -> list[bool]:
-        tx = self._tx(session)
-        written = await schedules.advance_schedules(tx, fired)
-        jobs = [job for each in written for job in each.jobs]
-        await add_tied(session, jobs, tx.limit_now)
-        await history.note_enqueued(tx, jobs)
-        return [each in written for each in fired]
 
     async def remove_schedule(self, name: str) -> bool:
         return await self._run(lambda session: schedules.remove_schedule(self._tx(session), name))
@@ -720,7 +718,7 @@ class PostgresStorage:
             rows = await session.fetch("buckets_of_permits")
             buckets = {Draw(row[0], row[1]): PermitBucket(row[2], row[3]) for row in rows}
             # What replaced jobs give back counts as given.
-            for draw, leaving in holders_in(await read_notes(session)).items():
+            for draw, leaving in holders_in(await read_notes(self._tx(session))).items():
                 if draw in buckets:
                     buckets[draw] = PermitBucket(dump_permits(permits.permits_left(buckets[draw].state, leaving)), None)
             holding = permits.holding_batches(bucket.state for bucket in buckets.values())

@@ -10,6 +10,8 @@ import msgspec
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.schedule import Course, ScheduleRules, Skipped
 from headgate.storage.driver import Transaction
+from headgate.storage.procedures.add import add_jobs
+from headgate.storage.procedures.history import note_enqueued
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord, blank_call
 from headgate.storage.stored_rows import RowDecoder
 
@@ -89,8 +91,8 @@ async def take_over_schedule(tx: Transaction, record: ScheduleRecord, was: str, 
     return True
 
 
-async def advance_schedules(tx: Transaction, fired: Sequence[Fired]) -> list[Fired]:
-    """Advance the schedules that are as they were read; those whose jobs are to be added in this transaction."""
+async def fire(tx: Transaction, fired: Sequence[Fired]) -> list[bool]:
+    """As `Storage.fire`."""
     wanted = [_Revision(each.name, each.revision) for each in fired]
     names = set(await tx.values("lock_schedules", wanted=wanted))
     written = [each for each in fired if each.name in names]
@@ -98,7 +100,10 @@ async def advance_schedules(tx: Transaction, fired: Sequence[Fired]) -> list[Fir
         if not tx.has_one_writer:
             await tx.execute("merge_schedule_notes", names=sorted(names))
         await tx.execute("advance_schedules", fired=written)
-    return written
+    jobs = [job for each in written for job in each.jobs]
+    await add_jobs(tx, jobs)
+    await note_enqueued(tx, jobs)
+    return [each.name in names for each in fired]
 
 
 async def remove_schedule(tx: Transaction, name: str) -> bool:

@@ -1,13 +1,54 @@
-"""Unique keys: at most one job of a task waits under each."""
+"""Unique keys: at most one job of a task waits under each.
+
+Where several clients write, a conflicting insertion waits for whoever else has one open under the same key. So once a
+job is inserted, the index lets nobody else wait under its key, and a later statement sees every job that was claimed
+before: whichever of several comes first, the others find it.
+
+The transaction may be a user's, and stay open for long. So all that is locked are jobs under the key: the one that is
+replaced, or the one that runs and gets a successor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import msgspec
 
+from headgate.errors import LeaderNotFound, StorageUnavailable
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.draw_set import DrawSet, difference
+from headgate.jobs.job import Draw, NewJob
+from headgate.jobs.replacing import Waited, replacement
+from headgate.jobs.terms import GateTerms
+from headgate.jobs.uniqueness import (
+    Following,
+    Kept,
+    Key,
+    Replaced,
+    Stands,
+    Stored,
+    decide,
+    following,
+    key_of,
+    require_no_duplicate,
+    successor,
+)
 from headgate.storage.driver import Transaction
+from headgate.storage.json_text import as_json, optional_json
+from headgate.storage.permits import Given
+from headgate.storage.procedures.add import add_jobs
+from headgate.storage.procedures.history import note_enqueued
+from headgate.storage.procedures.lanes import Arrival, Lane, arrival_of, arrive
+from headgate.storage.procedures.replacement_notes import ReplacementNote, give_back, keep_notes, note_of
 from headgate.storage.stored_rows import RowDecoder
+
+TRIES = 100
+"""How often another job may vanish between being met and being looked at."""
+
+
+class RanMeanwhile(Exception):
+    """A job under the key was claimed while another one was stored, which is to be undone."""
 
 
 class Rival(msgspec.Struct):
@@ -19,9 +60,208 @@ class Rival(msgspec.Struct):
     rival: str | None
 
 
+class Standing(msgspec.Struct):
+    """A job under a unique key that is not final."""
+
+    id: str
+    task: str
+    unique_key: str
+    state: str
+    queue: str
+    draws: tuple[Draw, ...]
+    terms: GateTerms | None
+    held: DrawSet
+    passed: DrawSet
+    has_costs: bool
+    delayed: bool
+    run_at: int
+
+
 _RIVALS = RowDecoder(Rival, "job")
+_STANDING = RowDecoder(Standing, "job", state="waiting")
 
 
 async def rivals(tx: Transaction, ids: Sequence[str]) -> list[Rival]:
     """Those of these jobs that have unique keys, by id, and who waits under them."""
     return await tx.fetch(_RIVALS, "unique_rivals", ids=ids) if ids else []
+
+
+async def enlist(tx: Transaction, jobs: Sequence[NewJob]) -> dict[str, str]:
+    """Store jobs in a user's transaction, and with them that they were enqueued; otherwise as `add_unique`."""
+    others: dict[str, str] = {}
+    if any(job.unique_key is not None for job in jobs):
+        others = await add_unique(tx, jobs, is_users=True)
+    else:
+        await add_jobs(tx, jobs)
+    await note_enqueued(tx, [job for job in jobs if job.id not in others])
+    return others
+
+
+async def add_unique(
+    tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = (), *, is_users: bool = False
+) -> dict[str, str]:
+    """Store jobs some of which have unique keys. Return the ids of the jobs that stand for others, by the others' ids.
+
+    Raises DuplicateJob; nothing is written then if this is the only writer. In a user's transaction no bucket is
+    locked, and RanMeanwhile is raised where it has to be undone and begun anew.
+    """
+    # A repeat after a lost reply changes nothing.
+    stored = set(await tx.values("stored_ids", ids=[job.id for job in jobs]))
+    new = [job for job in jobs if job.id not in stored]
+    adding = _Addition(tx, is_users=is_users)
+    await adding.read([key for job in new if (key := key_of(job)) is not None])
+    require_no_duplicate(new, adding.stands)
+    if batches:
+        await add_jobs(tx, (), batches)
+    others: dict[str, str] = {}
+    for is_unique, group in groupby(new, key=lambda job: job.unique_key is not None):
+        if not is_unique:
+            await add_jobs(tx, [following(job, others) for job in group])
+            continue
+        for job in group:
+            other = await adding.add(following(job, others))
+            if other is not None:
+                others[job.id] = other
+    await adding.end()
+    return others
+
+
+class _Addition:
+    """Stores one job after the other."""
+
+    def __init__(self, tx: Transaction, *, is_users: bool) -> None:
+        self._tx = tx
+        self._is_users = is_users and not tx.has_one_writer
+        self._known: dict[Key, list[Standing]] = {}
+        self._notes: list[ReplacementNote] = []
+
+    async def read(self, keys: Iterable[Key]) -> None:
+        """Read what stands under these keys."""
+        self._known = {key: [] for key in keys}
+        rows = [_Key(*key) for key in self._known]
+        for standing in await self._tx.fetch(_STANDING, "standing_under", keys=rows) if rows else []:
+            self._known[standing.task, standing.unique_key].append(standing)
+
+    @property
+    def stands(self) -> dict[Key, Stands]:
+        """What has been read."""
+        return {key: _stands(rows) for key, rows in self._known.items()}
+
+    async def add(self, job: NewJob) -> str | None:
+        """The id of the job that stands for this one, None if it was stored."""
+        for _ in range(TRIES):
+            rows = await self._standing(job)
+            match decide(job, _stands(rows)):
+                case Stored():
+                    if await self._stored(job):
+                        return None
+                case Kept(id):
+                    return id
+                case Replaced(id):
+                    if await self._replaced(next(row for row in rows if row.id == id), job):
+                        return id
+                case Following(id):
+                    if await self._followed(successor(job, id)):
+                        return None
+        raise StorageUnavailable(
+            f"other jobs of task {job.task!r} came and went under unique_key={job.unique_key!r} all the time"
+        )
+
+    async def end(self) -> None:
+        """Give back what replaced jobs ask for no more. Last of all, as others may be waited for under a key."""
+        if self._notes:
+            await (keep_notes if self._is_users else give_back)(self._tx, self._notes)
+
+    async def _standing(self, job: NewJob) -> list[Standing]:
+        key = key_of(job)
+        assert key is not None
+        # What was read holds for the first job under a key, once.
+        rows = self._known.pop(key, None)
+        return await self._tx.fetch(_STANDING, "standing_under", keys=[_Key(*key)]) if rows is None else rows
+
+    async def _stored(self, job: NewJob) -> bool:
+        """Whether it could be inserted, and nothing had come and begun to run before it was."""
+        await add_jobs(self._tx, [job])
+        if job.rejection is not None or self._tx.has_one_writer:
+            # A rejected one waits for nothing, and so stands in nobody's way.
+            return True
+        rows = await self._standing(job)
+        is_there = any(row.id == job.id for row in rows)
+        if is_there and any(row.state == "running" for row in rows):
+            if self._is_users:
+                # Deleted, it would still stand in the index until the commit: who runs could not wait again.
+                raise RanMeanwhile
+            await self._tx.execute("unstore_job", id=job.id)
+            if next(row for row in rows if row.id == job.id).state == "waiting":
+                await arrive(self._tx, [Arrival(Lane(job.queue, job.draws, job.variant), -1)])
+            return False
+        return is_there
+
+    async def _followed(self, job: NewJob) -> bool:
+        """Whether it could be inserted to follow the one that runs, which is locked: it ends after this or waits."""
+        try:
+            await add_jobs(self._tx, [job])
+        except LeaderNotFound:
+            return False
+        if job.rejection is not None:
+            # It is final at once, and so stands under no key.
+            return True
+        return any(row.id == job.id for row in await self._standing(job))
+
+    async def _replaced(self, row: Standing, new: NewJob) -> bool:
+        """Whether it still waited, and asks for what the new one asks for."""
+        locked = await self._tx.fetch(_STANDING, "lock_standing", id=row.id)
+        if not locked or locked[0].state not in ("waiting", "blocked"):
+            return False
+        now = locked[0]
+        waited = Waited(
+            now.id, now.queue, now.draws, now.terms, now.held, now.passed, now.has_costs, now.delayed, now.run_at
+        )
+        after = replacement(waited, new)
+        before, lane, job = Lane(*waited.lane), Lane(*after.lane), after.new
+        await self._tx.execute(
+            "replace_job",
+            id=now.id,
+            payload=job.payload,
+            queue=job.queue,
+            priority=job.priority,
+            delayed=job.delayed,
+            run_at=job.run_at,
+            expires_at=job.expires_at,
+            give_up_at=job.give_up_at,
+            draws=as_json(job.draws),
+            costs=optional_json(job.costs),
+            headers=optional_json(job.headers),
+            options=optional_json(job.options),
+            terms=optional_json(job.terms),
+            gate=job.known_by,
+            audit=int(job.audit),
+            lane=lane.id,
+            held=after.held,
+        )
+        if not after.draws_alike:
+            await self._tx.execute("forget_starts", id=now.id)
+        in_lane = now.state == "waiting"
+        given = None
+        if after.gone and now.terms is not None:
+            given = Given(now.id, now.id, now.draws, now.terms, after.gone, difference(now.held, after.gone))
+        note = note_of(given, before.id if now.has_costs and in_lane else None, before.draws)
+        if note is not None and self._tx.has_one_writer:
+            # At once, as its lane still waits behind the bucket that may have been closed for its cost.
+            await give_back(self._tx, [note])
+        elif note is not None:
+            self._notes.append(note)
+        if in_lane:
+            await arrive(self._tx, [Arrival(before, -1), arrival_of(lane, job.run_at, delayed=job.delayed)])
+        return True
+
+
+class _Key(msgspec.Struct):
+    task: str
+    unique_key: str
+
+
+def _stands(rows: Iterable[Standing]) -> Stands:
+    waiting = next((row.id for row in rows if row.state != "running"), None)
+    running = next((row.id for row in rows if row.state == "running"), None)
+    return Stands(waiting, running)

@@ -41,12 +41,14 @@ from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
 from headgate.storage.procedures import history, limits, nodes, schedules, waiting
+from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.audit import audit_log, prune_audit
 from headgate.storage.procedures.finish import finish_all
 from headgate.storage.procedures.following import are_followers_left, release_followers
 from headgate.storage.procedures.gates import gates_done, note_gates
 from headgate.storage.procedures.reports import logs, report
 from headgate.storage.procedures.settings import CachedRules, read_settings
+from headgate.storage.procedures.unique import add_unique, enlist
 from headgate.storage.protocol import (
     FINAL_STATES,
     GATE_LIVES,
@@ -291,10 +293,15 @@ class SqliteStorage:
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
         if any(job.unique_key is not None for job in jobs):
             return await self._write(  # type: ignore[no-any-return]
-                _Write(lambda transaction: transaction.add_unique(jobs, batches), wakes=True)
+                _Write(lambda transaction: run_to_end(add_unique(transaction.tx, jobs, batches)), wakes=True)
             )
         await self._write(
-            _Write(lambda transaction: transaction.add(jobs, batches), jobs=jobs, batches=batches, wakes=True)
+            _Write(
+                lambda transaction: run_to_end(add_jobs(transaction.tx, jobs, batches)),
+                jobs=jobs,
+                batches=batches,
+                wakes=True,
+            )
         )
         return {}
 
@@ -303,7 +310,9 @@ class SqliteStorage:
         self._require_usable()
 
         def add(callers: sqlite3.Connection) -> Mapping[str, str]:
-            return Transaction(callers, self._clock, self._ahead, CachedRules(), self._places).enlist(jobs)
+            return run_to_end(
+                enlist(Transaction(callers, self._clock, self._ahead, CachedRules(), self._places).tx, jobs)
+            )
 
         return await run_in(await enlisted(connection), self.path, add)
 
@@ -798,7 +807,7 @@ class SqliteStorage:
 
     async def fire(self, fired: Sequence[Fired]) -> Sequence[bool]:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.fire(fired), wakes=True)
+            _Write(lambda each: run_to_end(schedules.fire(each.tx, fired)), wakes=True)
         )
 
     async def remove_schedule(self, name: str) -> bool:

@@ -9,6 +9,8 @@ from typing import Any
 
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
+from headgate.storage.driver import run_to_end
+from headgate.storage.procedures.add import add_jobs
 from headgate.storage.sqlite.transaction import Transaction
 
 
@@ -113,7 +115,7 @@ def _add_each(
 
 def _add(transaction: Transaction, additions: Sequence[Write]) -> None:
     jobs = [job for write in additions if write.jobs is not None for job in write.jobs]
-    transaction.add(jobs, [batch for write in additions for batch in write.batches])
+    run_to_end(add_jobs(transaction.tx, jobs, [batch for write in additions for batch in write.batches]))
 
 
 @contextmanager

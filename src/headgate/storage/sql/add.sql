@@ -1,0 +1,47 @@
+-- New jobs.
+
+-- part: new_job
+-- The columns of a new job that are passed; `waiting` and `finished_at` follow from its state.
+id, task, queue, gate, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, give_up_at, draws, costs, headers,
+options, terms, state, error, unique_key, origin, follows, batch, schedule, audit
+
+-- part: new_job_rows
+{values:new(
+    id text, payload text, run_at bigint, enqueued_at bigint;
+    lane text, draws json;
+    task text, queue text, gate text, priority smallint, delayed boolean;
+    expires_at bigint, give_up_at bigint, costs json, headers json, options json, terms json, state text, error json,
+    unique_key text, origin json, follows text, batch text, schedule text, audit smallint
+)}
+
+-- name: add_jobs [postgres]
+-- Store new jobs, and that they have arrived in their lanes. Those that are stored already stay as they are, and those for
+-- which another one waits under their unique key are not stored.
+WITH new AS (
+    INSERT INTO headgate.job (@new_job, waiting, finished_at)
+    SELECT @new_job, state = 'waiting', CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END
+    FROM @new_job_rows
+    ON CONFLICT DO NOTHING
+    RETURNING lane, delayed, run_at, waiting
+)
+INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since, wakes_at)
+SELECT
+    lanes.id, lanes.queue, lanes.draws, lanes.variant, count(*), bool_or(NOT new.delayed), :since::bigint,
+    min(new.run_at) FILTER (WHERE new.delayed)
+FROM new
+JOIN {values:lanes(id text, queue text, draws json, variant text, place integer)} ON lanes.id = new.lane
+WHERE new.waiting
+GROUP BY lanes.id, lanes.queue, lanes.draws, lanes.variant, lanes.place
+ORDER BY lanes.place
+
+-- name: add_jobs [sqlite]
+INSERT INTO job (@new_job, waiting, finished_at)
+SELECT @new_job, state = 'waiting', CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END
+FROM @new_job_rows
+WHERE true
+ON CONFLICT (id) DO NOTHING
+
+-- name: just_added [sqlite]
+-- The ids of the last :count jobs that this connection has stored, in this transaction and by statements that followed
+-- each other.
+SELECT id FROM job WHERE rowid > last_insert_rowid() - :count
