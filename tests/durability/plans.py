@@ -13,7 +13,7 @@ import asyncpg
 from headgate.clock import SECOND
 from headgate.jobs.job import Draw
 from headgate.storage.json_text import as_json
-from headgate.storage.postgres.dialect import Insertion, statements_of
+from headgate.storage.postgres.dialect import shapes_of, statements_of
 from headgate.storage.row_ids import bucket_id, lane_id
 
 HOUR = 3600 * SECOND
@@ -48,9 +48,9 @@ class Plans:
         self._log = log
         self._seen = 0
         self._names = {
-            _squeezed(sql): name
+            _squeezed(shape.sql): name
             for name, statement in statements_of("headgate").items()
-            for sql in (statement.texts if isinstance(statement, Insertion) else [statement.sql])
+            for shape in shapes_of(statement)
         }
 
     def read(self) -> list[Ran]:

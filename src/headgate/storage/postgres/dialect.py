@@ -100,7 +100,8 @@ class Insertion:
             groups = 0
             if len(rows) > 1:
                 are_own = zip(table.groups, columns, strict=True)
-                groups = max(group + 1 for group, values in are_own if len(values) == len(rows))
+                # Rows that are all the same are one.
+                groups = max((group + 1 for group, values in are_own if len(values) == len(rows)), default=0)
             for column, group, values in zip(table.columns, table.groups, columns, strict=True):
                 if group >= groups:
                     given[f"{name}.{column}"] = values[0]
@@ -114,10 +115,10 @@ class Insertion:
         return known, given
 
     @property
-    def texts(self) -> list[str]:
+    def shapes(self) -> list[CompiledStatement]:
         """All statements that it may become."""
         groups = [range(max(table.groups) + 2) for table in self._inserted.values()]
-        return [self._compile(shape).sql for shape in product(*groups)]
+        return [self._compile(shape) for shape in product(*groups)]
 
     def _compile(self, shape: Sequence[int]) -> CompiledStatement:
         sql = self._sql
@@ -145,6 +146,11 @@ def fit(statement: AnyStatement, parameters: Mapping[str, Any]) -> tuple[Stateme
     if isinstance(statement, Insertion):
         statement, parameters = statement.fit(parameters)
     return statement, statement.bind(parameters)
+
+
+def shapes_of(statement: AnyStatement) -> Sequence[Statement | CompiledStatement]:
+    """All statements that may be run for this one."""
+    return statement.shapes if isinstance(statement, Insertion) else [statement]
 
 
 def statements_of(schema: str) -> Mapping[str, AnyStatement]:
