@@ -39,7 +39,7 @@ ENGINE_PAGES = 1500
 LARGE = frozenset({"job", "lane", "bucket", "attempt"})
 """Tables that are as large as the backlog, or as the number of keys."""
 
-SWEEPS = frozenset({"evict_buckets", "evict_lanes", "limits_waited_for"})
+SWEEPS = frozenset({"evict_buckets", "evict_lanes", "other_limits_are_waited_for"})
 """Once a minute these read all buckets or all lanes, never all jobs: an index for them would cost each claim."""
 
 TASKS = frozenset({"send"})

@@ -20,6 +20,9 @@ class Transaction(Protocol):
     has_one_writer: bool
     """Whether nobody else can write until this transaction ends, so that no row is locked by another client."""
 
+    estimates_rows: bool
+    """Whether the database plans a statement by how many rows it estimates, for the values that are passed."""
+
     @property
     def now(self) -> int:
         """Wall time, microseconds."""

@@ -15,6 +15,9 @@ PostgreSQL's, and SQLite ignores it. What the two spell differently is a macro:
 - `{for update}`, `{for update skip locked}` lock rows where there is more than one writer.
 - `{greatest}(a, b)`, `{least}(a, b)` of values that are not NULL; `{position}(text, part)`, 0 if it is not in it.
 - `{field:error.type}` is a text field of a column that holds a JSON object; NULL where it has none.
+- `{array:limit_name, key}` is a JSON array of values, as text.
+- `{draws:job.draws}` is a table `draw (limit_name, key, place)` of the draws in a column, `place` from 0 on; where they
+  are no JSON there is one, on a limit that nobody declares.
 - `{no index}state` keeps SQLite from choosing an index by this condition.
 """
 
@@ -30,7 +33,7 @@ from headgate.storage.json_text import as_json, optional_json
 
 _HEADER = re.compile(r"^-- (?P<kind>name|part): (?P<name>\w+)(?: \[(?P<database>\w+)\])?$")
 _INCLUDE = re.compile(r"@(\w+)")
-_MACRO = re.compile(r"\{(?P<kind>rows|values|any|field):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL)
+_MACRO = re.compile(r"\{(?P<kind>rows|values|any|field|array|draws):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL)
 _ROWS = re.compile(r"(?P<parameter>\w+)\((?P<columns>[^)]*)\)")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
@@ -63,6 +66,14 @@ class Dialect(Protocol):
 
     def field(self, column: str, field: str) -> str:
         """A text field of a JSON object in a column."""
+        ...
+
+    def array(self, values: str) -> str:
+        """A JSON array of these values, as text."""
+        ...
+
+    def draws(self, column: str) -> str:
+        """A table expression over the draws in a column, with the alias `draw`."""
         ...
 
     def finish(self, sql: str) -> str:
@@ -181,6 +192,10 @@ def _compile(text: str, parts: Mapping[str, str], dialect: Dialect) -> Template:
             case "field":
                 column, _, field = macro["body"].rpartition(".")
                 return dialect.field(column, field)
+            case "array":
+                return dialect.array(macro["body"])
+            case "draws":
+                return dialect.draws(macro["body"])
         return dialect.words[macro["word"]]
 
     return Template(dialect.finish(_MACRO.sub(expand, text)), tables)

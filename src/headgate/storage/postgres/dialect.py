@@ -7,10 +7,17 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
+from headgate.storage.json_text import as_json
 from headgate.storage.postgres.statements import Statement, in_schema, load_statements
 from headgate.storage.statements import Column, Table, Template, compile_statements
+from headgate.storage.stored_rows import UNREADABLE_DRAWS
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+(?:\.[a-z_]+)?)")
+
+_TEXT = r'"([^"\\\u0001-\u001f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+_DRAW = rf"\[{_TEXT}(,{_TEXT})?\]"
+_DRAWS = rf"^\[({_DRAW}(,{_DRAW})*)?\]$"
+"""The shape of draws, or of draws without their keys."""
 
 
 class PostgresDialect:
@@ -46,6 +53,17 @@ class PostgresDialect:
         # It is written without spaces, and a quote inside of a value has a backslash before it. JSON that is damaged
         # would be an error of the whole statement, a pattern is none.
         return f"""substring({column} FROM '"{field}":"([^"\\\\]*)"')"""
+
+    def array(self, values: str) -> str:
+        return f"json_build_array({values})::text"
+
+    def draws(self, column: str) -> str:
+        # A cast of text that is no JSON would be an error of the whole statement. `IS JSON` is of PostgreSQL 16.
+        read = f"(CASE WHEN {column} ~ '{_DRAWS}' THEN {column} ELSE '{as_json(UNREADABLE_DRAWS)}' END)::json"
+        return (
+            "(SELECT value ->> 0 AS limit_name, value ->> 1 AS key, place - 1 AS place "
+            f"FROM json_array_elements({read}) WITH ORDINALITY AS each (value, place)) AS draw"
+        )
 
     def finish(self, sql: str) -> str:
         return in_schema(sql, self._schema)

@@ -17,6 +17,7 @@ class PostgresTransaction:
     """As `driver.Transaction`. The caller begins and commits on the session."""
 
     has_one_writer = False
+    estimates_rows = True
 
     def __init__(
         self, session: Session, now: int, limit_now: int, time: StoreTime | None = None, clock: Clock | None = None

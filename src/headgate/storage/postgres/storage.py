@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from typing import Any, TypeVar
 
 import asyncpg
-import msgspec
 
 from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import ForkedConnection, JobHeld, StorageUnavailable
@@ -35,12 +34,10 @@ from headgate.storage.endings import prunable_at_once
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import PostgresFacts, TableFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
-from headgate.storage.json_text import as_json, limit_needle
 from headgate.storage.key_locks import KeyLocks
 from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules
 from headgate.storage.migrations import Migration
 from headgate.storage.permits import Holder, PermitBucket
-from headgate.storage.postgres import records
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, place_of
 from headgate.storage.postgres.enlisted import add_enlisted, session_of
@@ -51,7 +48,7 @@ from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.statements import checked_schema
 from headgate.storage.postgres.wake_ups import WakeUps
-from headgate.storage.procedures import history, limits, nodes, schedules, waiting
+from headgate.storage.procedures import history, limits, listing, nodes, schedules, waiting
 from headgate.storage.procedures.add import add_jobs, follows_stored, need_transaction
 from headgate.storage.procedures.audit import audit_log, keep_deed, prune_audit
 from headgate.storage.procedures.buckets import lock_buckets
@@ -90,7 +87,6 @@ from headgate.storage.protocol import (
     Standing,
     ViewCount,
     WaitingCount,
-    asked_buckets,
 )
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 from headgate.storage.stored_rows import draws_and_terms
@@ -99,8 +95,6 @@ R = TypeVar("R")
 
 logger = logging.getLogger("headgate.storage")
 
-FEW = 5_000
-"""Waiting jobs of a key that are all looked at to list some of them."""
 
 OBSTRUCTED_FOR = 60 * SECOND
 """How long locked jobs are looked out for after endings could not be written."""
@@ -112,8 +106,6 @@ HELD_PAUSE = 0.05
 
 A_SECOND = {"lock_timeout": "1s"}
 """What a transaction is told that changes one job for somebody who waits for it."""
-
-_decode_limits = msgspec.json.Decoder(list[tuple[str]]).decode
 
 
 class PostgresStorage:
@@ -731,40 +723,26 @@ class PostgresStorage:
     # --------------------------------------------------------------------------------------------- reads
 
     async def job(self, job_id: str) -> JobRecord | None:
-        found = await self._by_id([job_id], final=False)
-        return found[0] if found else None
+        return await self._look_up(lambda session: listing.job(self._tx(session), job_id))
+
+    async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
+        return await self._look_up(lambda session: listing.jobs_by_id(self._tx(session), job_ids, final=True))
 
     async def batch(self, batch_id: str) -> BatchRecord | None:
-        return await self._look_up(lambda session: _batch_record(session, batch_id))
+        return await self._look_up(lambda session: listing.batch(self._tx(session), batch_id))
 
     async def batches(
         self, *, pending_only: bool = False, cursor: str | None = None, count: int = 50
     ) -> Sequence[BatchRecord]:
-        statement = "batches_pending" if pending_only else "batches_newest"
-        rows = await self._survey(lambda session: session.fetch(statement, cursor=cursor, count=count))
-        return [BatchRecord(*row) for row in rows]
-
-    async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
-        return await self._by_id(list(job_ids), final=True)
+        return await self._survey(
+            lambda session: listing.batches(self._tx(session), pending_only=pending_only, cursor=cursor, count=count)
+        )
 
     async def jobs(self, filter: JobFilter) -> Sequence[JobRecord]:
-        now, limit_now = self.now(), self.limit_now()
-        statement = "jobs_oldest" if filter.oldest_first else "jobs"
-        asked = {**_asked(filter), "now": now, "limit_now": limit_now, "count": filter.count}
-
-        async def listed(session: Session) -> Sequence[Any]:
-            return await session.fetch(statement, **asked, lanes=await _few_lanes(session, filter, asked["needle"]))
-
-        return [records.job_record(row, now, limit_now) for row in await self._listed(filter, listed)]
+        return await self._listed(filter, lambda session: listing.jobs(self._tx(session), filter))
 
     async def count_jobs(self, filter: JobFilter, most: int) -> int:
-        asked = {**_asked(filter), "now": self.now(), "limit_now": self.limit_now(), "most": most}
-
-        async def counted(session: Session) -> int:
-            lanes = await _few_lanes(session, filter, asked["needle"])
-            return int(await session.value("count_jobs", **asked, lanes=lanes))
-
-        return await self._listed(filter, counted)
+        return await self._listed(filter, lambda session: listing.count_jobs(self._tx(session), filter, most))
 
     async def _listed(self, filter: JobFilter, work: Callable[[Session], Awaitable[R]]) -> R:
         if filter.text is None:
@@ -773,19 +751,15 @@ class PostgresStorage:
         return await self._database.search(work)
 
     async def waiting(self, most: int = 100_000) -> Sequence[WaitingCount]:
-        now, limit_now = self.now(), self.limit_now()
-        rows = await self._survey(lambda session: session.fetch("waiting", now=now, limit_now=limit_now, most=most))
-        return [WaitingCount(*row) for row in rows]
+        return await self._survey(lambda session: listing.waiting(self._tx(session), most))
 
     async def views(self) -> Sequence[ViewCount]:
-        now, limit_now = self.now(), self.limit_now()
-        rows = await self._survey(lambda session: session.fetch("views", now=now, limit_now=limit_now))
-        return [ViewCount(*row) for row in rows]
+        return await self._survey(lambda session: listing.views(self._tx(session)))
 
     async def is_work_left(self, queues: Set[str], tasks: Set[str], *, ready_only: bool) -> bool:
-        asked = {"queues": sorted(queues), "tasks": sorted(tasks), "ready_only": ready_only}
-        now = {"now": self.now(), "limit_now": self.limit_now()}
-        return bool(await self._survey(lambda session: session.value("is_work_left", **asked, **now)))
+        return await self._survey(
+            lambda session: listing.is_work_left(self._tx(session), queues, tasks, ready_only=ready_only)
+        )
 
     async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
         return await self._look_up(lambda session: logs(self._tx(session), job_id, after, count, newest=newest))
@@ -793,33 +767,20 @@ class PostgresStorage:
     async def audit_log(self, filter: AuditFilter) -> Sequence[AuditEntry]:
         return await self._survey(lambda session: audit_log(self._tx(session), filter))
 
-    async def _by_id(self, ids: Sequence[str], *, final: bool) -> list[JobRecord]:
-        now, limit_now = self.now(), self.limit_now()
-        rows = await self._look_up(
-            lambda session: session.fetch("jobs_by_id", ids=ids, final=final, limit_now=limit_now)
-        )
-        return [records.job_record(row, now, limit_now) for row in rows]
-
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
-        rows = await self._look_up(lambda session: session.fetch("attempts", id=job_id))
-        return [records.attempt(row) for row in rows]
+        return await self._look_up(lambda session: listing.attempts(self._tx(session), job_id))
 
     async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:
-        rows = await self._survey(lambda session: session.fetch("counts", finals=finals))
-        return [QueueCounts(row[0], max(0, row[1]), *row[2:]) for row in rows]
+        return await self._survey(lambda session: listing.counts(self._tx(session), finals=finals))
 
     async def queues(self) -> Sequence[QueueRecord]:
-        now, limit_now = self.now(), self.limit_now()
-        rows = await self._survey(lambda session: session.fetch("queues", now=now, limit_now=limit_now))
-        return [QueueRecord(*row) for row in rows]
+        return await self._survey(lambda session: listing.queues(self._tx(session)))
 
     async def backlog(self, queue: str) -> int:
-        found = await self._look_up(lambda session: session.value("backlog", queue=queue))
-        return int(found)
+        return await self._look_up(lambda session: listing.backlog(self._tx(session), queue))
 
     async def obstacles(self) -> Sequence[Obstacle]:
-        rows = await self._survey(lambda session: session.fetch("obstacles"))
-        return [Obstacle(*row) for row in rows]
+        return await self._survey(lambda session: listing.obstacles(self._tx(session)))
 
     async def buckets(
         self,
@@ -830,27 +791,23 @@ class PostgresStorage:
         prefix: str | None = None,
         after: BucketPlace | None = None,
     ) -> Sequence[BucketRecord]:
-        asked = asked_buckets(limit, key, count, prefix, after)
-        rows = await self._survey(lambda session: session.fetch("buckets", **asked))
-        return [records.bucket_record(row) for row in rows]
+        return await self._survey(lambda session: listing.buckets(self._tx(session), limit, key, count, prefix, after))
 
     async def throttled(self, count: int = 10) -> Sequence[BucketRecord]:
-        rows = await self._survey(lambda session: session.fetch("throttled", count=count))
-        return [records.bucket_record(row) for row in rows]
+        return await self._survey(lambda session: listing.throttled(self._tx(session), count))
 
     async def standing(self, job_id: str) -> Standing | None:
-        return await self._look_up(lambda session: records.standing(session, job_id))
+        return await self._look_up(lambda session: listing.standing(self._tx(session), job_id))
 
     async def outlook(self, queue: str, draws: Sequence[Draw], variant: str = "") -> Standing:
-        return await self._look_up(lambda session: records.outlook(session, queue, draws, variant))
+        return await self._look_up(lambda session: listing.outlook(self._tx(session), queue, draws, variant))
 
     async def starts(
         self, limit: str, key: str | None, since: int, *, until: int = NEVER, skip: int = 0, count: int = 10_000
     ) -> Sequence[RecordedStart]:
-        needle = limit_needle(limit) if key is None else as_json(Draw(limit, key))
-        words = {"limit": limit, "needle": needle, "since": since, "until": until, "skip": skip, "count": count}
-        rows = await self._survey(lambda session: session.fetch("starts", **words))
-        return [RecordedStart(*row) for row in rows]
+        return await self._survey(
+            lambda session: listing.starts(self._tx(session), limit, key, since, until, skip, count)
+        )
 
     async def gated_jobs(
         self,
@@ -862,19 +819,9 @@ class PostgresStorage:
         after: str = "",
         count: int = 100,
     ) -> Sequence[GatedJob]:
-        limits = None if unknown_to is None else sorted(unknown_to)
-
-        async def look(session: Session) -> list[GatedJob]:
-            if ids is not None:
-                rows = await session.fetch("gated_jobs_by_id", tasks=sorted(tasks), ids=list(ids))
-                return [records.gated_job(row) for row in rows]
-            if unknown_to is not None and unknown_to >= await _limits_waited_for(session):
-                return []
-            asked = {"tasks": sorted(tasks), "known": other_than.as_lines, "limits": limits, "after": after}
-            rows = await session.fetch("gated_jobs", **asked, count=count)
-            return [records.gated_job(row) for row in rows]
-
-        return await self._look_up(look)
+        return await self._look_up(
+            lambda session: listing.gated_jobs(self._tx(session), tasks, unknown_to, other_than, ids, after, count)
+        )
 
     async def settings(self) -> Sequence[LimitSetting]:
         return await self._look_up(lambda session: read_settings(self._tx(session)))
@@ -932,51 +879,3 @@ def _held(job_id: str, what: str) -> JobHeld:
         f"job {job_id} was not changed: somebody's open transaction holds {what}, to replace or to follow it; "
         "try again when that has ended (`headgate status` shows what is in the way)"
     )
-
-
-async def _batch_record(session: Session, batch_id: str) -> BatchRecord | None:
-    row = await session.row("batch", id=batch_id)
-    return None if row is None else BatchRecord(*row)
-
-
-async def _limits_waited_for(session: Session) -> set[str]:
-    rows = await session.fetch("limits_waited_for")
-    return {limit for row in rows for (limit,) in _limits(row[0])}
-
-
-def _limits(text: str) -> list[tuple[str]]:
-    try:
-        return _decode_limits(text)
-    except (msgspec.DecodeError, UnicodeError):
-        # The claim that reads the lane tells of it.
-        return []
-
-
-async def _few_lanes(session: Session, filter: JobFilter, needle: str | None) -> list[str] | None:
-    """The lanes of the waiting jobs that a filter lets through by what they draw on, if those are few.
-
-    Where they are many, a page of them is found sooner in the order of all jobs.
-    """
-    if needle is None or filter.view == "blocked" or (filter.view is None and filter.state is not JobState.WAITING):
-        return None
-    rows = await session.fetch("lanes_drawing", needle=needle)
-    return None if sum(row["waiting"] for row in rows) > FEW else [row["id"] for row in rows]
-
-
-def _asked(filter: JobFilter) -> dict[str, Any]:
-    """What a filter asks, as its statement takes it."""
-    asked = msgspec.structs.asdict(filter)
-    limit, key = asked.pop("limit"), asked.pop("key")
-    needle = None
-    if limit is not None:
-        needle = as_json(Draw(limit, key)) if key is not None else limit_needle(limit)
-    elif key is not None:
-        needle = f",{as_json(key)}]"
-    cursor, oldest_first = asked.pop("cursor"), asked.pop("oldest_first")
-    del asked["count"]
-    return {
-        **asked,
-        "needle": needle,
-        "before": None if oldest_first else cursor,
-        "after": cursor if oldest_first else None,
-    }

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from headgate.storage.json_text import as_json
 from headgate.storage.statements import Column, Table, Template, compile_statements
-from headgate.storage.stored_rows import Field, RowDecoder
+from headgate.storage.stored_rows import UNREADABLE_DRAWS, Field, RowDecoder
 
 BLOCKS = (128, 64, 32, 16, 8, 4, 2, 1)
 """How many rows one statement inserts. Reading them from JSON took longer than storing them: 9.1 µs a job, not 4.1."""
@@ -60,6 +60,17 @@ class SqliteDialect:
     def field(self, column: str, field: str) -> str:
         # One damaged value would be an error of the whole statement.
         return f"json_extract(iif(json_valid({column}), {column}, 'null'), '$.{field}')"
+
+    def array(self, values: str) -> str:
+        return f"json_array({values})"
+
+    def draws(self, column: str) -> str:
+        # JSON of another shape is an error of the whole statement too: a text in it need not be JSON.
+        draw = "iif(json_valid(value), value, 'null')"
+        return (
+            f"(SELECT json_extract({draw}, '$[0]') AS limit_name, json_extract({draw}, '$[1]') AS key, key AS place "
+            f"FROM json_each(iif(json_valid({column}), {column}, '{as_json(UNREADABLE_DRAWS)}'))) AS draw"
+        )
 
     def finish(self, sql: str) -> str:
         return _CAST.sub("", sql).replace("headgate.", "")

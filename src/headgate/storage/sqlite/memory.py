@@ -17,7 +17,7 @@ from headgate.storage.facts import MemoryFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.sqlite.connection import connect, migrate
 from headgate.storage.sqlite.reader import Reader
-from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.sqlite.storage import Procedure, SqliteStorage
 from headgate.storage.sqlite.write import Write
 
 R = TypeVar("R")
@@ -78,8 +78,8 @@ class MemoryStorage(SqliteStorage):
         with self._lock:
             return query(self._connection)
 
-    async def _search(self, statement: str, asked: dict[str, Any]) -> Any:
-        return await self._value(None, statement, **asked)
+    async def _search(self, procedure: Procedure[R]) -> R:
+        return await self._look(None, procedure)
 
 
 def _connect() -> sqlite3.Connection:

@@ -28,6 +28,7 @@ class SqliteTransaction:
     """As `driver.Transaction`; nothing in it suspends. The caller begins and commits on the connection."""
 
     has_one_writer = True
+    estimates_rows = False
 
     def __init__(self, connection: sqlite3.Connection, now: int, limit_now: int, places: Places) -> None:
         self._connection = connection

@@ -21,18 +21,15 @@ from headgate.clock import Clock, microseconds
 from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable, StorageUnusable
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
-from headgate.jobs.draw_set import DrawSet
 from headgate.jobs.gating import NO_GATES, GatedJob, KnownGates, Regated
 from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.report import LogLine, Report
-from headgate.jobs.terms import GateTerms
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.shielding import shield_until_done
 from headgate.storage import driver
-from headgate.storage.admission import ask_of
 from headgate.storage.batcher import Batcher
 from headgate.storage.driver import run_to_end
 from headgate.storage.enlisting import enlisted
@@ -40,7 +37,7 @@ from headgate.storage.facts import SAFE_FOR_SEVERAL, SqliteFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
-from headgate.storage.procedures import history, limits, nodes, schedules, waiting
+from headgate.storage.procedures import history, limits, listing, nodes, schedules, waiting
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.audit import audit_log, prune_audit
 from headgate.storage.procedures.finish import finish_all
@@ -70,55 +67,32 @@ from headgate.storage.protocol import (
     Standing,
     ViewCount,
     WaitingCount,
-    asked_buckets,
 )
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.enlisted import run_in
 from headgate.storage.sqlite.facts import read_facts
-from headgate.storage.sqlite.following import decode_batches
 from headgate.storage.sqlite.neighbours import Neighbours
 from headgate.storage.sqlite.permits import contradictions
 from headgate.storage.sqlite.procedure_transaction import Places, SqliteTransaction
 from headgate.storage.sqlite.reader import Reader
-from headgate.storage.sqlite.statements import STATEMENTS, as_json, fetch
+from headgate.storage.sqlite.statements import STATEMENTS, fetch
 from headgate.storage.sqlite.transaction import Transaction
 from headgate.storage.sqlite.write import Undone, run_all, run_each
 from headgate.storage.sqlite.write import Write as _Write
-from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
 
 R = TypeVar("R")
+
+Procedure = Callable[[driver.Transaction], Coroutine[Any, Any, R]]
+"""What runs in a transaction."""
 
 logger = logging.getLogger("headgate.storage")
 
 # How often each process has opened each file. A fork inherits it, as it inherits the state of the SQLite library.
 _opened: Counter[tuple[Path, int]] = Counter()
 
-_decode_records = RowDecoder(JobRecord, "job", state=JobState.WAITING).decode
-_decode_attempts = RowDecoder(Attempt, "attempt").decode
-_decode_counts = RowDecoder(QueueCounts, "queue").decode
-_decode_queues = RowDecoder(QueueRecord, "queue").decode
 _decode_ports = msgspec.json.Decoder(list[int]).decode
-_decode_buckets = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0]).decode
-_decode_gated = RowDecoder(GatedJob, "job").decode
-_decode_waiting = RowDecoder(WaitingCount, "count", view="ready").decode
-_decode_views = RowDecoder(ViewCount, "count", view="ready").decode
-_decode_starts = RowDecoder(RecordedStart, "start").decode
-
-
-class _StandingRow(msgspec.Struct, array_like=True):
-    place: int | None
-    waiting: int
-    is_due: bool
-    behind: Draw | None
-    buckets: list[BucketRecord]
-    costs: tuple[int, ...] | None
-    terms: GateTerms | None
-    passes: DrawSet
-
-
-_decode_standing = RowDecoder(_StandingRow, "place of a job").decode_one
 
 
 class SqliteStorage:
@@ -576,44 +550,33 @@ class SqliteStorage:
     # --------------------------------------------------------------------------------------------- reads
 
     async def job(self, job_id: str) -> JobRecord | None:
-        records = await self._records([job_id], final=False)
-        return records[0] if records else None
+        return await self._look(self._lookups, lambda tx: listing.job(tx, job_id))
+
+    async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
+        return await self._look(self._lookups, lambda tx: listing.jobs_by_id(tx, job_ids, final=True))
 
     async def batch(self, batch_id: str) -> BatchRecord | None:
-        found = decode_batches(await self._value(self._lookups, "batches", ids=as_json([batch_id])))
-        return found[0] if found else None
+        return await self._look(self._lookups, lambda tx: listing.batch(tx, batch_id))
 
     async def batches(
         self, *, pending_only: bool = False, cursor: str | None = None, count: int = 50
     ) -> Sequence[BatchRecord]:
-        statement = "batches_pending" if pending_only else "batches_newest"
-        return decode_batches(await self._value(self._lists, statement, cursor=cursor, count=count))
-
-    async def final(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
-        return await self._records(job_ids, final=True)
-
-    async def _records(self, job_ids: Sequence[str], *, final: bool) -> list[JobRecord]:
-        ids = as_json(job_ids)
-        rows = await self._value(self._lookups, "jobs_by_id", ids=ids, final=final, limit_now=self.limit_now())
-        return [self._in_wall_time(record) for record in _decode_records(rows)]
+        return await self._look(
+            self._lists, lambda tx: listing.batches(tx, pending_only=pending_only, cursor=cursor, count=count)
+        )
 
     async def jobs(self, filter: JobFilter) -> Sequence[JobRecord]:
-        listed = "jobs" if _index_of(filter) is None else "jobs_by_index"
-        order = "oldest" if filter.oldest_first else "newest"
-        rows = await self._listed(filter, f"{listed}_{order}", count=filter.count)
-        return [self._in_wall_time(record) for record in _decode_records(rows)]
+        return await self._listed(filter, lambda tx: listing.jobs(tx, filter))
 
     async def count_jobs(self, filter: JobFilter, most: int) -> int:
-        statement = "count_by_id" if _index_of(filter) is None else "count_by_index"
-        return int(await self._listed(filter, statement, most=most))
+        return await self._listed(filter, lambda tx: listing.count_jobs(tx, filter, most))
 
-    async def _listed(self, filter: JobFilter, statement: str, **more: Any) -> Any:
-        asked = {**self._asked(filter), **more}
+    async def _listed(self, filter: JobFilter, procedure: Procedure[R]) -> R:
         if filter.text is None:
-            return await self._value(self._lists, statement, **asked)
-        return await self._searches.run(partial(self._search, statement, asked))
+            return await self._look(self._lists, procedure)
+        return await self._searches.run(partial(self._search, procedure))
 
-    async def _search(self, statement: str, asked: dict[str, Any]) -> Any:
+    async def _search(self, procedure: Procedure[R]) -> R:
         """A search in payloads, on a connection of its own, since it reads whole tables and lists must not wait."""
         self._require_usable()
         if self._searcher is None:
@@ -626,38 +589,24 @@ class SqliteStorage:
                 raise
             self._searcher = searcher
         until = self._clock.monotonic() + microseconds(SEARCH_TIMEOUT)
-        query = partial(fetch, statement=statement, **asked)
         try:
-            return await self._searcher.run_until(query, lambda: self._clock.monotonic() >= until)
+            return await self._searcher.run_until(
+                lambda connection: run_to_end(procedure(self._reading(connection))),
+                lambda: self._clock.monotonic() >= until,
+            )
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
                 raise too_long() from None
             raise self._translated(error) from error
 
-    def _asked(self, filter: JobFilter) -> dict[str, Any]:
-        values = msgspec.structs.asdict(filter)
-        del values["count"], values["oldest_first"]
-        return {
-            **values,
-            "by": _index_of(filter),
-            "after": filter.cursor if filter.oldest_first else None,
-            "before": None if filter.oldest_first else filter.cursor,
-            "now": self.now(),
-            "limit_now": self.limit_now(),
-        }
-
     async def waiting(self, most: int = 100_000) -> Sequence[WaitingCount]:
-        asked = {"most": most, "now": self.now(), "limit_now": self.limit_now()}
-        return _decode_waiting(await self._value(self._lists, "waiting", **asked))
+        return await self._look(self._lists, lambda tx: listing.waiting(tx, most))
 
     async def views(self) -> Sequence[ViewCount]:
-        asked = {"now": self.now(), "limit_now": self.limit_now()}
-        return _decode_views(await self._value(self._lists, "views", **asked))
+        return await self._look(self._lists, listing.views)
 
     async def is_work_left(self, queues: Set[str], tasks: Set[str], *, ready_only: bool) -> bool:
-        asked = {"queues": as_json(sorted(queues)), "tasks": as_json(sorted(tasks)), "ready_only": ready_only}
-        now = {"now": self.now(), "limit_now": self.limit_now()}
-        return bool(await self._value(self._lists, "is_work_left", **asked, **now))
+        return await self._look(self._lists, lambda tx: listing.is_work_left(tx, queues, tasks, ready_only=ready_only))
 
     async def logs(self, job_id: str, *, after: int = 0, count: int = 100, newest: bool = False) -> Sequence[LogLine]:
         return await self._look(self._lists, lambda tx: logs(tx, job_id, after, count, newest=newest))
@@ -665,28 +614,17 @@ class SqliteStorage:
     async def audit_log(self, filter: AuditFilter) -> Sequence[AuditEntry]:
         return await self._look(self._lists, lambda tx: audit_log(tx, filter))
 
-    def _in_wall_time(self, record: JobRecord) -> JobRecord:
-        opens_at = record.throttled_until
-        if opens_at is None:
-            return record
-        until_released = opens_at >= NEVER
-        return msgspec.structs.replace(
-            record, throttled_until=None if until_released else self._clock.now() + opens_at - self.limit_now()
-        )
-
     async def attempts(self, job_id: str) -> Sequence[Attempt]:
-        return _decode_attempts(await self._value(self._lists, "attempts", id=job_id))
+        return await self._look(self._lists, lambda tx: listing.attempts(tx, job_id))
 
     async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:
-        return _decode_counts(await self._value(self._lists, "counts"))
+        return await self._look(self._lists, lambda tx: listing.counts(tx, finals=finals))
 
     async def queues(self) -> Sequence[QueueRecord]:
-        return _decode_queues(
-            await self._value(self._lists, "queues", now=self._clock.now(), limit_now=self.limit_now())
-        )
+        return await self._look(self._lists, listing.queues)
 
     async def backlog(self, queue: str) -> int:
-        return int(await self._value(self._lookups, "backlog", queue=queue))
+        return await self._look(self._lookups, lambda tx: listing.backlog(tx, queue))
 
     async def obstacles(self) -> Sequence[Obstacle]:
         return ()
@@ -700,32 +638,21 @@ class SqliteStorage:
         prefix: str | None = None,
         after: BucketPlace | None = None,
     ) -> Sequence[BucketRecord]:
-        asked = asked_buckets(limit, key, count, prefix, after)
-        return _decode_buckets(await self._value(self._lists, "buckets", **asked))
+        return await self._look(self._lists, lambda tx: listing.buckets(tx, limit, key, count, prefix, after))
 
     async def throttled(self, count: int = 10) -> Sequence[BucketRecord]:
-        return _decode_buckets(await self._value(self._lists, "throttled", count=count))
+        return await self._look(self._lists, lambda tx: listing.throttled(tx, count))
 
     async def standing(self, job_id: str) -> Standing | None:
-        found = await self._value(self._lists, "standing", id=job_id)
-        if found is None:
-            return None
-        row = _decode_standing(found)
-        asks = ask_of(job_id, row.costs, row.terms, row.passes)
-        return Standing(row.place, row.waiting, row.is_due, row.behind, row.buckets, asks)
+        return await self._look(self._lists, lambda tx: listing.standing(tx, job_id))
 
     async def outlook(self, queue: str, draws: Sequence[Draw], variant: str = "") -> Standing:
-        row = _decode_standing(
-            await self._value(self._lookups, "outlook", queue=queue, draws=as_json(draws), variant=variant)
-        )
-        return Standing(row.place, row.waiting, row.is_due, row.behind, row.buckets)
+        return await self._look(self._lookups, lambda tx: listing.outlook(tx, queue, draws, variant))
 
     async def starts(
         self, limit: str, key: str | None, since: int, *, until: int = NEVER, skip: int = 0, count: int = 10_000
     ) -> Sequence[RecordedStart]:
-        needle = f"[{as_json(limit)}," if key is None else as_json(Draw(limit, key))
-        words = {"limit": limit, "needle": needle, "since": since, "until": until, "skip": skip, "count": count}
-        return _decode_starts(await self._value(self._lists, "starts", **words))
+        return await self._look(self._lists, lambda tx: listing.starts(tx, limit, key, since, until, skip, count))
 
     async def jobs_history(self, step: int, queue: str, task: str, since: int) -> Sequence[JobsStep]:
         return await self._look(self._lists, lambda tx: history.jobs_history(tx, step, queue, task, since))
@@ -751,22 +678,9 @@ class SqliteStorage:
         after: str = "",
         count: int = 100,
     ) -> Sequence[GatedJob]:
-        if ids is not None:
-            asked = {"tasks": as_json(sorted(tasks)), "ids": as_json(list(ids))}
-            return _decode_gated(await self._value(self._lookups, "gated_jobs_by_id", **asked))
-        limits = None if unknown_to is None else as_json(sorted(unknown_to))
-        if limits is not None and not await self._value(self._lists, "has_unknown_limits", limits=limits):
-            return ()
-        return _decode_gated(
-            await self._value(
-                self._lists,
-                "gated_jobs",
-                tasks=as_json(sorted(tasks)),
-                gates=other_than.as_json,
-                limits=limits,
-                after=after,
-                count=count,
-            )
+        return await self._look(
+            self._lookups if ids is not None else self._lists,
+            lambda tx: listing.gated_jobs(tx, tasks, unknown_to, other_than, ids, after, count),
         )
 
     async def regate(self, jobs: Sequence[Regated]) -> int:
@@ -831,9 +745,7 @@ class SqliteStorage:
 
         return await self._read(self._lists, look)
 
-    async def _look(
-        self, reader: Reader | None, procedure: Callable[[driver.Transaction], Coroutine[Any, Any, R]]
-    ) -> R:
+    async def _look(self, reader: Reader | None, procedure: Procedure[R]) -> R:
         """What a procedure returns that only reads."""
         return await self._read(reader, lambda connection: run_to_end(procedure(self._reading(connection))))
 
@@ -908,26 +820,3 @@ def _regate(transaction: Transaction, jobs: Sequence[Regated]) -> int:
     tx = transaction.tx
     moved = sum(run_to_end(waiting.regate(tx, job)) for job in jobs if not job.stays)
     return moved + run_to_end(waiting.restamp(tx, [job for job in jobs if job.stays]))
-
-
-def _index_of(filter: JobFilter) -> str | None:
-    """The index that knows the jobs among which a filter looks; None where all there are have to be looked at."""
-    if filter.batch is not None:
-        return "batch"
-    if filter.schedule is not None:
-        return "schedule"
-    match filter.view, filter.state:
-        case ("scheduled" | "blocked") as view, _:
-            return view
-        case ("ready" | "throttled", _) | (_, JobState.WAITING) if filter.limit is not None or filter.key is not None:
-            return "draw"
-        case ("ready" | "throttled") as view, _:
-            return view
-        case _, JobState.WAITING:
-            return "waiting"
-        case _, JobState.RUNNING:
-            return "running"
-        case _, JobState.FAILED | JobState.CANCELLED:
-            return "state"
-        case _:
-            return None

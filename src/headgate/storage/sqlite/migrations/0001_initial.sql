@@ -197,6 +197,7 @@ END;
 
 -- One row for each attempt that did not succeed.
 CREATE TABLE attempt (
+    id          INTEGER PRIMARY KEY,
     job         TEXT NOT NULL,
     number      INTEGER NOT NULL,
     node        TEXT,

@@ -1,0 +1,736 @@
+-- What people read: jobs and batches, what waits and for what, buckets, and starts.
+
+-- part: lane_counts [postgres]
+-- How many jobs wait in each lane; what has arrived and is not merged yet is a row of its own.
+SELECT id, queue, waiting FROM headgate.lane UNION ALL SELECT lane, queue, jobs FROM headgate.arrival
+
+-- part: lane_counts [sqlite]
+SELECT id, queue, waiting FROM lane
+
+-- part: job_record
+-- A job as people read it.
+job.id, job.task, job.queue, CASE WHEN job.state = 'blocked' THEN 'waiting' ELSE job.state END AS state,
+CAST(job.payload AS text) AS payload, job.priority, job.delayed, job.run_at, job.enqueued_at, job.expires_at, job.attempt,
+job.fence, job.lost, job.node, job.started_at, job.finished_at, job.cancel_requested, CAST(job.result AS text) AS result,
+job.error, job.draws, job.headers, job.options,
+CASE
+    WHEN bucket.opens_at > :limit_now AND bucket.opens_at < :never::bigint THEN :now + bucket.opens_at - :limit_now
+END AS throttled_until,
+CASE WHEN bucket.opens_at > :limit_now THEN {array:bucket.limit_name, bucket.key} END AS waits_for,
+CASE
+    WHEN job.waiting THEN coalesce((SELECT sum(line.waiting) FROM (@lane_counts) AS line WHERE line.id = job.lane), 0)::bigint
+    ELSE 0
+END AS lane_waiting,
+job.costs, job.terms, job.held, job.charged_at, job.uncharged, job.unique_key, job.origin, job.audit, job.progress,
+job.state = 'blocked' AS is_blocked
+
+-- part: few_lanes [postgres]
+-- A job that passes some of its draws waits in a lane without them.
+AND (
+    :lanes::text[] IS NULL
+    OR job.state = 'blocked'
+    OR (job.waiting AND job.lane = ANY(:lanes))
+    OR (job.waiting AND (job.held | job.passed) <> 0)
+)
+
+-- part: few_lanes [sqlite]
+
+-- part: lanes_that_arrive [postgres]
+UNION ALL
+SELECT lane FROM headgate.arrival WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
+
+-- part: lanes_that_arrive [sqlite]
+
+-- part: job_filter
+-- What a filter lets through; what is NULL is not asked for. PostgreSQL plans it for its values. :needle is what the draws
+-- of a job have to contain. Lanes that nothing holds are few where much waits, and so are those that are not merged yet.
+(:state::text IS NULL OR job.state = :state OR (:state = 'waiting' AND job.state = 'blocked'))
+AND (:queue::text IS NULL OR job.queue = :queue)
+AND (:task::text IS NULL OR job.task = :task)
+AND (:unique_key::text IS NULL OR job.unique_key = :unique_key)
+AND (:schedule::text IS NULL OR job.schedule = :schedule)
+AND (:batch::text IS NULL OR job.batch = :batch)
+AND (:node::text IS NULL OR job.node = :node)
+AND (:enqueued_from::bigint IS NULL OR job.enqueued_at >= :enqueued_from)
+AND (:enqueued_until::bigint IS NULL OR job.enqueued_at < :enqueued_until)
+AND (:finished_from::bigint IS NULL OR job.finished_at >= :finished_from)
+AND (:finished_until::bigint IS NULL OR job.finished_at < :finished_until)
+AND (:needle::text IS NULL OR {position}(job.draws, :needle) > 0)
+AND (:error::text IS NULL OR substr({field:job.error.type}, 1, length(:error)) = :error)
+AND (:text::text IS NULL OR {position}(job.payload, :text) > 0)
+AND (:view::text IS NULL OR :view = 'blocked' OR job.waiting)
+AND (coalesce(:view::text, '') <> 'blocked' OR job.state = 'blocked')
+AND (coalesce(:view::text, '') <> 'scheduled' OR (job.delayed AND job.run_at > :now))
+AND (:view::text IS NULL OR :view NOT IN ('throttled', 'ready') OR NOT (job.delayed AND job.run_at > :now))
+AND (
+    coalesce(:view::text, '') <> 'throttled'
+    OR job.lane IN (
+        SELECT lane.id FROM headgate.lane JOIN headgate.bucket ON bucket.id = lane.behind WHERE bucket.opens_at > :limit_now
+    )
+)
+AND (
+    coalesce(:view::text, '') <> 'ready'
+    OR job.lane IN (
+        SELECT lane.id FROM headgate.lane LEFT JOIN headgate.bucket ON bucket.id = lane.behind
+        WHERE (bucket.opens_at > :limit_now) IS NOT TRUE
+        @lanes_that_arrive
+    )
+)
+@few_lanes
+
+-- part: by_index [sqlite]
+-- The jobs among which a filter has to look, where an index knows them: :by says which one. Of jobs that wait in lanes with
+-- some draws, those that pass them wait in others.
+SELECT rowid FROM job WHERE :by = 'state' AND state = :state AND finished_at >= coalesce(:finished_from, 0)
+UNION ALL
+SELECT rowid FROM job WHERE :by = 'running' AND state = 'running'
+UNION ALL
+SELECT rowid FROM job WHERE :by = 'waiting' AND waiting
+UNION ALL
+SELECT rowid FROM job
+WHERE :by IN ('ready', 'throttled') AND waiting AND lane IN (
+    SELECT lane.id FROM lane LEFT JOIN bucket ON bucket.id = lane.behind
+    WHERE waiting > 0 AND (:by = 'throttled') = coalesce(bucket.opens_at > :limit_now, false)
+)
+UNION ALL
+SELECT rowid FROM job WHERE :by = 'scheduled' AND waiting AND delayed = 1
+UNION ALL
+SELECT rowid FROM job
+WHERE :by = 'draw' AND waiting AND lane IN (SELECT lane.id FROM lane WHERE waiting > 0 AND instr(lane.draws, :needle) > 0)
+UNION ALL
+SELECT rowid FROM job WHERE :by = 'draw' AND waiting AND (held | passed) <> 0
+UNION ALL
+SELECT rowid FROM job WHERE :by IN ('blocked', 'waiting', 'draw') AND state = 'blocked'
+UNION ALL
+SELECT rowid FROM job WHERE :by = 'batch' AND batch = :batch
+UNION ALL
+SELECT rowid FROM job WHERE :by = 'schedule' AND schedule = :schedule
+
+-- part: with_lane
+LEFT JOIN headgate.lane ON lane.id = job.lane AND job.waiting
+LEFT JOIN headgate.bucket ON bucket.id = lane.behind
+
+-- name: jobs_by_id
+-- These jobs; with :final, those that are final.
+SELECT @job_record
+FROM headgate.job @with_lane
+WHERE job.id {any:ids text} AND (NOT :final::boolean OR job.finished_at IS NOT NULL)
+
+-- name: jobs
+-- A page of jobs, newest first.
+SELECT @job_record
+FROM (
+    SELECT * FROM headgate.job
+    WHERE job.id < coalesce(:cursor::text, '~') AND @job_filter
+    ORDER BY id DESC
+    LIMIT :count
+) AS job @with_lane
+ORDER BY job.id DESC
+
+-- name: jobs_oldest
+-- A page of jobs, oldest first.
+SELECT @job_record
+FROM (
+    SELECT * FROM headgate.job
+    WHERE job.id > coalesce(:cursor::text, '') AND @job_filter
+    ORDER BY id
+    LIMIT :count
+) AS job @with_lane
+ORDER BY job.id
+
+-- name: count_jobs
+-- How many jobs a filter lets through, counted up to so many.
+SELECT count(*) FROM (SELECT 1 FROM headgate.job WHERE @job_filter LIMIT :most) AS passing
+
+-- name: count_index [sqlite]
+-- How many jobs an index knows, counted up to so many.
+SELECT count(*) FROM (@by_index LIMIT :most)
+
+-- name: jobs_by_index [sqlite]
+-- The same pages, where an index knows the jobs and they are few: they are sorted.
+SELECT @job_record
+FROM (
+    SELECT rowid AS place FROM job
+    WHERE job.rowid IN (@by_index) AND +job.id < coalesce(:cursor, '~') AND @job_filter
+    ORDER BY +id DESC
+    LIMIT :count
+) AS page
+CROSS JOIN job ON job.rowid = page.place @with_lane
+ORDER BY job.id DESC
+
+-- name: jobs_oldest_by_index [sqlite]
+SELECT @job_record
+FROM (
+    SELECT rowid AS place FROM job
+    WHERE job.rowid IN (@by_index) AND +job.id > coalesce(:cursor, '') AND @job_filter
+    ORDER BY +id
+    LIMIT :count
+) AS page
+CROSS JOIN job ON job.rowid = page.place @with_lane
+ORDER BY job.id
+
+-- name: count_jobs_by_index [sqlite]
+SELECT count(*) FROM (SELECT 1 FROM job WHERE job.rowid IN (@by_index) AND @job_filter LIMIT :most)
+
+-- name: lanes_drawing [postgres]
+-- Lanes whose draws contain :needle, and how many jobs wait in them; also those that are not merged yet.
+SELECT id, sum(waiting)::bigint AS waiting
+FROM (
+    SELECT id, waiting FROM headgate.lane WHERE strpos(draws, :needle) > 0
+    UNION ALL
+    SELECT lane, jobs FROM headgate.arrival WHERE strpos(draws, :needle) > 0
+) AS each
+GROUP BY id
+
+-- name: batch
+SELECT id, total, pending, succeeded, failed, cancelled, enqueued_at, finished_at FROM headgate.batch WHERE id = :id
+
+-- name: batches
+-- A page of batches, the newest first.
+SELECT id, total, pending, succeeded, failed, cancelled, enqueued_at, finished_at
+FROM headgate.batch
+WHERE id < coalesce(:cursor::text, '~')
+ORDER BY id DESC
+LIMIT :count
+
+-- name: batches_pending
+-- A page of the batches that are not final, the newest first.
+SELECT id, total, pending, succeeded, failed, cancelled, enqueued_at, finished_at
+FROM headgate.batch
+WHERE pending > 0 AND id < coalesce(:cursor::text, '~')
+ORDER BY id DESC
+LIMIT :count
+
+-- name: attempts
+-- The attempts of a job that did not succeed, oldest first.
+SELECT number, node, started_at, ended_at, outcome, error FROM headgate.attempt WHERE job = :id ORDER BY id
+
+-- name: waiting
+-- What waiting jobs wait for, by queue and task; of at most so many of them.
+SELECT queue, task, view, count(*) AS jobs
+FROM (
+    SELECT
+        job.queue, job.task,
+        CASE
+            WHEN job.delayed AND job.run_at > :now THEN 'scheduled'
+            WHEN bucket.opens_at > :limit_now THEN 'throttled'
+            ELSE 'ready'
+        END AS view
+    FROM (SELECT queue, task, delayed, run_at, lane FROM headgate.job WHERE waiting LIMIT :most) AS job
+    LEFT JOIN headgate.lane ON lane.id = job.lane
+    LEFT JOIN headgate.bucket ON bucket.id = lane.behind
+    UNION ALL
+    SELECT queue, task, 'blocked'
+    FROM (SELECT queue, task FROM headgate.job WHERE follows IS NOT NULL AND state = 'blocked' LIMIT :most) AS blocked
+) AS each
+GROUP BY queue, task, view
+ORDER BY queue, task, view
+
+-- part: counted_lanes [postgres]
+-- Lanes with what has not been merged into them yet, and how many of their jobs wait for their time.
+SELECT line.queue, line.waiting, line.behind, asleep.scheduled
+FROM (
+    SELECT
+        coalesce(lane.id, arrived.lane) AS id,
+        coalesce(lane.queue, arrived.queue) AS queue,
+        coalesce(lane.waiting, 0) + coalesce(arrived.jobs, 0) AS waiting,
+        lane.behind
+    FROM headgate.lane
+    FULL JOIN (SELECT lane, queue, sum(jobs) AS jobs FROM headgate.arrival GROUP BY lane, queue) AS arrived
+        ON arrived.lane = lane.id
+) AS line
+CROSS JOIN LATERAL (
+    SELECT count(*) AS scheduled FROM headgate.job WHERE lane = line.id AND waiting AND delayed AND run_at > :now
+) AS asleep
+WHERE line.waiting > 0
+
+-- part: counted_lanes [sqlite]
+SELECT
+    queue, waiting, behind,
+    CASE
+        WHEN wakes_at IS NULL THEN 0
+        ELSE (SELECT count(*) FROM job WHERE lane = lane.id AND waiting AND delayed = 1 AND run_at > :now)
+    END AS scheduled
+FROM lane
+WHERE waiting > 0
+
+-- name: views
+-- What waiting jobs wait for, by queue. Lanes have counted them; only those that wait for their time are read.
+WITH counted AS MATERIALIZED (@counted_lanes)
+SELECT queue, view, sum(jobs)::bigint AS jobs
+FROM (
+    SELECT queue, 'scheduled' AS view, scheduled AS jobs FROM counted
+    UNION ALL
+    SELECT queue, CASE WHEN opens_at > :limit_now THEN 'throttled' ELSE 'ready' END, waiting - scheduled
+    FROM counted LEFT JOIN headgate.bucket ON bucket.id = counted.behind
+    UNION ALL
+    SELECT queue, 'blocked', count(*) FROM headgate.job WHERE state = 'blocked' GROUP BY queue
+) AS each
+WHERE jobs > 0
+GROUP BY queue, view
+ORDER BY queue, view
+
+-- part: final_counts [postgres]
+-- They are read one by one, unless they are not asked for.
+SELECT queue, state, count(*) AS jobs FROM headgate.job WHERE finished_at IS NOT NULL AND :finals::boolean GROUP BY queue, state
+
+-- part: final_counts [sqlite]
+SELECT queue, state, jobs FROM final_count
+
+-- name: counts
+-- Jobs by queue and state. Waiting ones are counted by their lanes, blocked and running ones one by one.
+SELECT
+    queue, {greatest}(0, sum(waiting))::bigint AS waiting, sum(running)::bigint AS running, sum(succeeded)::bigint AS succeeded,
+    sum(failed)::bigint AS failed, sum(cancelled)::bigint AS cancelled
+FROM (
+    SELECT queue, sum(waiting) AS waiting, 0 AS running, 0 AS succeeded, 0 AS failed, 0 AS cancelled
+    FROM (@lane_counts) AS line GROUP BY queue
+    UNION ALL
+    SELECT queue, count(*), 0, 0, 0, 0 FROM headgate.job WHERE state = 'blocked' GROUP BY queue
+    UNION ALL
+    SELECT queue, 0, count(*), 0, 0, 0 FROM headgate.job WHERE state = 'running' GROUP BY queue
+    UNION ALL
+    SELECT
+        queue, 0, 0, CASE WHEN state = 'succeeded' THEN jobs ELSE 0 END, CASE WHEN state = 'failed' THEN jobs ELSE 0 END,
+        CASE WHEN state = 'cancelled' THEN jobs ELSE 0 END
+    FROM (@final_counts) AS final
+) AS counted
+GROUP BY queue
+HAVING sum(waiting + running + succeeded + failed + cancelled) > 0
+ORDER BY queue
+
+-- name: backlog
+-- How many jobs wait in the lanes of a queue.
+SELECT {greatest}(0, coalesce(sum(waiting), 0))::bigint FROM (@lane_counts) AS line WHERE queue = :queue
+
+-- name: queues [postgres]
+-- Queues that are paused or have waiting jobs: since when the oldest job is ready, and since when one lacks only a slot.
+-- Each lane is asked for the first job of its highest priority, and of each below that, so a lane of a million costs no
+-- more than one of ten, and one without priorities a single look.
+WITH
+known AS (
+    SELECT id, queue, gated, since, behind, wakes_at FROM headgate.lane
+    UNION
+    SELECT lane, queue, draws <> '[]', min(since) FILTER (WHERE is_ready), NULL, min(wakes_at)
+    FROM headgate.arrival
+    WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
+    GROUP BY lane, queue, draws
+),
+topmost AS MATERIALIZED (
+    SELECT known.*, fresh.priority AS fresh_priority, fresh.run_at AS fresh_at, late.priority AS late_priority
+    FROM known
+    LEFT JOIN LATERAL (
+        SELECT priority, run_at FROM headgate.job
+        WHERE lane = known.id AND waiting AND NOT delayed
+        ORDER BY priority DESC, run_at
+        LIMIT 1
+    ) AS fresh ON true
+    LEFT JOIN LATERAL (
+        SELECT priority FROM headgate.job
+        WHERE lane = known.id AND waiting AND delayed
+        ORDER BY priority DESC
+        LIMIT 1
+    ) AS late ON true
+),
+oldest AS MATERIALIZED (
+    SELECT
+        topmost.*,
+        least(
+            fresh_at,
+            (
+                SELECT min(below.run_at)
+                FROM generate_series(0, fresh_priority - 1) AS level
+                CROSS JOIN LATERAL (
+                    SELECT run_at FROM headgate.job
+                    WHERE lane = topmost.id AND waiting AND NOT delayed AND priority = level
+                    ORDER BY run_at
+                    LIMIT 1
+                ) AS below
+                WHERE fresh_priority > 0
+            ),
+            (
+                SELECT min(due.run_at)
+                FROM generate_series(0, late_priority) AS level
+                CROSS JOIN LATERAL (
+                    SELECT run_at FROM headgate.job
+                    WHERE lane = topmost.id AND waiting AND delayed AND priority = level AND run_at <= :now
+                    ORDER BY run_at
+                    LIMIT 1
+                ) AS due
+                WHERE late_priority IS NOT NULL
+            )
+        ) AS run_at
+    FROM topmost
+),
+ready (queue, at) AS (
+    SELECT queue, run_at FROM oldest WHERE NOT gated AND run_at IS NOT NULL
+    UNION ALL
+    SELECT queue, :now::bigint - (:limit_now::bigint - since) FROM oldest
+    WHERE gated AND behind IS NULL AND since IS NOT NULL AND run_at IS NOT NULL
+    UNION ALL
+    SELECT queue, coalesce(wakes_at, run_at) FROM oldest
+    WHERE gated AND since IS NULL AND run_at IS NOT NULL
+    UNION ALL
+    SELECT oldest.queue, :now::bigint - (:limit_now::bigint - opens_at)
+    FROM headgate.bucket JOIN oldest ON oldest.behind = bucket.id
+    WHERE opens_at <= :limit_now::bigint AND oldest.run_at IS NOT NULL
+),
+named AS (
+    SELECT queue FROM oldest WHERE coalesce(fresh_priority, late_priority) IS NOT NULL
+    UNION
+    SELECT queue FROM headgate.job WHERE state = 'blocked'
+    UNION
+    SELECT queue FROM headgate.paused_queue
+)
+SELECT
+    queue,
+    paused_at,
+    oldest_at,
+    CASE
+        WHEN paused_at IS NULL AND oldest_at IS NOT NULL THEN (SELECT min(at) FROM ready WHERE ready.queue = found.queue)
+    END AS ready_at
+FROM (
+    SELECT queue, paused_at, (SELECT min(run_at) FROM oldest WHERE oldest.queue = named.queue) AS oldest_at
+    FROM named LEFT JOIN headgate.paused_queue USING (queue)
+) AS found
+ORDER BY queue
+
+-- name: queues [sqlite]
+WITH
+oldest AS MATERIALIZED (
+    SELECT
+        lane.queue,
+        lane.gated,
+        (
+            SELECT min(first)
+            FROM (
+                SELECT (
+                    SELECT min(run_at) FROM job
+                    WHERE lane = lane.id AND waiting AND delayed = 0 AND priority = level.column1
+                ) AS first
+                FROM (
+                    SELECT max(priority) AS priority FROM job WHERE lane = lane.id AND waiting AND delayed = 0
+                ) AS highest
+                JOIN (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+                    ON level.column1 <= highest.priority
+                UNION ALL
+                SELECT (
+                    SELECT min(run_at) FROM job
+                    WHERE lane = lane.id AND waiting AND delayed = 1 AND priority = level.column1
+                        AND run_at <= :now
+                ) AS first
+                FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+                WHERE lane.wakes_at <= :now
+            )
+        ) AS run_at
+    FROM lane
+    WHERE waiting > 0
+),
+known AS (
+    SELECT queue FROM oldest
+    UNION
+    SELECT queue FROM job WHERE state = 'blocked'
+    UNION
+    SELECT queue FROM paused_queue
+),
+ready (queue, at) AS (
+    SELECT queue, run_at FROM oldest WHERE NOT gated
+    UNION ALL
+    SELECT queue, :now - (:limit_now - since) FROM lane WHERE gated AND behind IS NULL AND since IS NOT NULL
+    UNION ALL
+    SELECT queue, wakes_at FROM lane WHERE gated AND since IS NULL AND wakes_at <= :now
+    UNION ALL
+    SELECT lane.queue, :now - (:limit_now - opens_at)
+    FROM bucket JOIN lane ON lane.behind = bucket.id
+    WHERE opens_at <= :limit_now
+)
+SELECT queue, paused_at, oldest_at, CASE WHEN paused_at IS NULL AND oldest_at IS NOT NULL THEN ready_at END AS ready_at
+FROM (
+    SELECT
+        known.queue,
+        paused_at,
+        (SELECT min(run_at) FROM oldest WHERE oldest.queue = known.queue) AS oldest_at,
+        (SELECT min(at) FROM ready WHERE ready.queue = known.queue) AS ready_at
+    FROM known LEFT JOIN paused_queue ON paused_queue.queue = known.queue
+    ORDER BY known.queue
+)
+
+-- name: is_work_left [postgres]
+-- Whether a job of these queues runs, or one of these tasks is left to run in those of them that are not paused; with
+-- :ready_only one that could start now. In one statement, so that a job that starts or ends meanwhile is seen as it was
+-- or as it is.
+WITH
+served AS MATERIALIZED (
+    SELECT queue FROM unnest(:queues::text[]) AS asked (queue) WHERE queue NOT IN (SELECT queue FROM headgate.paused_queue)
+),
+line AS (
+    SELECT lane.id
+    FROM headgate.lane LEFT JOIN headgate.bucket ON bucket.id = lane.behind
+    WHERE lane.queue IN (SELECT queue FROM served) AND NOT (:ready_only::boolean AND coalesce(bucket.opens_at > :limit_now, false))
+    UNION ALL
+    SELECT lane FROM headgate.arrival
+    WHERE queue IN (SELECT queue FROM served) AND NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
+)
+SELECT
+    EXISTS (SELECT 1 FROM headgate.job WHERE state = 'running' AND queue = ANY(:queues::text[]))
+    OR EXISTS (
+        SELECT 1
+        FROM line
+        CROSS JOIN LATERAL (
+            SELECT 1 FROM headgate.job
+            WHERE lane = line.id AND waiting AND task = ANY(:tasks::text[])
+                AND NOT (:ready_only::boolean AND delayed AND run_at > :now)
+            LIMIT 1
+        ) AS first
+    )
+    OR (
+        NOT :ready_only::boolean AND EXISTS (
+            SELECT 1 FROM headgate.job
+            WHERE state = 'blocked' AND queue IN (SELECT queue FROM served) AND task = ANY(:tasks::text[])
+        )
+    )
+
+-- name: is_work_left [sqlite]
+WITH
+served AS (SELECT value AS queue FROM json_each(:queues) WHERE value NOT IN (SELECT queue FROM paused_queue)),
+known AS (SELECT value AS task FROM json_each(:tasks))
+SELECT
+    EXISTS (SELECT 1 FROM job WHERE state = 'running' AND queue IN (SELECT value FROM json_each(:queues)))
+    OR EXISTS (
+        SELECT 1
+        FROM lane
+        LEFT JOIN bucket ON bucket.id = lane.behind
+        CROSS JOIN job ON job.lane = lane.id AND job.waiting
+        WHERE lane.queue IN (SELECT queue FROM served) AND lane.waiting > 0 AND job.task IN (SELECT task FROM known)
+            AND NOT (:ready_only AND (coalesce(bucket.opens_at > :limit_now, false) OR (job.delayed AND job.run_at > :now)))
+    )
+    OR (
+        NOT :ready_only AND EXISTS (
+            SELECT 1 FROM job
+            WHERE state = 'blocked' AND queue IN (SELECT queue FROM served) AND task IN (SELECT task FROM known)
+        )
+    )
+
+-- part: shared_state
+-- The state of a limit that keeps one for all its keys.
+SELECT shared.state FROM headgate.bucket AS shared
+WHERE shared.limit_name = bucket.limit_name AND shared.key = '' AND shared.state LIKE '1:dynamic:%'
+
+-- part: waiting_behind
+-- A lane may count fewer jobs than none until what has arrived in it is merged.
+{greatest}(0, coalesce((SELECT sum(waiting) FROM headgate.lane WHERE behind = bucket.id), 0)::bigint)
+
+-- name: buckets
+-- Buckets with what waits behind them, most waiting first. Of a dynamic window the state is the one that covers all keys.
+SELECT {array:limit_name, key} AS draw, state, waiting, opens_at, closed_until, lanes
+FROM (
+    SELECT
+        limit_name, key, coalesce(state, (@shared_state)) AS state, opens_at, closed_until,
+        CASE
+            WHEN opens_at IS NULL THEN 0
+            ELSE @waiting_behind
+        END AS waiting,
+        CASE WHEN opens_at IS NULL THEN 0 ELSE (SELECT count(*) FROM headgate.lane WHERE behind = bucket.id) END AS lanes
+    FROM headgate.bucket
+    WHERE NOT (key = '' AND coalesce(state, '') LIKE '1:dynamic:%')
+        AND (:limit::text IS NULL OR limit_name = :limit)
+        AND (:key::text IS NULL OR key = :key)
+        AND (:prefix::text IS NULL OR substr(key, 1, length(:prefix)) = :prefix)
+) AS bucket
+WHERE :after_opens::integer IS NULL
+    OR (opens_at IS NULL, -waiting, limit_name, key)
+        > (:after_opens::integer = 0, -:after_waiting::bigint, :after_limit::text, :after_key::text)
+ORDER BY opens_at IS NULL, waiting DESC, limit_name, key
+LIMIT :count
+
+-- name: throttled
+-- Buckets that lanes wait behind, most waiting first, as in `buckets`.
+SELECT
+    {array:limit_name, key} AS draw, coalesce(state, (@shared_state)) AS state, @waiting_behind AS waiting, opens_at,
+    closed_until, (SELECT count(*) FROM headgate.lane WHERE behind = bucket.id) AS lanes
+FROM headgate.bucket
+WHERE opens_at IS NOT NULL AND NOT (key = '' AND coalesce(state, '') LIKE '1:dynamic:%')
+ORDER BY waiting DESC, limit_name, key
+LIMIT :count
+
+-- name: buckets_drawn
+-- Buckets as people read them, in the order in which they are asked for.
+SELECT
+    {array:drawn.limit_name, drawn.key} AS draw,
+    coalesce(
+        bucket.state,
+        (
+            SELECT shared.state FROM headgate.bucket AS shared
+            WHERE shared.limit_name = drawn.limit_name AND shared.key = '' AND shared.state LIKE '1:dynamic:%'
+        )
+    ) AS state,
+    {greatest}(0, coalesce((SELECT sum(waiting) FROM headgate.lane WHERE behind = drawn.id), 0)::bigint) AS waiting,
+    bucket.opens_at,
+    coalesce(bucket.closed_until, 0) AS closed_until,
+    (SELECT count(*) FROM headgate.lane WHERE behind = drawn.id) AS lanes
+FROM {rows:drawn(id text, limit_name text, key text, place)}
+LEFT JOIN headgate.bucket ON bucket.id = drawn.id
+ORDER BY drawn.place
+
+-- part: place_in_lane [postgres]
+-- Its place in its lane, up to so many.
+SELECT CASE WHEN count(*) < 100000 THEN count(*) + 1 END
+FROM (
+    SELECT 1
+    FROM (VALUES (false), (true)) AS kind (delayed)
+    CROSS JOIN LATERAL (
+        SELECT 1 FROM headgate.job AS other
+        WHERE other.lane = job.lane AND other.waiting AND other.delayed = kind.delayed
+            AND other.priority > job.priority
+        UNION ALL
+        SELECT 1 FROM headgate.job AS other
+        WHERE other.lane = job.lane AND other.waiting AND other.delayed = kind.delayed
+            AND other.priority = job.priority AND (other.run_at, other.id) < (job.run_at, job.id)
+    ) AS other
+    LIMIT 100000
+) AS first
+
+-- part: place_in_lane [sqlite]
+SELECT CASE WHEN count(*) < 100000 THEN count(*) + 1 END
+FROM (
+    SELECT 1 FROM job AS other
+    WHERE other.lane = job.lane AND other.waiting
+        AND (
+            other.priority > job.priority
+            OR (other.priority = job.priority AND (other.run_at, other.rowid) < (job.run_at, job.rowid))
+        )
+    LIMIT 100000
+)
+
+-- part: lane_is_due [postgres]
+(lane.since IS NOT NULL OR EXISTS (SELECT 1 FROM headgate.arrival WHERE lane = job.lane AND is_ready))
+
+-- part: lane_is_due [sqlite]
+lane.since IS NOT NULL
+
+-- name: standing
+-- Where a waiting job stands in its lane, and what it asks.
+SELECT
+    job.id,
+    (@place_in_lane) AS place,
+    coalesce((SELECT sum(line.waiting) FROM (@lane_counts) AS line WHERE line.id = job.lane), 0)::bigint AS waiting,
+    lane.behind IS NULL AND @lane_is_due AS is_due,
+    CASE WHEN bucket.id IS NOT NULL THEN {array:bucket.limit_name, bucket.key} END AS behind,
+    job.queue, job.draws, job.costs, job.terms, job.held, job.passed
+FROM headgate.job
+LEFT JOIN headgate.lane ON lane.id = job.lane
+LEFT JOIN headgate.bucket ON bucket.id = lane.behind
+WHERE job.id = :id AND job.state = 'waiting'
+
+-- name: outlook
+-- How many jobs wait in a lane, and behind which bucket.
+SELECT
+    coalesce((SELECT sum(line.waiting) FROM (@lane_counts) AS line WHERE line.id = :lane), 0)::bigint AS waiting,
+    (
+        SELECT {array:bucket.limit_name, bucket.key} FROM headgate.lane JOIN headgate.bucket ON bucket.id = lane.behind
+        WHERE lane.id = :lane
+    ) AS behind
+
+-- name: starts
+-- The newest starts that were charged to a limit in that time, newest first: those of attempts that ended without
+-- success, and the last ones of jobs that run or have succeeded.
+SELECT draws, coalesce(settled, costs) AS costs, charged_at
+FROM (
+    SELECT draws, costs, charged_at, uncharged, settled FROM headgate.job
+    WHERE state IN ('running', 'succeeded') AND charged_at BETWEEN :since AND :until AND {position}(draws, :needle) > 0
+    UNION ALL
+    SELECT job.draws, job.costs, attempt.charged_at, attempt.uncharged, attempt.settled
+    FROM headgate.attempt JOIN headgate.job ON job.id = attempt.job
+    WHERE attempt.charged_at BETWEEN :since AND :until AND {position}(job.draws, :needle) > 0
+) AS charged
+WHERE uncharged = 0 OR EXISTS (
+    SELECT 1 FROM {draws:charged.draws} WHERE draw.limit_name = :limit AND (uncharged >> draw.place::integer) & 1 = 0
+)
+ORDER BY charged_at DESC, draws, coalesce(settled, costs)
+LIMIT :count OFFSET :skip
+
+-- part: draws_on_others [postgres]
+-- Whether a waiting job draws on a limit that is not among :limits.
+EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text})
+
+-- part: draws_on_others [sqlite]
+-- Lanes know it of all that wait in them.
+(
+    (state = 'blocked' AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text}))
+    OR waiting AND lane IN (
+        SELECT id FROM lane
+        WHERE waiting > 0 AND EXISTS (SELECT 1 FROM {draws:lane.draws} WHERE NOT draw.limit_name {any:limits text})
+    )
+)
+
+-- name: gated_jobs
+-- Waiting jobs of these tasks that carry other gates than these, by id; :limits leaves only those that draw on a limit
+-- that is not among them.
+SELECT id, task, queue, CAST(payload AS text) AS payload, headers, draws, costs, terms, gate
+FROM headgate.job
+WHERE id > :after AND (waiting OR state = 'blocked') AND task {any:tasks text} AND NOT gate {any:gates text}
+    AND (:limits::text[] IS NULL OR @draws_on_others)
+ORDER BY id
+LIMIT :count
+
+-- name: gated_jobs_by_id
+-- Those of these jobs that wait and are of these tasks, by id.
+SELECT id, task, queue, CAST(payload AS text) AS payload, headers, draws, costs, terms, gate
+FROM headgate.job
+WHERE id {any:ids text} AND finished_at IS NULL AND node IS NULL AND {no index}task {any:tasks text}
+ORDER BY id
+
+-- name: other_limits_are_waited_for [postgres]
+-- Whether jobs wait for a limit that is not among :limits, by their lanes. The draws of lanes without their keys are few,
+-- however many lanes there are.
+SELECT EXISTS (
+    SELECT 1
+    FROM (SELECT DISTINCT limits FROM headgate.lane WHERE gated AND (since IS NOT NULL OR wakes_at IS NOT NULL)) AS lane
+    WHERE EXISTS (SELECT 1 FROM {draws:lane.limits} WHERE NOT draw.limit_name {any:limits text})
+)
+OR EXISTS (
+    SELECT 1 FROM headgate.job
+    WHERE state = 'blocked' AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text})
+)
+
+-- name: other_limits_are_waited_for [sqlite]
+SELECT EXISTS (
+    SELECT 1 FROM lane
+    WHERE waiting > 0 AND EXISTS (SELECT 1 FROM {draws:lane.draws} WHERE NOT draw.limit_name {any:limits text})
+)
+OR EXISTS (
+    SELECT 1 FROM job
+    WHERE state = 'blocked' AND EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits text})
+)
+
+-- name: obstacles [postgres]
+-- Transactions that are open for long and keep dead rows from being cleared away, and connections that others wait for.
+-- Of the sessions of other users a server tells no more than it likes.
+WITH session AS (
+    SELECT
+        pid, xact_start, query_start, wait_event_type,
+        backend_type = 'client backend' AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL) AS keeps_rows,
+        format(
+            '%s%s', coalesce(nullif(application_name, ''), nullif(backend_type, 'client backend'), 'somebody'),
+            ' (' || usename || ')'
+        ) AS name,
+        coalesce(state, 'doing what this role may not see') AS doing,
+        CASE WHEN state IS NOT NULL THEN nullif(left(regexp_replace(query, '\s+', ' ', 'g'), 120), '') END AS statement
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+)
+SELECT
+    'long transaction' AS kind, pid, (extract(epoch FROM xact_start) * 1000000)::bigint AS since,
+    format('%s lets no dead row be cleared away, %s', name, doing) AS what, statement
+FROM session
+WHERE keeps_rows AND wait_event_type IS DISTINCT FROM 'Lock' AND xact_start < clock_timestamp() - interval '5 seconds'
+UNION ALL
+SELECT
+    'blocks', blocker.pid, (extract(epoch FROM min(waiter.query_start)) * 1000000)::bigint,
+    format('%s keeps %s waiting, %s', blocker.name, count(DISTINCT waiter.pid), blocker.doing), blocker.statement
+FROM session AS waiter
+CROSS JOIN LATERAL unnest(pg_blocking_pids(waiter.pid)) AS blocking (pid)
+JOIN session AS blocker ON blocker.pid = blocking.pid
+WHERE waiter.wait_event_type = 'Lock' AND waiter.query_start < clock_timestamp() - interval '1 second'
+GROUP BY blocker.pid, blocker.name, blocker.doing, blocker.statement
+ORDER BY since
