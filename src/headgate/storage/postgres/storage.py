@@ -16,28 +16,23 @@ from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import ForkedConnection, JobHeld, StorageUnavailable
 from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
 from headgate.jobs.batch import BatchRecord, NewBatch
-from headgate.jobs.draw_set import NO_DRAWS, chosen
 from headgate.jobs.gating import NO_GATES, GatedJob, KnownGates, Regated
 from headgate.jobs.history import Flush, JobsStep, LimitStep
 from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.jobs.report import LogLine, Report
 from headgate.jobs.uniqueness import key_of
-from headgate.limits.concurrency import dump_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.shielding import shield_until_done
-from headgate.storage import permits
 from headgate.storage.batcher import Batcher
 from headgate.storage.driver import Transaction
-from headgate.storage.endings import prunable_at_once
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import PostgresFacts, TableFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.key_locks import KeyLocks
-from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules
+from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
-from headgate.storage.permits import Holder, PermitBucket
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, place_of
 from headgate.storage.postgres.enlisted import add_enlisted, session_of
@@ -48,10 +43,9 @@ from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.silent_clients import SilentClients
 from headgate.storage.postgres.statements import checked_schema
 from headgate.storage.postgres.wake_ups import WakeUps
-from headgate.storage.procedures import history, limits, listing, nodes, schedules, waiting
+from headgate.storage.procedures import history, limits, listing, nodes, schedules, upkeep, waiting
 from headgate.storage.procedures.add import add_jobs, follows_stored, need_transaction
 from headgate.storage.procedures.audit import audit_log, keep_deed, prune_audit
-from headgate.storage.procedures.buckets import lock_buckets
 from headgate.storage.procedures.finish import STATEMENTS as FINISH_STATEMENTS
 from headgate.storage.procedures.finish import AttemptId, finish, finish_plain
 from headgate.storage.procedures.following import (
@@ -61,8 +55,6 @@ from headgate.storage.procedures.following import (
     without_held,
 )
 from headgate.storage.procedures.gates import await_claims, gates_done, note_gates
-from headgate.storage.procedures.permits import give_permits
-from headgate.storage.procedures.replacement_notes import holders_in, read_notes
 from headgate.storage.procedures.reports import logs, report
 from headgate.storage.procedures.settings import CachedRules, read_settings
 from headgate.storage.procedures.unique import add_unique
@@ -89,7 +81,6 @@ from headgate.storage.protocol import (
     WaitingCount,
 )
 from headgate.storage.schedules import DueSchedules, Fired, ScheduleRecord
-from headgate.storage.stored_rows import draws_and_terms
 
 R = TypeVar("R")
 
@@ -479,19 +470,13 @@ class PostgresStorage:
         return await self._transact(lambda session: limits.forget(self._tx(session), limit, deed))
 
     async def pause_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
-        return await self._change_queue("pause_queue", deed, queue=queue, now=self.now())
+        return await self._change_queue(lambda tx: upkeep.pause_queue(tx, queue, deed))
 
     async def resume_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
-        return await self._change_queue("resume_queue", deed, queue=queue)
+        return await self._change_queue(lambda tx: upkeep.resume_queue(tx, queue, deed))
 
-    async def _change_queue(self, statement: str, deed: Deed | None, **values: Any) -> bool:
-        async def change(session: Session) -> bool:
-            is_changed = await session.execute(statement, **values) == 1
-            if is_changed:
-                await keep_deed(self._tx(session), deed)
-            return is_changed
-
-        is_changed = await self._transact(change)
+    async def _change_queue(self, change: Callable[[Transaction], Awaitable[bool]]) -> bool:
+        is_changed = await self._transact(lambda session: change(self._tx(session)))
         self._changed()
         return is_changed
 
@@ -610,47 +595,10 @@ class PostgresStorage:
         *,
         ids: Sequence[str] | None = None,
     ) -> int:
-        wanted = None if ids is None else list(ids)
-
-        async def forget(session: Session) -> int:
-            asked: dict[str, Any] = {"before": finished_before, "count": count, "states": sorted(states)}
-            if wanted is None:
-                found = await session.fetch("prunable", **asked)
-            else:
-                found = await session.fetch("prunable_by_id", ids=wanted, **asked)
-            found = found[: prunable_at_once([row["lines"] for row in found])]
-            # A permit that was kept for a job until it succeeds is not kept longer than the job.
-            holders = {
-                row["id"]: (row["held"], *draws_and_terms(row["id"], row["draws"], row["terms"]))
-                for row in found
-                if row["held"] and row["terms"] is not None
-            }
-            held = {draw for held, draws, _ in holders.values() for draw in chosen(draws, held)}
-            tx = self._tx(session)
-            await lock_buckets(tx, held)
-            ids = [row["id"] for row in found]
-            locked = await session.fetch("lock_prunable", ids=ids, before=finished_before)
-            ids = [row["id"] for row in locked]
-            given = [
-                permits.Given(id, id, holders[id][1], terms, row_held, NO_DRAWS)
-                for id, row_held in locked
-                if id in holders and row_held and (terms := holders[id][2]) is not None
-            ]
-            await give_permits(tx, given)
-            if ids:
-                await session.execute("prune_attempts", ids=ids)
-                await session.execute("prune_lines", ids=ids)
-                await session.execute("prune_deeds", ids=ids)
-                batches = [row[0] for row in await session.fetch("prune_jobs", ids=ids)]
-                if batches:
-                    await session.execute("prune_batches_of", ids=batches, before=finished_before)
-            elif not found and wanted is None:
-                # Those that had no job, or lost their last ones to several nodes at once.
-                await session.execute("prune_batches", before=finished_before, count=count)
-            return len(ids)
-
         self._require_usable()
-        return await self._database.transact(forget, SUMMARIES)
+        return await self._database.transact(
+            lambda session: upkeep.prune(self._tx(session), finished_before, count, states, ids), SUMMARIES
+        )
 
     async def prune_audit(self, before: int, count: int = 1000) -> int:
         return await self._run(lambda session: prune_audit(self._tx(session), before, count))
@@ -677,16 +625,7 @@ class PostgresStorage:
         return await self._transact(lambda session: history.prune_history(self._tx(session), step, before, count))
 
     async def evict(self, count: int = 1000) -> int:
-        limit_now = self.limit_now()
-
-        async def forget(session: Session) -> int:
-            # Where nothing but plain code draws on buckets, nobody's heartbeat does it.
-            await session.execute("use_limit_time", limit_now=limit_now)
-            evicted = await session.execute("evict_buckets", limit_now=limit_now, count=count)
-            evicted += await session.execute("evict_notes", limit_now=limit_now, count=count)
-            return evicted + await session.execute("evict_lanes", count=count)
-
-        evicted = await self._run(forget)
+        evicted = await self._run(lambda session: upkeep.evict(self._tx(session), count))
         return evicted + await self._transact(lambda session: schedules.evict_notes(self._tx(session), count))
 
     async def facts(self) -> PostgresFacts:
@@ -704,21 +643,7 @@ class PostgresStorage:
         return await self._survey(look)
 
     async def check(self) -> Sequence[str]:
-        async def look(session: Session) -> list[str]:
-            found = [row[0] for row in await session.fetch("check", now=self.now())]
-            holders = [Holder(row[0], *draws_and_terms(*row[:3]), row[3]) for row in await session.fetch("holders")]
-            rows = await session.fetch("buckets_of_permits")
-            buckets = {Draw(row[0], row[1]): PermitBucket(row[2], row[3]) for row in rows}
-            # What replaced jobs give back counts as given.
-            for draw, leaving in holders_in(await read_notes(self._tx(session))).items():
-                if draw in buckets:
-                    buckets[draw] = PermitBucket(dump_permits(permits.permits_left(buckets[draw].state, leaving)), None)
-            holding = permits.holding_batches(bucket.state for bucket in buckets.values())
-            pending = {row[0] for row in await session.fetch("pending_batches", ids=sorted(holding))}
-            rules = LiveRules(await read_settings(self._tx(session)))
-            return found + list(permits.contradictions(holders, buckets, pending, rules))
-
-        return await self._survey(look)
+        return await self._survey(lambda session: upkeep.check(self._tx(session)))
 
     # --------------------------------------------------------------------------------------------- reads
 

@@ -121,7 +121,8 @@ async def count_jobs(tx: Transaction, filter: JobFilter, most: int) -> int:
         asked["lanes"] = await _few_lanes(tx, filter, asked["needle"])
     elif asked["by"] is not None:
         statement = "count_jobs_by_index"
-    return int(await tx.value(statement, most=most, **asked))
+    before, after = (None, filter.cursor) if filter.oldest_first else (filter.cursor, None)
+    return int(await tx.value(statement, most=most, before=before, after=after, **asked))
 
 
 def _instants(tx: Transaction) -> dict[str, int]:

@@ -106,6 +106,9 @@ SELECT rowid FROM job WHERE :by = 'batch' AND batch = :batch
 UNION ALL
 SELECT rowid FROM job WHERE :by = 'schedule' AND schedule = :schedule
 
+-- part: beyond_cursor
+{no index}job.id < coalesce(:before::text, '~') AND {no index}job.id > coalesce(:after::text, '')
+
 -- part: with_lane
 LEFT JOIN headgate.lane ON lane.id = job.lane AND job.waiting
 LEFT JOIN headgate.bucket ON bucket.id = lane.behind
@@ -140,7 +143,7 @@ ORDER BY job.id
 
 -- name: count_jobs
 -- How many jobs a filter lets through, counted up to so many.
-SELECT count(*) FROM (SELECT 1 FROM headgate.job WHERE @job_filter LIMIT :most) AS passing
+SELECT count(*) FROM (SELECT 1 FROM headgate.job WHERE @beyond_cursor AND @job_filter LIMIT :most) AS passing
 
 -- name: count_index [sqlite]
 -- How many jobs an index knows, counted up to so many.
@@ -170,7 +173,7 @@ CROSS JOIN job ON job.rowid = page.place @with_lane
 ORDER BY job.id
 
 -- name: count_jobs_by_index [sqlite]
-SELECT count(*) FROM (SELECT 1 FROM job WHERE job.rowid IN (@by_index) AND @job_filter LIMIT :most)
+SELECT count(*) FROM (SELECT 1 FROM job WHERE job.rowid IN (@by_index) AND @beyond_cursor AND @job_filter LIMIT :most)
 
 -- name: lanes_drawing [postgres]
 -- Lanes whose draws contain :needle, and how many jobs wait in them; also those that are not merged yet.

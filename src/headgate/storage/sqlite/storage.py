@@ -37,7 +37,7 @@ from headgate.storage.facts import SAFE_FOR_SEVERAL, SqliteFacts
 from headgate.storage.following import FOLLOWERS_AT_ONCE
 from headgate.storage.live_rules import EditSetting, LimitSetting
 from headgate.storage.migrations import Migration
-from headgate.storage.procedures import history, limits, listing, nodes, schedules, waiting
+from headgate.storage.procedures import history, limits, listing, nodes, schedules, upkeep, waiting
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.audit import audit_log, prune_audit
 from headgate.storage.procedures.finish import finish_all
@@ -74,10 +74,9 @@ from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.enlisted import run_in
 from headgate.storage.sqlite.facts import read_facts
 from headgate.storage.sqlite.neighbours import Neighbours
-from headgate.storage.sqlite.permits import contradictions
 from headgate.storage.sqlite.procedure_transaction import Places, SqliteTransaction
 from headgate.storage.sqlite.reader import Reader
-from headgate.storage.sqlite.statements import STATEMENTS, fetch
+from headgate.storage.sqlite.statements import fetch
 from headgate.storage.sqlite.transaction import Transaction
 from headgate.storage.sqlite.write import Undone, run_all, run_each
 from headgate.storage.sqlite.write import Write as _Write
@@ -346,12 +345,12 @@ class SqliteStorage:
 
     async def pause_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.pause_queue(queue, deed))
+            _Write(lambda transaction: run_to_end(upkeep.pause_queue(transaction.tx, queue, deed)))
         )
 
     async def resume_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.resume_queue(queue, deed), wakes=True)
+            _Write(lambda transaction: run_to_end(upkeep.resume_queue(transaction.tx, queue, deed)), wakes=True)
         )
 
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
@@ -453,7 +452,7 @@ class SqliteStorage:
         ids: Sequence[str] | None = None,
     ) -> int:
         return await self._write(  # type: ignore[no-any-return]
-            _Write(lambda transaction: transaction.prune(finished_before, count, states, ids))
+            _Write(lambda transaction: run_to_end(upkeep.prune(transaction.tx, finished_before, count, states, ids)))
         )
 
     async def prune_audit(self, before: int, count: int = 1000) -> int:
@@ -483,7 +482,9 @@ class SqliteStorage:
         )
 
     async def evict(self, count: int = 1000) -> int:
-        return await self._write(_Write(lambda transaction: transaction.evict(count)))  # type: ignore[no-any-return]
+        return await self._write(  # type: ignore[no-any-return]
+            _Write(lambda transaction: run_to_end(upkeep.evict(transaction.tx, count)))
+        )
 
     async def _write(self, write: _Write) -> Any:
         self._require_usable()
@@ -739,11 +740,7 @@ class SqliteStorage:
         return await self._read(self._lists, partial(read_facts, self.path, self._synchronous))
 
     async def check(self) -> Sequence[str]:
-        def look(connection: sqlite3.Connection) -> list[str]:
-            rows = connection.execute(STATEMENTS["check"]).fetchall()
-            return [row[0] for row in rows] + list(contradictions(connection, self._reading(connection)))
-
-        return await self._read(self._lists, look)
+        return await self._look(self._lists, upkeep.check)
 
     async def _look(self, reader: Reader | None, procedure: Procedure[R]) -> R:
         """What a procedure returns that only reads."""

@@ -1,2 +1,0 @@
--- All buckets that grant permits.
-SELECT limit_name, key, state, opens_at FROM headgate.bucket WHERE state LIKE '1:concurrency:%'

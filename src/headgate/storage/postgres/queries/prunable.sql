@@ -1,7 +1,0 @@
--- Jobs that finished in these states before then, and how many lines each has logged.
-SELECT id, held, draws, terms, (SELECT count(*) FROM headgate.log_line WHERE log_line.job = final.id) AS lines
-FROM (
-    SELECT id, held, draws, terms FROM headgate.job
-    WHERE finished_at < :before AND state = ANY(:states::text[])
-    LIMIT :count
-) AS final

@@ -1,0 +1,130 @@
+"""What nodes do once a minute or so, what operators do to queues, and whether rows agree."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from headgate.jobs.audit import Deed
+from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen
+from headgate.jobs.job import Draw, JobState
+from headgate.jobs.terms import GateTerms
+from headgate.limits.concurrency import dump_permits
+from headgate.storage import permits
+from headgate.storage.driver import Transaction
+from headgate.storage.endings import prunable_at_once
+from headgate.storage.live_rules import LiveRules
+from headgate.storage.permits import Given, Holder, PermitBucket
+from headgate.storage.procedures.audit import keep_deed
+from headgate.storage.procedures.buckets import BUCKETS, lock_buckets
+from headgate.storage.procedures.permits import give_permits
+from headgate.storage.procedures.replacement_notes import holders_in, read_notes
+from headgate.storage.procedures.settings import read_settings
+from headgate.storage.stored_rows import RowDecoder
+
+
+class _Prunable(msgspec.Struct, array_like=True):
+    id: str
+    held: DrawSet
+    draws: tuple[Draw, ...]
+    terms: GateTerms | None
+    lines: int
+    batch: str | None
+
+
+class _Locked(msgspec.Struct, array_like=True):
+    id: str
+    held: DrawSet
+
+
+_PRUNABLE = RowDecoder(_Prunable, "job")
+_LOCKED = RowDecoder(_Locked, "job")
+_HOLDERS = RowDecoder(Holder, "job")
+
+
+async def prune(
+    tx: Transaction, before: int, count: int, states: Collection[JobState], ids: Sequence[str] | None
+) -> int:
+    """As `Storage.prune`."""
+    asked = {"before": before, "count": count, "states": sorted(states)}
+    if ids is None:
+        found = await tx.fetch(_PRUNABLE, "prunable", **asked)
+    else:
+        found = await tx.fetch(_PRUNABLE, "prunable_by_id", ids=list(ids), **asked)
+    found = found[: prunable_at_once([job.lines for job in found])]
+    if not found:
+        if ids is None:
+            # Those that had no job, or lost their last ones to several nodes at once.
+            await tx.execute("prune_batches", before=before, count=count)
+        return 0
+    # A permit that was kept for a job until it succeeds is not kept longer than the job.
+    holders = {job.id: job for job in found if job.held and job.terms is not None}
+    if holders:
+        await lock_buckets(tx, {draw for job in holders.values() for draw in chosen(job.draws, job.held)})
+    locked = await tx.fetch(_LOCKED, "lock_prunable", ids=[job.id for job in found], before=before)
+    if not locked:
+        return 0
+    if holders:
+        await give_permits(tx, [_given(holders[job.id], job.held) for job in locked if job.held and job.id in holders])
+    gone = [job.id for job in locked]
+    await tx.execute("prune_attempts", ids=gone)
+    if any(job.lines for job in found):
+        await tx.execute("prune_lines", ids=gone)
+    await tx.execute("prune_deeds", ids=gone)
+    pruned = await tx.execute("prune_jobs", ids=gone)
+    batches = {job.batch for job in found if job.batch is not None}
+    if batches:
+        await tx.execute("prune_batches_of", ids=sorted(batches), before=before)
+    return pruned
+
+
+def _given(job: _Prunable, held: DrawSet) -> Given:
+    assert job.terms is not None
+    return Given(job.id, job.id, job.draws, job.terms, held, NO_DRAWS)
+
+
+async def evict(tx: Transaction, count: int) -> int:
+    """Forget so many buckets, notes and lanes that say nothing any more; how many."""
+    if not tx.has_one_writer:
+        # Where nothing but plain code draws on buckets, nobody's heartbeat does it.
+        await tx.execute("use_limit_time", limit_now=tx.limit_now)
+    evicted = await tx.execute("evict_buckets", limit_now=tx.limit_now, count=count)
+    evicted += await tx.execute("evict_notes", limit_now=tx.limit_now, count=count)
+    return evicted + await tx.execute("evict_lanes", count=count)
+
+
+async def pause_queue(tx: Transaction, queue: str, deed: Deed | None) -> bool:
+    """As `Storage.pause_queue`."""
+    return await _change_queue(tx, "pause_queue", queue, deed)
+
+
+async def resume_queue(tx: Transaction, queue: str, deed: Deed | None) -> bool:
+    """As `Storage.resume_queue`."""
+    return await _change_queue(tx, "resume_queue", queue, deed)
+
+
+async def _change_queue(tx: Transaction, statement: str, queue: str, deed: Deed | None) -> bool:
+    is_changed = await tx.execute(statement, queue=queue, now=tx.now) == 1
+    if is_changed:
+        await keep_deed(tx, deed)
+    return is_changed
+
+
+async def check(tx: Transaction) -> list[str]:
+    """As `Storage.check`."""
+    # What replaced jobs give back counts as given; where many write, the next claim writes it.
+    leaving = {} if tx.has_one_writer else holders_in(await read_notes(tx))
+    found = await tx.values("check", now=tx.now)
+    holders = await tx.fetch(_HOLDERS, "holders")
+    buckets: dict[Draw, PermitBucket] = {}
+    for row in await tx.fetch(BUCKETS, "buckets_of_permits"):
+        if row.draw in leaving:
+            left = permits.permits_left(row.state, leaving[row.draw])
+            buckets[row.draw] = PermitBucket(dump_permits(left), None)
+        else:
+            buckets[row.draw] = PermitBucket(row.state, row.opens_at)
+    holding = permits.holding_batches(bucket.state for bucket in buckets.values())
+    pending = set(await tx.values("pending_batches", ids=sorted(holding)))
+    rules = LiveRules(await read_settings(tx))
+    return [*found, *permits.contradictions(holders, buckets, pending, rules)]

@@ -1,7 +1,0 @@
--- Forget batches that were final before then, of which no job is stored any more: it looks at all that are so old.
-DELETE FROM batch
-WHERE id IN (
-    SELECT id FROM batch
-    WHERE finished_at < :before AND NOT EXISTS (SELECT 1 FROM job WHERE job.batch IS NOT NULL AND job.batch = batch.id)
-    LIMIT :count
-)
