@@ -77,10 +77,6 @@ class RowDecoder(Generic[R]):
         except (msgspec.DecodeError, UnicodeError):
             return [self.repaired([_value(raw) for raw in _decode_row(row)]) for row in _decode_row(text)]
 
-    def decode_one(self, text: str | bytes) -> R:
-        """A statement's only row."""
-        return self.decode(f"[{text if isinstance(text, str) else text.decode()}]")[0]
-
     def of(self, row: Iterable[Any]) -> R:
         """One row from its columns, as they are stored, in the order of its fields."""
         values = list(row)
