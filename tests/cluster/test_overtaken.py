@@ -17,12 +17,12 @@ from headgate.jobs.gating import Regated
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.lifecycle import Finished
 from headgate.storage.postgres import arrivals, floors
-from headgate.storage.postgres.claim import SOON
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import statements_of
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.add import add_jobs
+from headgate.storage.procedures.claim import SOON
 from headgate.storage.row_ids import bucket_id
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import Hands, at_once, rate, recover

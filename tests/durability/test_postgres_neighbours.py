@@ -12,8 +12,9 @@ import pytest
 
 from headgate.jobs.job import Draw
 from headgate.storage.postgres import database
-from headgate.storage.postgres.statements import load_statements
+from headgate.storage.postgres.dialect import CompiledStatement, statements_of
 from headgate.storage.postgres.storage import PostgresStorage
+from headgate.storage.procedures.claim import Visited
 from headgate.storage.row_ids import lane_id
 from tests.durability.postgres import Endings, count_endings, session_at
 from tests.durability.processes import Children
@@ -157,14 +158,13 @@ LANE = lane_id("default", (Draw("monthly", "acme"),), "")
 
 async def pages_of_heads(postgres: PostgresServer, floor: int) -> int:
     """How many pages are read to find the first jobs of a lane from its floor on."""
-    sql, names = load_statements("headgate")["heads"]
-    values = {"lanes": [LANE], "counts": [50], "floors": [floor], "locked": []}
+    heads = statements_of("headgate")["heads"]
+    assert isinstance(heads, CompiledStatement)
+    values = heads.bind({"visited": [Visited(LANE, floor)], "count": 50, "locked": []})
     async with session_at(postgres.url) as session:
         for name, setting in database.SETTINGS.items():
             await session.execute(f"SET {name} = '{setting}'")
-        explained = await session.fetchval(
-            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *[values[name] for name in names]
-        )
+        explained = await session.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {heads.sql}", *values)
     (plan,) = [each["Plan"] for each in json.loads(explained)]
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 

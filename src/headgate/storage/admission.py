@@ -29,8 +29,8 @@ FOR_ALL_KEYS = ""
 """The key of the bucket in which a dynamic window keeps the one state of all its keys."""
 
 
-RowId = int | str
-"""What a store knows a lane or a bucket by."""
+RowId = str
+"""The id of a lane or a bucket."""
 
 Ask = tuple[tuple[int, ...] | None, tuple[str | None, ...] | None]
 """What a job asks of its lane's buckets: the cost in each (None: 1), and who is to hold its permits (None: rates)."""
@@ -271,8 +271,8 @@ def _ask(lane: LaneView, bucket: BucketView, cost: int, holder: str | None, now:
 
 def charges_elsewhere(buckets: Sequence[BucketView]) -> tuple[ChargedElsewhere | None, ...] | None:
     """Of each bucket of a lane, whether its starts were charged in another store; None if none was."""
-    charges = tuple(bucket.elsewhere for bucket in buckets)
-    return charges if any(charge is not None for charge in charges) else None
+    charges = [bucket.elsewhere for bucket in buckets]
+    return tuple(charges) if charges.count(None) < len(charges) else None
 
 
 def starved_by(lane: LaneView, waiting: int, now: int) -> Starved | None:

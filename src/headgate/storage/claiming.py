@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 
 from headgate.clock import SECOND
-from headgate.jobs.draw_set import DrawSet, difference, draws_where, size, spread, union, without
+from headgate.jobs.draw_set import NO_DRAWS, DrawSet, difference, draws_where, size, spread, union, without
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobState, Origin, truncated_error
 from headgate.jobs.terms import GateTerms, variant_discards
 from headgate.limits.concurrency import batches_of
@@ -28,9 +30,10 @@ from headgate.storage.admission import (
     gated_share,
     starved_by,
 )
-from headgate.storage.endings import late_ending, rejection_error
+from headgate.storage.endings import DroppedRow, late_ending, rejection_error
 from headgate.storage.permits import Given
 from headgate.storage.protocol import Claim, Claimed, Dropped, Starved, Throttled
+from headgate.storage.row_ids import bucket_id
 from headgate.storage.stored_rows import note_unreadable
 
 EXPIRED_A_VISIT = 100
@@ -40,7 +43,7 @@ LOCKED_FOR = SECOND
 """After how long a lane is looked at again of which somebody else has all jobs locked. Their end arrives in it."""
 
 
-class LaneRow(msgspec.Struct, array_like=True):
+class LaneRow(msgspec.Struct):
     """A lane as it is stored; the lane of jobs without limits draws on nothing.
 
     At `opened_at` (limit time) the bucket opened that it waited behind last: those of its jobs that were ready before
@@ -58,12 +61,11 @@ class LaneRow(msgspec.Struct, array_like=True):
     opened_at: int | None = None
 
 
-class Head(msgspec.Struct, array_like=True):
-    """A job near the front of its lane. `seq` is what the store knows it by, and grows as jobs are added."""
+class Head(msgspec.Struct):
+    """A job near the front of its lane. Ids grow as jobs are added."""
 
-    seq: int | str
-    lane: RowId
     id: str
+    lane: RowId
     task: str
     queue: str
     payload: str
@@ -117,16 +119,32 @@ class Head(msgspec.Struct, array_like=True):
         self.unreadable = fault if self.unreadable is None else f"{self.unreadable}; {fault}"
 
 
-class Move(msgspec.Struct, array_like=True):
-    """Where a lane is after the claim, and how many jobs are gone from it; `behind` a bucket of that limit and key."""
+class Start(msgspec.Struct):
+    """A job that starts, as it was read; which permits it holds now, and which of its draws were not charged."""
 
+    id: str
     lane: RowId
+    fence: int
+    held: DrawSet
+    uncharged: DrawSet
+
+
+class Move(msgspec.Struct):
+    """Where a lane is after the claim, and how many jobs are gone from it."""
+
+    id: RowId
     gone: int
     since: int | None
-    behind_limit: str | None
-    behind_key: str | None
+    behind: RowId | None
     wakes_at: int | None
     opened_at: int | None
+
+
+class Line(NamedTuple):
+    """The lanes of a batch that wait behind a bucket."""
+
+    bucket: RowId
+    batch: str
 
 
 class Visit:
@@ -288,7 +306,7 @@ class ClaimPlan:
 
     def sort_in(self, visits: Sequence[Visit], heads: list[Head], count: int) -> None:
         """Give each lane the jobs that were read of it, at most `count`, in their order."""
-        heads.sort(key=lambda head: (-head.priority, head.run_at, head.seq))
+        put_in_order(heads)
         lanes = {visit.row.id: visit for visit in visits}
         for visit in visits:
             visit.heads, visit.expired, visit.complete = [], [], True
@@ -345,33 +363,36 @@ class ClaimPlan:
         """The jobs that start."""
         return [head for visit in self.visits for head in visit.heads[: visit.taken]]
 
-    def permit_rows(self) -> list[tuple[int | str, DrawSet, DrawSet]]:
-        """Of jobs with terms that start: which permits they hold now, and which of their draws were not charged."""
-        rows: list[tuple[int | str, DrawSet, DrawSet]] = []
-        for visit in self.visits:
+    def starts(self, visits: Iterable[Visit], *, all: bool = True) -> list[Start]:
+        """The jobs of these lanes that start: all of them, or those that have terms."""
+        rows: list[Start] = []
+        for visit in visits:
             views = () if visit.view is None else visit.view.buckets
             are_permits = [view.rule.holds_permits for view in views]
             for head in visit.heads[: visit.taken]:
+                held = uncharged = NO_DRAWS
                 if head.terms is not None:
                     taken = draws_where(spread(are_permits, head.passes, False))
-                    rows.append((head.seq, union(head.held, taken), head.passes))
+                    held, uncharged = union(head.held, taken), head.passes
+                elif not all:
+                    continue
+                rows.append(Start(head.id, head.lane, head.fence, held, uncharged))
         return rows
 
-    def drop(self) -> list[tuple[int | str, JobState, JobError]]:
+    def drop(self) -> list[DroppedRow]:
         """The jobs that end without running: expired ones, rejected ones, and those that cost more than can ever be.
 
         What they held is in `given` afterwards.
         """
-        rows: list[tuple[int | str, JobState, JobError]] = []
+        rows: list[DroppedRow] = []
         for visit in self.visits:
             for head, state, error in self._endings(visit):
-                rows.append((head.seq, state, error))
+                kept = NO_DRAWS
                 self._dropped.append(Dropped(head.id, head.task, head.queue, state, error, head.attempt))
                 if head.held and head.terms is not None and head.draws is not None:
                     kept = head.terms.kept(head.held, state)
-                    self.given.append(
-                        Given(head.seq, head.id, head.draws, head.terms, difference(head.held, kept), kept)
-                    )
+                    self.given.append(Given(head.id, head.draws, head.terms, difference(head.held, kept), kept))
+                rows.append(DroppedRow(head.id, head.lane, state, error, kept))
         return rows
 
     def _endings(self, visit: Visit) -> Iterator[tuple[Head, JobState, JobError]]:
@@ -388,33 +409,25 @@ class ClaimPlan:
             # A limit was lowered below what a job costs: the job could only wait for ever.
             yield visit.heads[visit.taken], JobState.FAILED, truncated_error(visit.view.failed)
 
-    def move(
-        self,
-        visit: Visit,
-        has_ready: Callable[[], bool],
-        earliest: Callable[[], int | None],
-        *,
-        is_emptied: bool = False,
-    ) -> Move | None:
+    def move(self, visit: Visit, *, has_ready: bool, earliest: int | None, is_emptied: bool = False) -> Move | None:
         """Where the lane is after this claim: empty, asleep, behind a bucket or last in line; None if unmoved.
 
-        `has_ready` tells whether a job is left in it that asked for no time, `earliest` when the next delayed one is
-        due, both without those that somebody else has locked; `is_emptied` is for stores that know without a look that
-        none is left.
+        `has_ready` is whether a job is left in it that asked for no time, `earliest` when the next delayed one is due,
+        both without those that somebody else has locked; `is_emptied` is that none is left.
         """
         row, gone, behind = visit.row, visit.gone, visit.behind
-        stays_behind = behind is not None and behind.id is not None and behind.id == row.behind
+        stays_behind = behind is not None and row.behind is not None and bucket_id(behind.draw) == row.behind
         if not gone and visit.heads and (behind is None or stays_behind):
             return None
         if is_emptied:
-            return Move(row.id, gone, None, None, None, None, None)
+            return Move(row.id, gone, None, None, None, None)
         wakes_at = row.wakes_at
         if visit.wakes_by(self.now):
             # Delayed jobs of this lane were due and may be gone.
-            wakes_at = earliest()
+            wakes_at = earliest
         if visit.has_locked:
             wakes_at = min(self.now + LOCKED_FOR, self.now + LOCKED_FOR if wakes_at is None else wakes_at)
-        is_ready = not visit.all_gone or (wakes_at is not None and wakes_at <= self.now) or has_ready()
+        is_ready = not visit.all_gone or (wakes_at is not None and wakes_at <= self.now) or has_ready
         if is_ready and not gone and not visit.heads and row.behind is None:
             # Only jobs that this node does not know: the lane is left as it is.
             return None
@@ -422,26 +435,26 @@ class ClaimPlan:
             self.note_wake(wakes_at)
             if not gone and row.since is None and wakes_at == row.wakes_at:
                 return None
-            return Move(row.id, gone, None, None, None, wakes_at, row.opened_at)
+            return Move(row.id, gone, None, None, wakes_at, row.opened_at)
         if behind is None:
-            return Move(row.id, gone, self.limit_now, None, None, wakes_at, row.opened_at)
+            return Move(row.id, gone, self.limit_now, None, wakes_at, row.opened_at)
         # Who got nothing keeps the place that it had in the line.
         since = row.since if not gone and row.since is not None else self.limit_now
-        return Move(row.id, gone, since, behind.draw.limit, behind.draw.key, wakes_at, row.opened_at)
+        return Move(row.id, gone, since, bucket_id(behind.draw), wakes_at, row.opened_at)
 
     @property
-    def lines_of_batches(self) -> list[tuple[RowId, str]]:
+    def lines_of_batches(self) -> list[Line]:
         """The buckets that lanes wait behind and batches hold permits of, by id, each with the batch.
 
         All lanes of such a batch may go: its permit comes back only when all its jobs are final. Where the bucket is
         paused they cannot, until they are looked at again.
         """
-        lines: list[tuple[RowId, str]] = []
+        lines: list[Line] = []
         for view in self._touched():
             if view.id is None or view.closed_until > self.limit_now:
                 continue
             if view.rule.holds_permits and view.state is not None:
-                lines += [(view.id, batch) for batch in batches_of(view.state)]
+                lines += [Line(view.id, batch) for batch in batches_of(view.state)]
         return lines
 
     def _touched(self) -> list[BucketView]:
@@ -487,7 +500,7 @@ class ClaimPlan:
         """What came of it. `progressed`: something was written; `still_open`: an opened bucket grants more."""
         cut_short = still_open or self._page_was_full or any(visit.cut_short for visit in self.visits)
         return Claimed(
-            jobs=[self._job(head, visit) for visit in self.visits for head in visit.heads[: visit.taken]],
+            jobs=[job for visit in self.visits if visit.taken for job in self._jobs(visit)],
             next_in=self._next_in(),
             # Without progress the next look would see the same, so it waits for something to change.
             # Whoever waits for what came back is to be looked at again.
@@ -534,33 +547,46 @@ class ClaimPlan:
             waits.append(self._next_wake - self.now)
         return max(0, min(waits)) if waits else None
 
-    def _job(self, head: Head, visit: Visit) -> ClaimedJob:
-        return ClaimedJob(
-            head.id,
-            head.task,
-            head.queue,
-            head.payload,
-            head.attempt + 1,
-            head.fence + 1,
-            head.lost,
-            head.enqueued_at,
-            head.run_at,
-            self.now,
-            visit.row.draws,
-            None if head.costs is None else without(head.costs, head.passes),
-            self.limit_now,
-            None if visit.view is None else charges_elsewhere(visit.view.buckets),
-            head.headers,
-            head.options,
-            head.origin,
-            self._throttled_for(head, visit.row.opened_at),
-            head.unreadable,
-        )
+    def _jobs(self, visit: Visit) -> list[ClaimedJob]:
+        """The jobs of a lane that start."""
+        now, limit_now, row = self.now, self.limit_now, visit.row
+        opened_at = None if row.opened_at is None else now - (limit_now - row.opened_at)
+        elsewhere = None if visit.view is None else charges_elsewhere(visit.view.buckets)
+        return [
+            ClaimedJob(
+                head.id,
+                head.task,
+                head.queue,
+                head.payload,
+                head.attempt + 1,
+                head.fence + 1,
+                head.lost,
+                head.enqueued_at,
+                head.run_at,
+                now,
+                row.draws,
+                None if head.costs is None else without(head.costs, head.passes),
+                limit_now,
+                elsewhere,
+                head.headers,
+                head.options,
+                head.origin,
+                0 if opened_at is None else throttled_for(head.run_at, now, opened_at),
+                head.unreadable,
+            )
+            for head in visit.heads[: visit.taken]
+        ]
 
-    def _throttled_for(self, head: Head, opened_at: int | None) -> int:
-        if opened_at is None:
-            return 0
-        return throttled_for(head.run_at, self.now, self.now - (self.limit_now - opened_at))
+
+def put_in_order(heads: list[Head]) -> None:
+    """Sort jobs of a lane as they are started."""
+    heads.sort(key=_by_time)
+    # What is equal stays in its order.
+    heads.sort(key=_by_priority, reverse=True)
+
+
+_by_time = attrgetter("run_at", "id")
+_by_priority = attrgetter("priority")
 
 
 def throttled_for(run_at: int, started_at: int, opened_at: int) -> int:

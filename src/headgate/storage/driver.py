@@ -7,6 +7,7 @@ locked where several clients write at once; where there is only one writer, noth
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
 from headgate.storage.stored_rows import RowDecoder
@@ -22,6 +23,9 @@ class Transaction(Protocol):
 
     estimates_rows: bool
     """Whether the database plans a statement by how many rows it estimates, for the values that are passed."""
+
+    stepped: int
+    """By how much the clock of the database had stepped when rows were locked, microseconds."""
 
     @property
     def now(self) -> int:
@@ -41,6 +45,10 @@ class Transaction(Protocol):
         """The rows of a statement, whose columns are named as the fields of the rows."""
         ...
 
+    async def row(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> R:
+        """The only row of a statement, from its columns as they are: JSON text in one is decoded by the caller."""
+        ...
+
     async def lock(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
         """As `fetch`, for a statement that locks rows; from then on, the time is that at which they were locked."""
         ...
@@ -55,6 +63,15 @@ class Transaction(Protocol):
 
     async def execute(self, statement: str, /, **parameters: Any) -> int:
         """Run a statement that changes rows; how many it changed."""
+        ...
+
+    def atomic(self, *, prepares: tuple[str, ...] = ()) -> AbstractAsyncContextManager[None]:
+        """Commit the statements of a block together, for a procedure that reads before it locks.
+
+        It is called where each statement would commit by itself; where the transaction is open already, as it always
+        is with one writer, the block is part of that. The statements that the block `prepares` are prepared before
+        it begins, so that nothing is locked meanwhile.
+        """
         ...
 
 

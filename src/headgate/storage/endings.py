@@ -8,6 +8,7 @@ import msgspec
 
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import LimitInUse
+from headgate.jobs.draw_set import DrawSet
 from headgate.jobs.job import Draw, JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished
 from headgate.jobs.terms import GateTerms
@@ -48,6 +49,16 @@ def late_ending(
     if terms is None or give_up_at is None or (expires_at is not None and expires_at <= min(now, give_up_at)):
         return JobState.FAILED if terms is None else terms.expires_as, EXPIRED_ERROR
     return terms.rejected_as, rejection_error(behind, None, terms.patience or 0)
+
+
+class DroppedRow(msgspec.Struct):
+    """A waiting job that ends without having run: as what, and which permits it keeps."""
+
+    id: str
+    lane: str
+    state: JobState
+    error: JobError
+    kept: DrawSet
 
 
 class EndedHere(msgspec.Struct, array_like=True):

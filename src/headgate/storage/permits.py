@@ -17,9 +17,8 @@ from headgate.storage.live_rules import LiveRules
 
 
 class Given(NamedTuple):
-    """What a job gives back, and what it keeps. `seq` is what the store knows it by."""
+    """What a job gives back, and what it keeps."""
 
-    seq: int | str
     job_id: str
     draws: tuple[Draw, ...]
     terms: GateTerms

@@ -7,8 +7,10 @@ be read is replaced by a blank, the row names that field, and each process logs 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from functools import lru_cache
+from operator import itemgetter
 from types import NoneType, UnionType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -66,9 +68,13 @@ class RowDecoder(Generic[R]):
             if name != "unreadable"
         ]
         self._tells = "unreadable" in names
+        self.names = [name for name in names if name != "unreadable"]
         self.fields = [Field(name, _kind_of(types[name])) for name in names if name != "unreadable"]
         converters = ((place, _converter(types[field.name], field)) for place, field in enumerate(self.fields))
         self._converters = [(place, convert) for place, convert in converters if convert is not None]
+        places = [place for place, _ in self._converters]
+        self._pick: Callable[[Sequence[Any]], Any] = itemgetter(*places) if places else lambda row: None
+        self._nothing = (None,) * len(places) if len(places) > 1 else None
 
     def decode(self, text: str | bytes) -> list[R]:
         """The rows; those that cannot be read are blank in part."""
@@ -77,8 +83,15 @@ class RowDecoder(Generic[R]):
         except (msgspec.DecodeError, UnicodeError):
             return [self.repaired([_value(raw) for raw in _decode_row(row)]) for row in _decode_row(text)]
 
-    def of(self, row: Iterable[Any]) -> R:
+    def decode_one(self, text: str | bytes) -> R:
+        """A statement's only row."""
+        return self.decode(f"[{text if isinstance(text, str) else text.decode()}]")[0]
+
+    def of(self, row: Sequence[Any]) -> R:
         """One row from its columns, as they are stored, in the order of its fields."""
+        if self._pick(row) == self._nothing:
+            # Nothing to convert, as in most of the widest rows.
+            return self._kind(*row)
         values = list(row)
         try:
             for place, convert in self._converters:
@@ -87,6 +100,13 @@ class RowDecoder(Generic[R]):
         except (msgspec.DecodeError, UnicodeError, ValueError):
             return self.repaired(list(row))
         return self._kind(*values)
+
+    def all_of(self, rows: Iterable[Sequence[Any]]) -> list[R]:
+        """As `of`, of many rows."""
+        kind, pick, nothing = self._kind, self._pick, self._nothing
+        if not self._converters:
+            return [kind(*row) for row in rows]
+        return [kind(*row) if pick(row) == nothing else self.of(row) for row in rows]
 
     def repaired(self, row: Sequence[Any]) -> R:
         """One row from its values, as far as they can be read; what is JSON may be text or decoded already."""
@@ -205,7 +225,9 @@ def _converter(kind: Any, field: Field) -> Any:
     """What makes a value of its field's type from a column; None where it is one already."""
     kinds = _kinds(kind)
     if field.kind == "json":
-        return msgspec.json.Decoder(kind).decode
+        decode = msgspec.json.Decoder(kind).decode
+        # Many jobs have the same ones, and nothing changes them.
+        return lru_cache(10_000)(decode) if kinds in ([tuple[Draw, ...]], [GateTerms]) else decode
     if field.kind == "boolean":
         return bool
     if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], Enum):

@@ -177,7 +177,7 @@ def test_redis_refuses_it_while_it_has_no_script() -> None:
 
 def test_admission_charges_it() -> None:
     bucket = BucketView(Draw("rest", "acme"), RestBetween(30).rule, None)
-    lane = LaneView(1, "default", [bucket], [None, None])
+    lane = LaneView("1", "default", [bucket], [None, None])
     admit([lane], {"default": 10}, NOON)
     assert (lane.taken, lane.behind, lane.opens_at) == (1, bucket, NOON + 30 * SECOND)
     assert bucket.stored == (f"1:rest:{NOON}", NOON + 30 * SECOND)

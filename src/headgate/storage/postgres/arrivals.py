@@ -8,36 +8,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.jobs.job import Draw
-from headgate.storage.postgres.database import Session
-from headgate.storage.postgres.procedure_transaction import PostgresTransaction
-from headgate.storage.procedures.buckets import lock_buckets
-from headgate.storage.row_ids import bucket_id
+import msgspec
+
+from headgate.storage.driver import Transaction
+from headgate.storage.stored_rows import RowDecoder
 
 MERGED_AT_ONCE = 10_000
 
 
-async def merge(session: Session, after: int) -> tuple[int, bool]:
+class _Merged(msgspec.Struct):
+    """A lane to which something has come, and how many arrivals were merged in all."""
+
+    seems_empty: str | None
+    since: int | None
+    merged: int
+
+
+class _Empty(msgspec.Struct):
+    id: str
+    behind: str | None
+
+
+_MERGED = RowDecoder(_Merged, "lane")
+_EMPTY = RowDecoder(_Empty, "lane")
+
+
+async def merge(tx: Transaction, after: int) -> tuple[int, bool]:
     """Count in their lanes what has arrived. Lanes that have become empty wait for nothing any more.
 
     `after` is the last place in line that was given away, and so is the first thing that comes back; the second is
     whether there may be more than was merged at once.
     """
-    rows = await session.fetch("merge", after=after, count=MERGED_AT_ONCE)
-    empty = [row[0] for row in rows if row[0] is not None]
+    rows = await tx.fetch(_MERGED, "merge", after=after, count=MERGED_AT_ONCE)
+    empty = [row.seems_empty for row in rows if row.seems_empty is not None]
     if empty:
-        async with session.transaction():
-            await _empty(session, empty)
-    place = max((row[1] for row in rows if row[1] is not None), default=after)
-    return place, bool(rows) and rows[0][2] >= MERGED_AT_ONCE
+        async with tx.atomic():
+            await _empty(tx, empty)
+    place = max((row.since for row in rows if row.since is not None), default=after)
+    return place, bool(rows) and rows[0].merged >= MERGED_AT_ONCE
 
 
-async def _empty(session: Session, lanes: Sequence[str]) -> None:
+async def _empty(tx: Transaction, lanes: Sequence[str]) -> None:
     # Buckets before lanes, and a look into the lanes only when they are held: a job that comes now arrives anew.
-    behind = {Draw(*row) for row in await session.fetch("lanes_behind", lanes=lanes)}
-    await lock_buckets(PostgresTransaction(session, 0, 0), behind)
-    locked = {bucket_id(draw) for draw in behind} | {None}
-    held = [row[0] for row in await session.fetch("lock_empty", lanes=lanes) if row[1] in locked]
+    behind = sorted(await tx.values("behind_of_lanes", lanes=lanes))
+    locked = {*(await tx.values("buckets_for_update", ids=behind) if behind else ()), None}
+    held = [row.id for row in await tx.fetch(_EMPTY, "lock_empty", lanes=lanes) if row.behind in locked]
     if held:
-        await session.execute("empty_lanes", lanes=held)
-        await session.execute("clear_timers", ids=[bucket_id(draw) for draw in behind])
+        await tx.execute("empty_lanes", lanes=held)
+        await tx.execute("clear_timers", ids=behind)

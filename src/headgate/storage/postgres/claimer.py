@@ -2,28 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
-from headgate.storage.claiming import EXPIRED_A_VISIT
+from headgate.storage.admission import RowId
+from headgate.storage.claiming import EXPIRED_A_VISIT, Head
 from headgate.storage.postgres.arrivals import merge
-from headgate.storage.postgres.claim import SOON, TRIES, OneClaim, Overtaken
 from headgate.storage.postgres.database import Database, Session
 from headgate.storage.postgres.floors import Floors
 from headgate.storage.postgres.limit_time import correct_limit_time
 from headgate.storage.postgres.locked_jobs import LockedJobs
-from headgate.storage.postgres.look import Look
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.server_time import StoreTime
 from headgate.storage.procedures import waiting
+from headgate.storage.procedures.claim import SOON, TRIES, OneClaim, Overtaken, PassedOver
 from headgate.storage.procedures.following import without_held
+from headgate.storage.procedures.look import LOOK_AMONG_OTHERS, Look, LookAmongOthers, open_lane, read_look
 from headgate.storage.procedures.replacement_notes import give_back_noted
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.protocol import Claim, Claimed, Dropped
-from headgate.storage.row_ids import lane_id
 
 MERGE_EVERY = SECOND
 """How often counts are brought up to date at least, where no lane waits for it."""
+
+
+class _PassedOver(PassedOver):
+    """What the claims of this process have met."""
+
+    def __init__(self, floors: Floors, locked: LockedJobs) -> None:
+        self._floors = floors
+        self._locked = locked
+        self.lanes_with_locked, self.locked_ids, self.locked_names = locked.lanes, locked.ids, locked.names
+
+    def floor_of(self, lane: RowId) -> int:
+        return self._floors.of(lane)
+
+    def took(self, microseconds: int) -> None:
+        self._floors.took(microseconds)
+
+    def taken(self, lane: RowId, heads: Sequence[Head]) -> None:
+        self._floors.taken(lane, heads)
+
+    def met(self, heads: Sequence[Head]) -> None:
+        self._locked.met(heads)
 
 
 class Claimer:
@@ -64,37 +87,45 @@ class Claimer:
         claim = self._without_paused(asked)
         self.floors.begin()
         self._locked.begin()
+        tx = PostgresTransaction(session, self._time.now(), self._time.limit_now(), self._time, self._clock)
         has_more = False
         if self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY:
-            has_more = await self.merge(session)
-        look = await self._look(session, claim)
-        if look.has_notes:
-            async with session.transaction():
-                await give_back_noted(PostgresTransaction(session, self._time.now(), self._time.limit_now()))
-        if look.has_arrivals:
+            has_more = await self._merge(tx)
+        row = await self._look(tx, claim)
+        if row.has_notes:
+            async with tx.atomic():
+                await give_back_noted(tx)
+        if row.has_arrivals:
             # Added by others, of whom nothing was heard yet.
-            has_more = await self.merge(session)
-        if look.has_notes or look.has_arrivals:
-            look = await self._look(session, claim)
+            has_more = await self._merge(tx)
+        if row.has_notes or row.has_arrivals:
+            row = await self._look(tx, claim)
+        look = self._seen(row, claim)
         if look.paused != self._paused:
             self._paused = look.paused
             raise Overtaken
         # A node that was declared dead must not own jobs: nobody would take them back.
         if not look.has_joined:
             return Claimed(jobs=(), next_in=None)
-        await self._live.refresh(PostgresTransaction(session, look.now, look.limit_now), look.revision)
-        if look.has_expired:
+        tx.now, tx.limit_now = look.now, look.limit_now
+        await self._live.refresh(tx, look.revision)
+        if row.has_expired:
             dropped += await self._expire(session, claim)
-        one = OneClaim(session, claim, self._live, self._time, self._clock, look, self.floors, self._locked)
-        claimed = await one.run(lambda: self.look(session, claim, known_only=True), dropped)
-        if look.has_arrivals or self.floors.are_used:
+
+        async def look_again() -> Look | None:
+            again = await self._try_look(tx, claim, known_only=True)
+            return None if again is None else self._seen(again, claim)
+
+        passed_over = _PassedOver(self.floors, self._locked)
+        claimed = await OneClaim(tx, claim, self._live, self._clock, look, passed_over).run(look_again, dropped)
+        if row.has_arrivals or self.floors.are_used:
             # Others are about to merge them, or something lies below a floor: soon looked at again.
             claimed = replace(claimed, next_in=min(claimed.next_in or SOON, SOON))
         return replace(claimed, more=True) if has_more else claimed
 
     async def _expire(self, session: Session, claim: Claim) -> list[Dropped]:
         """A job that has expired is told by the claim that would have started it."""
-        lanes = [lane_id(queue, (), "") for queue in claim.rooms]
+        lanes = [open_lane(queue) for queue in claim.rooms]
 
         async def expire(held: frozenset[str]) -> list[Dropped]:
             async with session.transaction():
@@ -111,47 +142,51 @@ class Claimer:
 
     async def merge(self, session: Session) -> bool:
         """Count in their lanes what has arrived; whether there may be more."""
+        return await self._merge(PostgresTransaction(session, self._time.now(), self._time.limit_now()))
+
+    async def _merge(self, tx: PostgresTransaction) -> bool:
         self._expects_arrivals = False
         self._merged_at = self._clock.monotonic()
-        place, has_more = await merge(session, self._last_place)
+        place, has_more = await merge(tx, self._last_place)
         self._last_place = max(self._last_place, place)
         return has_more
 
-    async def _look(self, session: Session, claim: Claim) -> Look:
-        look = await self.look(session, claim, known_only=False)
+    def _seen(self, row: LookAmongOthers, claim: Claim) -> Look:
+        look = Look(row, list(claim.rooms))
+        self.floors.saw(
+            [lane.since or 0 for lane in look.due], [bucket.opens_at or 0 for bucket in look.opened], look.limit_now
+        )
+        return look
+
+    async def _look(self, tx: PostgresTransaction, claim: Claim) -> LookAmongOthers:
+        look = await self._try_look(tx, claim, known_only=False)
         if look is None:
-            look = await self.look(session, claim, known_only=False)
+            look = await self._try_look(tx, claim, known_only=False)
         if look is None:
             raise Overtaken
         return look
 
-    async def look(self, session: Session, claim: Claim, *, known_only: bool) -> Look | None:
+    async def _try_look(self, tx: PostgresTransaction, claim: Claim, *, known_only: bool) -> LookAmongOthers | None:
         """What a claim starts from; None if the server's clock had stepped, which is made good by now."""
-        queues = list(claim.rooms)
         own = self._time.own()
         sent_at = self._clock.monotonic()
-        row = await session.row(
-            "look",
-            node=claim.node,
-            queues=queues,
-            open_lanes=[lane_id(queue, (), "") for queue in queues],
-            count=max([1, *(room.slots for room in claim.rooms.values())]),
-            limits=list(claim.rules),
-            known=claim.known(self._live.gates).as_lines,
+        lanes = [open_lane(queue) for queue in claim.rooms]
+        look = await read_look(
+            tx,
+            LOOK_AMONG_OTHERS,
+            claim,
+            self._live.gates,
             known_only=known_only,
+            open_lanes=lanes,
             now=None if own is None else own.now,
             limit_now=None if own is None else own.limit_now,
-            floors=[self.floors.of(lane_id(queue, (), "")) for queue in queues],
+            floors=[self.floors.of(lane) for lane in lanes],
             due_floor=self.floors.due,
             opened_floor=self.floors.opened,
         )
-        look = Look(row, queues)
         self.floors.took(self._clock.monotonic() - sent_at)
-        self.floors.saw(
-            [lane.since or 0 for lane in look.due], [bucket.opens_at or 0 for bucket in look.opened], look.limit_now
-        )
         stepped = self._time.heard(sent_at, look.now, look.ahead)
         if stepped:
-            await correct_limit_time(session, self._time, look.ahead, stepped)
+            await correct_limit_time(tx.session, self._time, look.ahead, stepped)
             return None
         return look

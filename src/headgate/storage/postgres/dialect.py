@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from headgate.storage.json_text import as_json
-from headgate.storage.postgres.statements import Statement, in_schema, load_statements
+from headgate.storage.postgres.statements import Statement, guarded, in_schema, load_statements
 from headgate.storage.statements import Column, Table, Template, compile_statements
 from headgate.storage.stored_rows import UNREADABLE_DRAWS
 
@@ -66,7 +66,7 @@ class PostgresDialect:
         )
 
     def finish(self, sql: str) -> str:
-        return in_schema(sql, self._schema)
+        return in_schema(guarded(sql), self._schema)
 
 
 def _array(parameter: str, column: Column) -> str:

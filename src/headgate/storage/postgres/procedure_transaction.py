@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from headgate.clock import Clock
@@ -37,6 +39,10 @@ class PostgresTransaction:
     async def fetch(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
         return self._decoded(decoder, await self.session.fetch(statement, **parameters))
 
+    async def row(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> R:
+        (row,) = await self.fetch(decoder, statement, **parameters)
+        return row
+
     async def lock(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
         if self._time is None or self._clock is None:
             return await self.fetch(decoder, statement, **parameters)
@@ -53,13 +59,14 @@ class PostgresTransaction:
     def _decoded(self, decoder: RowDecoder[R], rows: Sequence[Any]) -> list[R]:
         if not rows:
             return []
-        names = [field.name for field in decoder.fields]
         # A record of asyncpg, or a named tuple of psycopg.
         found = list(rows[0].keys() if hasattr(rows[0], "keys") else rows[0]._fields)
-        if found == names:
-            return [decoder.of(row) for row in rows]
-        places = [found.index(name) for name in names]
-        return [decoder.of([row[place] for place in places]) for row in rows]
+        if found == decoder.names:
+            return decoder.all_of(rows)
+        if len(decoder.names) == 1:
+            place = found.index(decoder.names[0])
+            return decoder.all_of([(row[place],) for row in rows])
+        return decoder.all_of(map(itemgetter(*map(found.index, decoder.names)), rows))
 
     async def values(self, statement: str, /, **parameters: Any) -> list[Any]:
         return [row[0] for row in await self.session.fetch(statement, **parameters)]
@@ -69,3 +76,6 @@ class PostgresTransaction:
 
     async def execute(self, statement: str, /, **parameters: Any) -> int:
         return await self.session.execute(statement, **parameters)
+
+    def atomic(self, *, prepares: tuple[str, ...] = ()) -> AbstractAsyncContextManager[None]:
+        return self.session.transaction(prepares=prepares)

@@ -67,7 +67,7 @@ def _compile(text: str, texts: dict[str, str], schema: str) -> Statement:
     lines = _without_comments(text)
     while _SHARED.search(lines):
         lines = _SHARED.sub(lambda shared: _without_comments(texts[shared[1]]), lines)
-    lines = _guarded(lines)
+    lines = guarded(lines)
     names: list[str] = []
 
     def number(found: re.Match[str]) -> str:
@@ -78,7 +78,7 @@ def _compile(text: str, texts: dict[str, str], schema: str) -> Statement:
     return Statement(in_schema(_NAME.sub(number, lines), schema), tuple(names))
 
 
-def _guarded(statement: str) -> str:
+def guarded(statement: str) -> str:
     """The same, with columns whose text may be no JSON: one damaged row would be an error of the whole statement.
 
     A column is only taken for JSON where it has the shape that is written there. `IS JSON` is of PostgreSQL 16.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -41,12 +41,18 @@ class BucketName(NamedTuple):
     key: str
 
 
-class _Charged(NamedTuple):
+class Charged(msgspec.Struct):
+    """The new state of a bucket, and from when on it may be forgotten."""
+
     id: str
     limit_name: str
     key: str
     state: str | None
     idle_at: int
+
+    @classmethod
+    def of(cls, view: BucketView) -> Self:
+        return cls(bucket_id(view.draw), view.draw.limit, view.draw.key, *view.stored)
 
 
 BUCKETS = RowDecoder(BucketRow, "bucket", state=UNREADABLE)
@@ -109,8 +115,7 @@ class BucketViews:
         """Write the states that have changed; whether there were any."""
         charged = self.charged
         if charged:
-            rows = [_Charged(bucket_id(view.draw), view.draw.limit, view.draw.key, *view.stored) for view in charged]
-            await tx.execute("charge", charged=rows)
+            await tx.execute("charge", charged=[Charged.of(view) for view in charged])
         return bool(charged)
 
     def _make(self, draw: Draw, row: BucketRow | None) -> BucketView:

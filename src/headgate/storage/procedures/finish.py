@@ -280,7 +280,7 @@ def states_after(backs: Iterable[Back], final: Iterable[Ended]) -> Iterator[tupl
 async def give(tx: Transaction, jobs: Iterable[tuple[Running, JobState]]) -> None:
     """Take back what these jobs have held and do not keep in their new states, as their rows say already."""
     given = [
-        Given(job.id, job.id, job.draws, job.terms, difference(job.held, job.kept(state)), job.kept(state))
+        Given(job.id, job.draws, job.terms, difference(job.held, job.kept(state)), job.kept(state))
         for job, state in jobs
         if job.held and job.terms is not None
     ]

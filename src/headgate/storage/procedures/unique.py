@@ -244,7 +244,7 @@ class _Addition:
         in_lane = now.state == "waiting"
         given = None
         if after.gone and now.terms is not None:
-            given = Given(now.id, now.id, now.draws, now.terms, after.gone, difference(now.held, after.gone))
+            given = Given(now.id, now.draws, now.terms, after.gone, difference(now.held, after.gone))
         note = note_of(given, before.id if now.has_costs and in_lane else None, before.draws)
         if note is not None and self._tx.has_one_writer:
             # At once, as its lane still waits behind the bucket that may have been closed for its cost.

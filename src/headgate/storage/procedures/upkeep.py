@@ -81,7 +81,7 @@ async def prune(
 
 def _given(job: _Prunable, held: DrawSet) -> Given:
     assert job.terms is not None
-    return Given(job.id, job.id, job.draws, job.terms, held, NO_DRAWS)
+    return Given(job.id, job.draws, job.terms, held, NO_DRAWS)
 
 
 async def evict(tx: Transaction, count: int) -> int:

@@ -13,14 +13,14 @@ import msgspec
 from headgate.jobs.audit import Deed
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen, difference, draws_where, intersection, union
 from headgate.jobs.gating import Regated
-from headgate.jobs.job import Draw, JobError, JobState
+from headgate.jobs.job import Draw, JobState
 from headgate.jobs.lifecycle import require_retriable, require_scheduled
 from headgate.jobs.rescheduling import new_time, require_waiting
 from headgate.jobs.terms import GateTerms, kept_permits
 from headgate.jobs.uniqueness import key_taken
 from headgate.limits.concurrency import load_permits
 from headgate.storage.driver import Transaction
-from headgate.storage.endings import late_ending
+from headgate.storage.endings import DroppedRow, late_ending
 from headgate.storage.following import Ended
 from headgate.storage.json_text import as_json, optional_json
 from headgate.storage.permits import Given, draws_of_batch
@@ -67,7 +67,7 @@ class Found(msgspec.Struct):
         """What it gives back when these permits go."""
         if not gone or self.terms is None:
             return []
-        return [Given(self.id, self.id, self.draws, self.terms, gone, difference(self.held, gone))]
+        return [Given(self.id, self.draws, self.terms, gone, difference(self.held, gone))]
 
     def give_up_at(self, ready_at: int) -> int | None:
         """When it has waited long enough, if it is ready then."""
@@ -120,17 +120,9 @@ class _Locked(msgspec.Struct):
         return self.id, self.lane, self.held, self.waiting
 
 
-class DroppedRow(msgspec.Struct):
-    """A waiting job that ends without having run: as what, and which permits it keeps."""
+class Tied(msgspec.Struct):
+    """A job that has ended without having run, as far as others look at it."""
 
-    id: str
-    lane: str
-    state: JobState
-    error: JobError
-    kept: DrawSet
-
-
-class _Tied(msgspec.Struct):
     id: str
     is_followed: bool
     batch: str | None
@@ -157,7 +149,7 @@ class _Asked(msgspec.Struct):
 _FOUND = RowDecoder(Found, "job", state=JobState.WAITING)
 _EXPIRED = RowDecoder(_Expired, "job")
 _LOCKED = RowDecoder(_Locked, "job")
-_TIED = RowDecoder(_Tied, "job")
+TIED = RowDecoder(Tied, "job")
 _PLAIN = RowDecoder(_Plain, "job")
 
 
@@ -285,11 +277,11 @@ async def expire(
     unmoved = {row.place: row for row in await tx.fetch(_LOCKED, "lock_waiting", ids=[job.id for job in late])}
     late = [job for job in late if job.place in unmoved]
     rows = [_dropped(job, tx.now) for job in late]
-    await tx.fetch(_TIED, "drop_waiting", dropped=rows, now=tx.now)
+    await tx.fetch(TIED, "drop_waiting", dropped=rows, now=tx.now)
     await reopen_behind(tx, {job.lane for job in late if job.has_costs and job.waiting})
     await arrive(tx, [Arrival(job.came_from, -1) for job in late if job.waiting])
     given = [
-        Given(job.id, job.id, job.draws, job.terms, difference(job.held, row.kept), row.kept)
+        Given(job.id, job.draws, job.terms, difference(job.held, row.kept), row.kept)
         for job, row in zip(late, rows, strict=True)
         if job.held and job.terms is not None
     ]

@@ -53,12 +53,12 @@ ON CONFLICT (id) DO UPDATE SET
     idle_at = {greatest}(known.idle_at, excluded.idle_at)
 
 -- name: charge
--- Keep the states of buckets that were charged; the first charge of a bucket makes its row.
+-- Keep the states of buckets that were charged. Where others write, they are locked; otherwise the first charge of a
+-- bucket makes its row.
 INSERT INTO headgate.bucket AS known (id, limit_name, key, state, idle_at)
 SELECT id, limit_name, key, state, idle_at
 FROM {rows:charged(id text, limit_name text, key text, state text, idle_at bigint)}
 WHERE true
-ORDER BY id
 ON CONFLICT (id) DO UPDATE SET state = excluded.state, idle_at = excluded.idle_at
 
 -- name: missing_buckets

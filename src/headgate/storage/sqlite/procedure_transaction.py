@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
 from headgate.storage.sqlite.dialect import STATEMENTS, as_one_value
@@ -29,6 +30,7 @@ class SqliteTransaction:
 
     has_one_writer = True
     estimates_rows = False
+    stepped = 0
 
     def __init__(self, connection: sqlite3.Connection, now: int, limit_now: int, places: Places) -> None:
         self._connection = connection
@@ -49,6 +51,13 @@ class SqliteTransaction:
             return [decoder.of([row[place] for place in order]) for row in cursor.fetchall()]
         # fetchall, not fetchone: it runs the statement to its end, so that it holds no read transaction open.
         return decoder.decode(self._connection.execute(as_one_value(statement, decoder), bound).fetchall()[0][0])
+
+    async def row(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> R:
+        known = STATEMENTS[statement]
+        cursor = self._connection.execute(known.sql, known.bind(parameters))
+        places = {column[0]: place for place, column in enumerate(cursor.description)}
+        (row,) = cursor.fetchall()
+        return decoder.of([row[places[field.name]] for field in decoder.fields])
 
     async def lock(self, decoder: RowDecoder[R], statement: str, /, **parameters: Any) -> list[R]:
         # Nobody was waited for.
@@ -72,3 +81,6 @@ class SqliteTransaction:
                 # An integer of more than 64 bits. Read from JSON it would break a constraint of its column.
                 raise sqlite3.IntegrityError(str(error)) from error
         return self._connection.execute(known.sql, known.bind(parameters)).rowcount
+
+    def atomic(self, *, prepares: tuple[str, ...] = ()) -> AbstractAsyncContextManager[None]:
+        return nullcontext()

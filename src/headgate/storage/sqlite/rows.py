@@ -18,4 +18,3 @@ class BucketRow(msgspec.Struct, array_like=True):
 
 
 decode_buckets = RowDecoder(BucketRow, "bucket", state=UNREADABLE).decode
-decode_keys = msgspec.json.Decoder(set[str]).decode

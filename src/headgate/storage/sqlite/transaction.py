@@ -5,9 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-import msgspec
-from msgspec.structs import replace
-
 from headgate.clock import Clock
 from headgate.jobs.audit import Deed
 from headgate.jobs.job import JobState
@@ -15,18 +12,17 @@ from headgate.storage.driver import run_to_end
 from headgate.storage.following import Ended
 from headgate.storage.procedures import following
 from headgate.storage.procedures.audit import keep_deed
+from headgate.storage.procedures.claim import claim_alone
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.protocol import (
     Claim,
     Claimed,
 )
-from headgate.storage.sqlite.claim import ClaimTransaction
 from headgate.storage.sqlite.procedure_transaction import Places, SqliteTransaction
 from headgate.storage.sqlite.statements import as_json, fetch
 from headgate.storage.stored_rows import RowDecoder
 
 _decode_ties = RowDecoder(Ended, "job", state=JobState.FAILED).decode
-_decode_queues = msgspec.json.Decoder(frozenset[str]).decode
 
 
 class Transaction:
@@ -47,12 +43,8 @@ class Transaction:
     def claim(self, claim: Claim) -> Claimed:
         # Dated as late as can be: what was written before in this transaction has taken its time.
         now, limit_now = self._clock.now(), self._clock.monotonic() + self._ahead
-        paused = _decode_queues(fetch(self._connection, "paused_queues"))
-        if paused:
-            rooms = {queue: room for queue, room in claim.rooms.items() if queue not in paused}
-            claim = replace(claim, rooms=rooms)
         tx = SqliteTransaction(self._connection, now, limit_now, self._places)
-        return ClaimTransaction(self._connection, claim, self.live, now, limit_now, tx, self._tell).run()
+        return run_to_end(claim_alone(tx, claim, self.live, self._clock))
 
     def note(self, deed: Deed | None) -> None:
         """Keep what somebody did, in the commit that does it."""

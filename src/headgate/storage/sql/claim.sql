@@ -1,0 +1,610 @@
+-- Claiming: the look, what is locked and read after it, and what is written.
+
+-- part: known
+-- What jobs are known by that the node may start: one text, as a list costs to send, split once a statement.
+(SELECT string_to_array(:known::text, E'\n'))::text[]
+
+-- part: lane_is_known [postgres]
+-- Whether this node knows a lane: all its limits, and the gate of a ready job among the first of each priority.
+NOT EXISTS (
+    SELECT 1 FROM json_array_elements(lane.draws::json) AS draw WHERE NOT draw ->> 0 = ANY(:limits::text[])
+)
+AND EXISTS (
+    SELECT 1
+    FROM (
+        SELECT gate FROM headgate.job
+        WHERE job.lane = lane.id AND waiting AND NOT delayed
+        ORDER BY priority DESC, run_at, id
+        LIMIT 100
+    ) AS first
+    WHERE gate = ANY(@known)
+    UNION ALL
+    SELECT 1
+    FROM generate_series(0, 9) AS level
+    WHERE EXISTS (
+        SELECT 1
+        FROM (
+            SELECT gate FROM headgate.job
+            WHERE job.lane = lane.id AND waiting AND delayed AND priority = level AND run_at <= (SELECT now FROM instant)
+            ORDER BY run_at, id
+            LIMIT 100
+        ) AS ripe
+        WHERE gate = ANY(@known)
+    )
+)
+
+-- part: lane_is_known [sqlite]
+-- Draws that are damaged are of no limit.
+NOT EXISTS (
+    SELECT 1 FROM json_each(iif(json_valid(lane.draws), lane.draws, '[["", ""]]')) AS draw
+    WHERE json_extract(draw.value, '$[0]') NOT IN (SELECT value FROM json_each(:limits))
+)
+AND EXISTS (
+    SELECT 1
+    FROM (
+        SELECT gate FROM job
+        WHERE job.lane = lane.id AND waiting AND delayed = 0
+        ORDER BY priority DESC, run_at, rowid
+        LIMIT 100
+    )
+    WHERE gate {any:known_json text}
+    UNION ALL
+    SELECT 1
+    FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+    WHERE EXISTS (
+        SELECT 1
+        FROM (
+            SELECT gate FROM job
+            WHERE job.lane = lane.id AND waiting AND delayed = 1 AND priority = level.column1 AND run_at <= :now
+            ORDER BY run_at, rowid
+            LIMIT 100
+        )
+        WHERE gate {any:known_json text}
+    )
+)
+
+-- part: lane_row [postgres]
+-- A lane as the look reads it. One that was asleep is in line since it woke.
+json_build_array(
+    lane.id, lane.queue, lane.draws, lane.waiting,
+    coalesce(lane.since, (SELECT limit_now - now FROM instant) + lane.wakes_at), lane.behind, lane.wakes_at,
+    lane.variant, lane.opened_at
+)
+
+-- part: lane_row [sqlite]
+json_array(
+    lane.id, lane.queue, CAST(lane.draws AS text), lane.waiting, coalesce(lane.since, :limit_now - :now + lane.wakes_at),
+    lane.behind, lane.wakes_at, lane.variant, lane.opened_at
+)
+
+-- part: instant
+-- What time it is: the server's, unless the caller brings its own.
+instant AS MATERIALIZED (
+    SELECT
+        coalesce(:now::bigint, @server_clock) AS now,
+        coalesce(:limit_now::bigint, @server_clock + ahead) AS limit_now,
+        ahead
+    FROM headgate.limit_time
+)
+
+-- name: look [postgres]
+-- What a claim starts from, without any lock: opened buckets with lanes behind them, lanes that are due, the heads of
+-- the lanes without draws (`open_lanes`, one for each of `queues`), and the next timers.
+-- The floors are where to begin reading what is worn at its front; 0 is the start.
+-- :known_only leaves out the lanes that this node could do nothing with.
+WITH @instant
+SELECT
+    now,
+    limit_now,
+    ahead,
+    EXISTS (SELECT 1 FROM headgate.node WHERE id = :node AND gone IS NULL) AS has_joined,
+    (SELECT coalesce(json_agg(queue), '[]') FROM headgate.paused_queue) AS paused,
+    (SELECT revision FROM headgate.limit_revision) AS revision,
+    EXISTS (SELECT 1 FROM headgate.arrival WHERE draws <> '[]' AND queue = ANY(:queues::text[])) AS has_arrivals,
+    EXISTS (SELECT 1 FROM headgate.replacement_note) AS has_notes,
+    EXISTS (
+        SELECT 1
+        FROM (
+            (
+                SELECT lane, expires_at AS late_at FROM headgate.job
+                WHERE waiting AND expires_at IS NOT NULL
+                ORDER BY expires_at
+                LIMIT 10
+            )
+            UNION ALL
+            (
+                SELECT lane, give_up_at FROM headgate.job
+                WHERE waiting AND give_up_at IS NOT NULL
+                ORDER BY give_up_at
+                LIMIT 10
+            )
+        ) AS next
+        WHERE late_at <= now AND lane = ANY(:open_lanes::text[])
+    ) AS has_expired,
+    (
+        SELECT coalesce(json_agg(json_build_array(id, limit_name, key, state, opens_at, closed_until)), '[]')
+        FROM (
+            SELECT * FROM headgate.bucket
+            WHERE opens_at <= (SELECT limit_now FROM instant) AND opens_at >= :opened_floor::bigint
+                AND limit_name = ANY(:limits::text[])
+                AND EXISTS (
+                    SELECT 1 FROM headgate.lane
+                    WHERE behind = bucket.id AND queue = ANY(:queues::text[])
+                        AND (NOT :known_only::boolean OR (@lane_is_known))
+                )
+            ORDER BY opens_at
+            LIMIT :count::integer
+        ) AS opened
+    ) AS opened,
+    (
+        SELECT coalesce(json_agg(@lane_row), '[]')
+        FROM unnest(:queues::text[]) AS wanted
+        CROSS JOIN LATERAL (
+            SELECT * FROM headgate.lane
+            WHERE queue = wanted AND gated AND behind IS NULL AND since >= :due_floor::bigint
+                AND (NOT :known_only::boolean OR (@lane_is_known))
+            ORDER BY since, id
+            LIMIT :count::integer
+        ) AS lane
+    ) AS due,
+    (
+        SELECT coalesce(json_agg(@lane_row), '[]')
+        FROM unnest(:queues::text[]) AS wanted
+        CROSS JOIN LATERAL (
+            SELECT * FROM headgate.lane
+            WHERE queue = wanted AND gated AND since IS NULL AND wakes_at <= (SELECT now FROM instant)
+                AND (NOT :known_only::boolean OR (@lane_is_known))
+            ORDER BY wakes_at
+            LIMIT :count::integer
+        ) AS lane
+    ) AS woken,
+    (
+        SELECT coalesce(json_agg(json_build_array(ready, ripe, next_wake, unknown, ripe_unknown)), '[]')
+        FROM unnest(:open_lanes::text[], :floors::bigint[]) WITH ORDINALITY AS open (lane, floor, number)
+        CROSS JOIN LATERAL (
+            SELECT
+                count(*) FILTER (WHERE gate = ANY(@known)) AS ready,
+                coalesce(json_agg(json_build_array(id, task)) FILTER (WHERE NOT gate = ANY(@known)), '[]') AS unknown
+            FROM (
+                SELECT id, task, gate FROM headgate.job
+                WHERE job.lane = open.lane AND waiting AND NOT delayed AND run_at >= open.floor
+                ORDER BY priority DESC, run_at, id
+                LIMIT :count::integer
+            ) AS first
+        ) AS plain
+        CROSS JOIN LATERAL (
+            SELECT
+                sum(ripe.ripe)::bigint AS ripe, min(next.run_at) AS next_wake,
+                coalesce(json_agg(ripe.unknown) FILTER (WHERE ripe.unknown IS NOT NULL), '[]') AS ripe_unknown
+            FROM generate_series(0, 9) AS level
+            LEFT JOIN LATERAL (
+                SELECT
+                    count(*) AS ripe,
+                    json_agg(json_build_array(id, task)) FILTER (WHERE NOT gate = ANY(@known)) AS unknown
+                FROM (
+                    SELECT id, task, gate FROM headgate.job
+                    WHERE job.lane = open.lane AND waiting AND delayed AND priority = level
+                        AND run_at <= (SELECT now FROM instant)
+                    LIMIT :count::integer
+                ) AS first
+            ) AS ripe ON true
+            LEFT JOIN LATERAL (
+                SELECT run_at FROM headgate.job
+                WHERE job.lane = open.lane AND waiting AND delayed AND priority = level AND run_at > (SELECT now FROM instant)
+                ORDER BY run_at
+                LIMIT 1
+            ) AS next ON true
+        ) AS delayed
+    ) AS ungated,
+    (SELECT min(opens_at) FROM headgate.bucket WHERE opens_at > (SELECT limit_now FROM instant)) AS next_bucket,
+    (
+        SELECT min(earliest)
+        FROM unnest(:queues::text[]) AS wanted
+        CROSS JOIN LATERAL (
+            SELECT min(wakes_at) AS earliest FROM headgate.lane
+            WHERE queue = wanted AND gated AND since IS NULL AND wakes_at > (SELECT now FROM instant)
+        ) AS asleep
+    ) AS next_wake
+FROM instant
+
+-- name: look [sqlite]
+-- Lanes without draws are read as they are: their counts are exact, and `heads` reads what is in them. Paused queues are
+-- left out at once.
+WITH wanted AS MATERIALIZED (
+    SELECT value AS queue FROM json_each(:queues) WHERE value NOT IN (SELECT queue FROM paused_queue)
+)
+SELECT
+    :now AS now,
+    :limit_now AS limit_now,
+    EXISTS (SELECT 1 FROM node WHERE id = :node) AS has_joined,
+    (SELECT json_group_array(queue) FROM paused_queue) AS paused,
+    (SELECT revision FROM limit_revision) AS revision,
+    (
+        SELECT json_group_array(json_array(id, limit_name, key, state, opens_at, closed_until))
+        FROM (
+            SELECT * FROM bucket
+            WHERE opens_at <= :limit_now
+                AND +limit_name IN (SELECT value FROM json_each(:limits))
+                AND EXISTS (
+                    SELECT 1 FROM lane
+                    WHERE behind = bucket.id AND queue IN (SELECT queue FROM wanted)
+                        AND (NOT :known_only OR (@lane_is_known))
+                )
+            ORDER BY opens_at
+            LIMIT :count
+        )
+    ) AS opened,
+    (
+        SELECT json_group_array(@lane_row)
+        FROM wanted
+        JOIN lane ON lane.id IN (
+            SELECT id FROM lane
+            WHERE queue = wanted.queue AND gated AND behind IS NULL AND since IS NOT NULL
+                AND (NOT :known_only OR (@lane_is_known))
+            ORDER BY since, id
+            LIMIT :count
+        )
+    ) AS due,
+    (
+        SELECT json_group_array(@lane_row)
+        FROM wanted
+        JOIN lane ON lane.id IN (
+            SELECT id FROM lane
+            WHERE queue = wanted.queue AND gated AND since IS NULL AND wakes_at <= :now
+                AND (NOT :known_only OR (@lane_is_known))
+            ORDER BY wakes_at
+            LIMIT :count
+        )
+    ) AS woken,
+    (
+        -- One that is asleep is in no line.
+        SELECT json_group_array(json_array(id, lane.queue, '[]', waiting, since, behind, wakes_at, variant, opened_at))
+        FROM wanted
+        JOIN lane ON lane.queue = wanted.queue AND lane.draws = '[]' AND lane.variant = '' AND lane.waiting > 0
+    ) AS open,
+    (SELECT min(opens_at) FROM bucket WHERE opens_at > :limit_now) AS next_bucket,
+    (
+        SELECT min(earliest)
+        FROM (
+            SELECT (
+                SELECT min(wakes_at) FROM lane WHERE queue = wanted.queue AND since IS NULL AND wakes_at > :now
+            ) AS earliest
+            FROM wanted
+        )
+    ) AS next_wake
+
+-- name: behind [postgres]
+-- The lanes of each queue that have waited longest behind each opened bucket, as many of each as it grants.
+WITH instant AS MATERIALIZED (SELECT :now::bigint AS now)
+SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at
+FROM {rows:granting(bucket text, grants integer)}
+CROSS JOIN unnest(:queues::text[]) AS wanted
+CROSS JOIN LATERAL (
+    SELECT * FROM headgate.lane
+    WHERE behind = granting.bucket AND queue = wanted
+        AND (NOT :known_only::boolean OR (@lane_is_known))
+    ORDER BY since, id
+    LIMIT granting.grants
+) AS lane
+
+-- name: behind [sqlite]
+-- At most :most of each.
+SELECT lane.id, lane.queue, draws, waiting, since, behind, wakes_at, variant, opened_at
+FROM {rows:granting(bucket text, grants integer)}
+CROSS JOIN json_each(:queues) AS wanted
+JOIN lane ON lane.id IN (
+    SELECT id FROM lane
+    WHERE behind = granting.bucket AND queue = wanted.value
+        AND (NOT :known_only OR (@lane_is_known))
+    ORDER BY since, id
+    LIMIT :most
+)
+
+-- part: me
+-- The node itself, held so that nobody declares it dead while it takes jobs: they would be nobody's.
+me AS MATERIALIZED (
+    SELECT id FROM headgate.node WHERE id = :node AND gone IS NULL FOR KEY SHARE
+)
+
+-- name: lock_for_claim [postgres]
+-- The node that claims, held, and these buckets, locked in the order of their ids, with the time at which each was.
+WITH @me
+SELECT
+    bucket.id, limit_name AS "limit", key, state, opens_at, closed_until, @server_clock AS locked_at,
+    (SELECT ahead FROM headgate.limit_time) AS ahead
+FROM me
+CROSS JOIN LATERAL (
+    SELECT * FROM headgate.bucket WHERE id {any:ids text} ORDER BY id FOR UPDATE
+) AS bucket
+
+-- name: lock_lanes [postgres]
+-- Those of these lanes that are still due, behind an opened bucket or awake, and that nobody else has locked; and which
+-- revision of the settings holds while the node is held.
+SELECT revision, held.*
+FROM headgate.limit_revision
+LEFT JOIN (
+    SELECT id, waiting, since, behind, wakes_at, opened_at
+    FROM headgate.lane
+    WHERE id {any:lanes text}
+        AND (
+            (behind IS NULL AND since IS NOT NULL)
+            OR behind {any:opened text}
+            OR (since IS NULL AND wakes_at <= :now)
+        )
+    FOR UPDATE SKIP LOCKED
+) AS held ON true
+
+-- part: head
+-- What a claim reads of a job.
+job.id, job.lane, job.task, job.queue, job.payload, job.priority, job.run_at, job.attempt, job.fence, job.lost,
+job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed, job.give_up_at,
+CASE WHEN job.held <> 0 THEN job.draws END AS draws, job.gate
+
+-- part: head_as_text
+-- As head, of a database that keeps what was written whatever its type is.
+job.id, job.lane, job.task, job.queue, CAST(job.payload AS text) AS payload, job.priority, job.run_at, job.attempt, job.fence,
+job.lost, job.enqueued_at, job.expires_at, job.costs, job.headers, job.options, job.origin, job.terms, job.held, job.passed,
+job.give_up_at, CASE WHEN job.held <> 0 THEN job.draws END AS draws, job.gate
+
+-- part: not_locked
+-- Whether a job is not one of those, by id and fence, that this process has found locked.
+(cardinality(:locked::text[]) = 0 OR id || ':' || fence <> ALL(:locked))
+
+-- name: heads [postgres]
+-- The first jobs of each lane that asked for no time, from its floor on.
+SELECT @head
+FROM {rows:visited(lane text, floor bigint)}
+CROSS JOIN LATERAL (
+    SELECT * FROM headgate.job
+    WHERE job.lane = visited.lane AND waiting AND NOT delayed AND run_at >= visited.floor AND @not_locked
+    ORDER BY priority DESC, run_at, id
+    LIMIT :count::integer
+) AS job
+
+-- name: heads [sqlite]
+SELECT @head_as_text
+FROM json_each(:lanes) AS visited
+JOIN job ON job.rowid IN (
+    SELECT rowid FROM job
+    WHERE lane = visited.value AND waiting AND delayed = 0
+    ORDER BY priority DESC, run_at, rowid
+    LIMIT :count
+)
+
+-- name: heads_ready [postgres]
+-- The first ready jobs of each lane, those that asked for a time and are due among them: :all, or those that are known
+-- to the node.
+SELECT @head
+FROM unnest(:lanes::text[]) AS visited (lane)
+CROSS JOIN LATERAL (
+    SELECT * FROM (
+        SELECT * FROM headgate.job
+        WHERE job.lane = visited.lane AND waiting AND NOT delayed AND (:all::boolean OR gate = ANY(@known)) AND @not_locked
+        ORDER BY priority DESC, run_at, id
+        LIMIT :count::integer
+    ) AS plain
+    UNION ALL
+    SELECT ripe.*
+    FROM generate_series(0, 9) AS level
+    CROSS JOIN LATERAL (
+        SELECT * FROM headgate.job
+        WHERE job.lane = visited.lane AND waiting AND delayed AND priority = level AND run_at <= :now
+            AND (:all::boolean OR gate = ANY(@known)) AND @not_locked
+        ORDER BY run_at, id
+        LIMIT :count::integer
+    ) AS ripe
+) AS job
+
+-- name: heads_ready [sqlite]
+SELECT @head_as_text
+FROM json_each(:lanes) AS visited
+JOIN job ON job.rowid IN (
+    SELECT rowid FROM (
+        SELECT rowid FROM job
+        WHERE lane = visited.value AND waiting AND delayed = 0 AND (:all OR gate {any:known_json text})
+        ORDER BY priority DESC, run_at, rowid
+        LIMIT :count
+    )
+    UNION ALL
+    SELECT ripe.rowid
+    FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+    JOIN job AS ripe ON ripe.rowid IN (
+        SELECT rowid FROM job
+        WHERE lane = visited.value AND waiting AND delayed = 1 AND priority = level.column1 AND run_at <= :now
+            AND (:all OR gate {any:known_json text})
+        ORDER BY run_at, rowid
+        LIMIT :count
+    )
+)
+
+-- part: me_as_read
+-- As me, if what is set and which gates are the newest is still of that revision. Who changes it waits for the node.
+me AS MATERIALIZED (
+    SELECT id FROM headgate.node
+    WHERE id = :node AND (SELECT revision FROM headgate.limit_revision) = :revision
+    FOR KEY SHARE
+)
+
+-- part: left_lanes
+-- A lane's count is lowered by an arrival, so that nodes that claim at once do not wait for each other.
+left_lanes AS (
+    INSERT INTO headgate.arrival (lane, queue, draws, variant, jobs, is_ready, since)
+    SELECT lane, queue, '[]', '', -count(*), false, :limit_now FROM taken GROUP BY lane, queue
+)
+
+-- name: take_ungated [postgres]
+-- Waiting jobs without limits are now the node's to run: the first of each lane, so many of each, from its floor on.
+-- The ids are an array, not a join: it is planned as few, and so by the primary key, whatever the statistics say.
+WITH @me_as_read,
+taken AS (
+    UPDATE headgate.job
+    SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
+        cancel_requested = false, charged_at = :limit_now, uncharged = held | passed
+    WHERE job.id = ANY(
+        ARRAY(
+            SELECT first.id
+            FROM me
+            CROSS JOIN {rows:visited(lane text, most integer, floor bigint)}
+            CROSS JOIN LATERAL (
+                SELECT id FROM headgate.job AS first
+                WHERE first.lane = visited.lane AND waiting AND NOT delayed AND run_at >= visited.floor
+                    AND gate = ANY(@known) AND (expires_at IS NULL OR expires_at > :now)
+                    AND (give_up_at IS NULL OR give_up_at > :now)
+                ORDER BY priority DESC, run_at, id
+                LIMIT visited.most
+                FOR UPDATE SKIP LOCKED
+            ) AS first
+        )
+    )
+    RETURNING job.*
+),
+@left_lanes
+SELECT @head FROM taken AS job
+
+-- name: take_ungated_ripe [postgres]
+-- As take_ungated, where jobs that asked for a time are due among them.
+WITH @me_as_read,
+candidate AS (
+    SELECT first.id, first.lane, first.priority, first.run_at
+    FROM me
+    CROSS JOIN unnest(:visited.lane::text[], :visited.most::integer[]) AS visited (visited_lane, most)
+    CROSS JOIN LATERAL (
+        SELECT * FROM (
+            SELECT id, lane, priority, run_at FROM headgate.job
+            WHERE job.lane = visited_lane AND waiting AND NOT delayed AND gate = ANY(@known)
+                AND (expires_at IS NULL OR expires_at > :now) AND (give_up_at IS NULL OR give_up_at > :now)
+            ORDER BY priority DESC, run_at, id
+            LIMIT most
+            FOR UPDATE SKIP LOCKED
+        ) AS plain
+        UNION ALL
+        SELECT ripe.*
+        FROM generate_series(0, 9) AS level
+        CROSS JOIN LATERAL (
+            SELECT id, lane, priority, run_at FROM headgate.job
+            WHERE job.lane = visited_lane AND waiting AND delayed AND priority = level AND run_at <= :now
+                AND gate = ANY(@known) AND (expires_at IS NULL OR expires_at > :now) AND (give_up_at IS NULL OR give_up_at > :now)
+            ORDER BY run_at, id
+            LIMIT most
+            FOR UPDATE SKIP LOCKED
+        ) AS ripe
+    ) AS first
+),
+chosen AS (
+    SELECT first.id
+    FROM {rows:visited(lane text, most integer, floor bigint)}
+    CROSS JOIN LATERAL (
+        SELECT id FROM candidate WHERE candidate.lane = visited.lane ORDER BY priority DESC, run_at, id LIMIT most
+    ) AS first
+),
+taken AS (
+    UPDATE headgate.job
+    SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
+        cancel_requested = false, charged_at = :limit_now, uncharged = held | passed
+    WHERE job.id = ANY(ARRAY(SELECT id FROM chosen))
+    RETURNING job.*
+),
+@left_lanes
+SELECT @head FROM taken AS job
+
+-- name: left_in_lanes [postgres]
+-- What is left of these lanes without the jobs that are gone from them: whether there is one that asked for no time, and
+-- when the next delayed one is due.
+SELECT
+    wanted.lane,
+    EXISTS (
+        SELECT 1 FROM headgate.job WHERE job.lane = wanted.lane AND waiting AND NOT delayed AND id <> ALL(:gone::text[])
+    ) AS has_ready,
+    (
+        SELECT min(earliest.run_at)
+        FROM generate_series(0, 9) AS level
+        CROSS JOIN LATERAL (
+            SELECT run_at FROM headgate.job
+            WHERE job.lane = wanted.lane AND waiting AND delayed AND priority = level AND id <> ALL(:gone::text[])
+            ORDER BY run_at
+            LIMIT 1
+        ) AS earliest
+    ) AS earliest
+FROM unnest(:lanes::text[]) AS wanted (lane)
+
+-- name: left_in_lanes [sqlite]
+SELECT
+    wanted.value AS lane,
+    EXISTS (
+        SELECT 1 FROM job
+        WHERE lane = wanted.value AND waiting AND delayed = 0 AND id NOT IN (SELECT value FROM json_each(:gone))
+    ) AS has_ready,
+    (
+        SELECT min(earliest)
+        FROM (
+            SELECT (
+                SELECT run_at FROM job
+                WHERE lane = wanted.value AND waiting AND delayed = 1 AND priority = level.column1
+                    AND id NOT IN (SELECT value FROM json_each(:gone))
+                ORDER BY run_at
+                LIMIT 1
+            ) AS earliest
+            FROM (VALUES (0), (1), (2), (3), (4), (5), (6), (7), (8), (9)) AS level
+        )
+    ) AS earliest
+FROM json_each(:lanes) AS wanted
+
+-- name: write_claim [postgres]
+-- What a claim of gated jobs comes to: charged buckets, lanes that have moved, and jobs that are the node's to run.
+-- It counts as made only if all the jobs, which come back, still wait in the lanes in which they were read, as they were
+-- read, and nobody else has one of them locked: that may be a user's transaction, for which nobody is to wait.
+WITH charge AS (
+    UPDATE headgate.bucket SET state = charged.state, idle_at = charged.idle_at
+    FROM {rows:charged(id text, state text, idle_at bigint)}
+    WHERE bucket.id = charged.id
+),
+move AS (
+    UPDATE headgate.lane
+    SET waiting = lane.waiting - moved.gone, since = moved.since, behind = moved.behind, wakes_at = moved.wakes_at,
+        opened_at = moved.opened_at
+    FROM {rows:moved(id text, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint)}
+    WHERE lane.id = moved.id
+),
+free AS (
+    SELECT id FROM headgate.job WHERE id = ANY(:starting.id::text[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE headgate.job
+SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
+    cancel_requested = false, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged
+FROM {rows:starting(id text, lane text, fence integer, held bigint, uncharged bigint)}
+JOIN free ON free.id = starting.id
+WHERE job.id = starting.id AND job.lane = starting.lane AND job.fence = starting.fence AND job.state = 'waiting'
+RETURNING job.id
+
+-- name: start_jobs [sqlite]
+-- Jobs without terms are now the node's to run. SQLite writes one table a statement; `charge` keeps the buckets.
+UPDATE job
+SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
+    cancel_requested = 0, charged_at = :limit_now
+WHERE id {any:ids text} AND +waiting
+
+-- name: start_with_terms [sqlite]
+-- As start_jobs, for jobs with terms: they may hold permits, or pass some of their draws.
+UPDATE job
+SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
+    cancel_requested = 0, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged
+FROM {rows:starting(id text, lane text, fence integer, held bigint, uncharged bigint)}
+WHERE job.id = starting.id AND +waiting
+
+-- name: move_lanes [sqlite]
+-- Lanes after a claim.
+UPDATE lane
+SET waiting = lane.waiting - moved.gone, since = moved.since, behind = moved.behind, wakes_at = moved.wakes_at,
+    opened_at = moved.opened_at
+FROM {rows:moved(id text, gone integer, since bigint, behind text, wakes_at bigint, opened_at bigint)}
+WHERE lane.id = moved.id
+
+-- name: let_in
+-- The lanes of a batch that holds a permit wait behind its bucket, which is locked, no more.
+UPDATE headgate.lane SET behind = NULL, opened_at = :limit_now
+FROM {rows:line(bucket text, batch text)}
+WHERE lane.behind = line.bucket AND {position}(lane.variant, line.batch) > 0
+
+-- name: lockable [postgres]
+-- Those of these jobs that nobody else has locked.
+SELECT id FROM headgate.job WHERE id {any:ids text} ORDER BY id FOR NO KEY UPDATE SKIP LOCKED

@@ -1,2 +1,0 @@
--- Whether a node is registered.
-SELECT EXISTS (SELECT 1 FROM node WHERE id = :node)

@@ -1,2 +1,0 @@
--- Which revision of the settings holds.
-SELECT revision FROM limit_revision
