@@ -102,7 +102,8 @@ async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, 
     if tx.has_one_writer:
         count = await tx.execute("add_jobs", new=rows)
         if count < len(rows):
-            added = set(await tx.values("just_added", count=count))
+            # Where none was stored, the connection's last rowid is of another table.
+            added = set(await tx.values("just_added", count=count)) if count else set()
             rows = list({row.id: row for row in rows if row.id in added}.values())
         await arrive(tx, _arrivals(rows, lanes))
     else:
