@@ -76,7 +76,7 @@ class Client:
         )
         self.elsewhere: LimitsElsewhere = LimitsElsewhere(registry.limits, storage, clock, limits_url)
         self.opening: Opening = Opening(open=self._open, last_words=self._end_callbacks, close=self._close)
-        self.portal: Portal = Portal(lambda: self, lambda: self.opening.loop)
+        self._portal: Portal = Portal(lambda: self, lambda: self.opening.loop)
         self._clock = clock
         self._bus = bus
         self._ids = ids
@@ -86,17 +86,27 @@ class Client:
 
     # ------------------------------------------------------------------------------------------ connecting
 
+    @property
+    def portal(self) -> Portal:
+        """What runs the app's verbs for code that cannot await."""
+        # Asked here, in the caller's context: the portal's thread has one of its own.
+        self._require_shared()
+        return self._portal
+
     async def __aenter__(self) -> Self:
-        if IN_CHILD.get() and self.storage.is_in_process:
-            raise DeclarationError(
-                "jobs on memory:// are in the memory of another process: a process task cannot enqueue there; "
-                "use sqlite:///path or postgresql://…"
-            )
+        self._require_shared()
         await self.opening.enter()
         return self
 
     async def __aexit__(self, *details: object) -> None:
         await self.opening.leave()
+
+    def _require_shared(self) -> None:
+        if IN_CHILD.get() and self.storage.is_in_process:
+            raise DeclarationError(
+                "jobs on memory:// are in the memory of another process: a process task cannot enqueue there; "
+                "use sqlite:///path or postgresql://…"
+            )
 
     async def _open(self) -> None:
         await self.storage.open()
