@@ -76,7 +76,7 @@ class Client:
         )
         self.elsewhere: LimitsElsewhere = LimitsElsewhere(registry.limits, storage, clock, limits_url)
         self.opening: Opening = Opening(open=self._open, last_words=self._end_callbacks, close=self._close)
-        self._portal: Portal = Portal(lambda: self, lambda: self.opening.loop)
+        self.portal: Portal = Portal(lambda: self, lambda: self.opening.loop, self.require_shared)
         self._clock = clock
         self._bus = bus
         self._ids = ids
@@ -86,22 +86,16 @@ class Client:
 
     # ------------------------------------------------------------------------------------------ connecting
 
-    @property
-    def portal(self) -> Portal:
-        """What runs the app's verbs for code that cannot await."""
-        # Asked here, in the caller's context: the portal's thread has one of its own.
-        self._require_shared()
-        return self._portal
-
     async def __aenter__(self) -> Self:
-        self._require_shared()
+        self.require_shared()
         await self.opening.enter()
         return self
 
     async def __aexit__(self, *details: object) -> None:
         await self.opening.leave()
 
-    def _require_shared(self) -> None:
+    def require_shared(self) -> None:
+        """Raise DeclarationError in a child process whose store would be one of its own."""
         if IN_CHILD.get() and self.storage.is_in_process:
             raise DeclarationError(
                 "jobs on memory:// are in the memory of another process: a process task cannot enqueue there; "

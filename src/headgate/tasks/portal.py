@@ -25,9 +25,11 @@ class Portal:
         self,
         open_app: Callable[[], AbstractAsyncContextManager[Any]],
         loop_of_app: Callable[[], asyncio.AbstractEventLoop | None],
+        require_usable: Callable[[], None] = lambda: None,
     ) -> None:
         self._open_app = open_app
         self._loop_of_app = loop_of_app
+        self._require_usable = require_usable
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -94,6 +96,8 @@ class Portal:
             return self._loop
 
     def _start(self) -> None:
+        # In the caller's context: the thread has one of its own.
+        self._require_usable()
         started = threading.Event()
         failure: list[BaseException] = []
 
