@@ -507,8 +507,9 @@ class OneClaim:
                     visit.complete = not has_ready and (earliest is None or earliest > plan.now)
             move = plan.move(visit, has_ready=has_ready, earliest=earliest, is_emptied=visit.row.id in emptied)
             if move is not None:
-                if move.since is not None:
-                    # A microsecond apart, so that they stay in the order in which they had their turns.
+                if move.since == plan.limit_now:
+                    # A microsecond apart, so that they stay in the order in which they had their turns. Those that
+                    # keep their places are so already.
                     move.since += len(moves)
                 moves.append(move)
         return moves
