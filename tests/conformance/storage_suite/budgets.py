@@ -292,6 +292,17 @@ class BudgetsConformance(Conformance):
                 clock.advance(0.4)
         assert taken[:6] == ['"a"', '"b"', '"c"'] * 2
 
+    async def test_lanes_that_got_nothing_stay_before_those_that_were_not_looked_at_yet(self, hands: Hands) -> None:
+        hands.rules = {"shared": strict(1, per=1), "own": strict(100)}
+        # One addition: their lanes are a microsecond apart, and one claim looks at a few of them.
+        jobs = [hands.new(draws=[("shared", ""), ("own", str(number))]) for number in range(30)]
+        await hands.storage.add(jobs)
+        taken: list[str] = []
+        for _ in range(60):
+            taken += await hands.take_ids(10)
+            hands.clock.advance(0.5)
+        assert taken == [job.id for job in jobs]
+
     async def test_a_shared_bucket_releases_only_what_it_grants(self, hands: Hands, clock: ManualClock) -> None:
         hands.rules = {"shared": strict(3, per=1), "own": strict(100)}
         jobs = [hands.new(draws=[("shared", ""), ("own", str(number))]) for number in range(1000)]
