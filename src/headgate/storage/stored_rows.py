@@ -68,8 +68,8 @@ class RowDecoder(Generic[R]):
             if name != "unreadable"
         ]
         self._tells = "unreadable" in names
-        self.names = [name for name in names if name != "unreadable"]
-        self.fields = [Field(name, _kind_of(types[name])) for name in names if name != "unreadable"]
+        self.names: list[str] = [name for name in names if name != "unreadable"]
+        self.fields: list[Field] = [Field(name, _kind_of(types[name])) for name in names if name != "unreadable"]
         converters = ((place, _converter(types[field.name], field)) for place, field in enumerate(self.fields))
         self._converters = [(place, convert) for place, convert in converters if convert is not None]
         places = [place for place, _ in self._converters]
