@@ -16,8 +16,8 @@ from benchmarks.stores import new_store, storage_at
 from benchmarks.support import new_file
 from benchmarks.worker_app import LIMIT, Probed
 from headgate.clock import SystemClock
-from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.store import Store
 from headgate.tasks.queue import DEFAULT_QUEUE
 
 FILE = "full.db"
@@ -36,7 +36,7 @@ def prepare(folder: Path, *, store: str, jobs: int, keys: int) -> dict[str, floa
     return {}
 
 
-async def _fill(storage: Storage, jobs: int, keys: int) -> None:
+async def _fill(storage: Store, jobs: int, keys: int) -> None:
     await storage.open()
     probed = Probed()
     registry, task = probed.app._registry, probed.gated.name

@@ -11,14 +11,15 @@ from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.limit import AnyRule
-from headgate.storage.protocol import Claim, Room, Storage
+from headgate.storage.protocol import Claim, Room
+from headgate.storage.store import Store
 from headgate.tasks.queue import DEFAULT_QUEUE
 
 BATCH = 10_000
 
 
 async def add_seeds(
-    storage: Storage, jobs: int, keys: int, *, task: str, limit: str = "", prefix: str = "acme", gate: str = ""
+    storage: Store, jobs: int, keys: int, *, task: str, limit: str = "", prefix: str = "acme", gate: str = ""
 ) -> None:
     """Store jobs that wait, evenly spread over so many keys of the limit; without a limit they draw on none."""
     seeds = _seeds(jobs, keys, task, limit, prefix, gate)
@@ -26,7 +27,7 @@ async def add_seeds(
         await storage.add(batch)
 
 
-async def use_up(storage: Storage, rule: AnyRule, *, task: str, limit: str, gates: Gates | None = None) -> None:
+async def use_up(storage: Store, rule: AnyRule, *, task: str, limit: str, gates: Gates | None = None) -> None:
     """Run the jobs of a task until its budgets are used up, or none is left."""
     await storage.join("seeds", "seeds")
     claim = Claim("seeds", {DEFAULT_QUEUE: Room(2_000)}, {limit: rule}, frozenset([task]), gates)

@@ -9,9 +9,9 @@ from pathlib import Path
 from benchmarks.postgres_server import postgres_server
 from benchmarks.support import new_file
 from headgate.clock import SystemClock
-from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.store import Store
 
 
 @contextlib.contextmanager
@@ -26,7 +26,7 @@ def new_store(folder: Path, store: str) -> Iterator[str]:
         yield "memory://"
 
 
-def storage_at(url: str) -> Storage:
+def storage_at(url: str) -> Store:
     """The storage itself, without an app around it."""
     if url.startswith("postgresql:"):
         from headgate.storage.postgres.storage import PostgresStorage

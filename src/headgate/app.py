@@ -31,7 +31,7 @@ from headgate.schedules.trigger import Trigger
 from headgate.settings import load_settings, storage_url
 from headgate.storage.address import Address
 from headgate.storage.choice import address_of, choose_storage
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.sync import SyncApp
 from headgate.tasks.child_mark import IN_CHILD
@@ -58,9 +58,9 @@ class Headgate:
     """Durable background jobs with a budget per key.
 
     `url` says where jobs live: `sqlite:///relative.db`, `sqlite:////absolute.db`, `postgresql://user@host/database` or
-    `memory://` (default: `$HEADGATE_URL`; without either, DeclarationError). `storage` is a store of your own instead:
-    an object that satisfies `headgate.storage.protocol.Storage`, which the app opens and closes. All other settings,
-    `retry` among them, are those of `headgate.settings.Settings`, also read from `HEADGATE_*`.
+    `memory://` (default: `$HEADGATE_URL`; without either, DeclarationError). `storage` is a
+    `headgate.storage.store.Store` of your own instead, which the app opens and closes. All other settings, `retry`
+    among them, are those of `headgate.settings.Settings`, also read from `HEADGATE_*`.
 
     `clock` and `random` are for tests: with both given, a run is reproducible. Raises DeclarationError for settings
     that make no sense, and for a `url` beside a `storage`.
@@ -76,7 +76,7 @@ class Headgate:
         self,
         url: str | None = None,
         *,
-        storage: Storage | None = None,
+        storage: Store | None = None,
         retry: RetryPolicy | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
@@ -101,7 +101,7 @@ class Headgate:
         self._ids = IdSource(random)
         self._wire(storage, address_of(url, storage), self._clock, EventBus(), history=self._settings.history)
 
-    def _wire(self, storage: Storage, address: Address, clock: Clock, bus: EventBus, *, history: bool) -> None:
+    def _wire(self, storage: Store, address: Address, clock: Clock, bus: EventBus, *, history: bool) -> None:
         """Let all that is declared work on this store, by this clock."""
         self._storage = storage
         self._clock = clock

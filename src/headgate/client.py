@@ -27,7 +27,8 @@ from headgate.jobs.job import JobState, NewJob
 from headgate.observe.log import log_event, logged_kinds
 from headgate.storage.address import Address
 from headgate.storage.enlisting import require_blocking, run_at_once
-from headgate.storage.protocol import JobFilter, Storage
+from headgate.storage.protocol import JobFilter
+from headgate.storage.store import Store
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.flow import TiedCall
 from headgate.tasks.handle import Job, Promise
@@ -54,7 +55,7 @@ class Client:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         registry: Registry,
         *,
         address: Address,

@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from headgate.limits.concurrency import dump_permits, load_permits
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import Hands, at_once
 from tests.conformance.storage_suite.ties import MUTEX, hold
@@ -21,7 +21,7 @@ from tests.conformance.storage_suite.ties import MUTEX, hold
 NOBODY = dump_permits(load_permits(None))
 
 
-class Store(NamedTuple):
+class Overwritable(NamedTuple):
     """A store, and how to write the stored state of its bucket "mutex:a" past all verbs."""
 
     hands: Hands
@@ -37,16 +37,16 @@ def server(request: pytest.FixtureRequest) -> tuple[str, str, str]:
 
 
 @pytest_asyncio.fixture
-async def store(server: tuple[str, str, str], tmp_path: Path) -> AsyncIterator[Store]:
+async def store(server: tuple[str, str, str], tmp_path: Path) -> AsyncIterator[Overwritable]:
     kind, url, schema = server
     clock = ManualClock()
-    storage: Storage
+    storage: Store
     if kind == "sqlite":
         storage = sqlite = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
 
         async def overwrite(state: str) -> None:
-            assert sqlite._writer is not None
-            sqlite._writer.execute("UPDATE bucket SET state = ? WHERE limit_name = 'mutex'", (state,))
+            assert sqlite.driver._writer is not None
+            sqlite.driver._writer.execute("UPDATE bucket SET state = ? WHERE limit_name = 'mutex'", (state,))
 
     else:
         storage = PostgresStorage(url, clock, schema=schema, own_time=True)
@@ -60,11 +60,11 @@ async def store(server: tuple[str, str, str], tmp_path: Path) -> AsyncIterator[S
     hands = Hands(storage, clock)
     hands.rules = {"mutex": at_once()}
     await storage.join(hands.node, "a")
-    yield Store(hands, overwrite)
+    yield Overwritable(hands, overwrite)
     await storage.close()
 
 
-async def test_a_batch_that_holds_a_permit_although_it_is_final_is_found(store: Store) -> None:
+async def test_a_batch_that_holds_a_permit_although_it_is_final_is_found(store: Overwritable) -> None:
     hands = store.hands
     batch, _ = await hold(hands, 1)
     (job,) = await hands.take()
@@ -78,7 +78,7 @@ async def test_a_batch_that_holds_a_permit_although_it_is_final_is_found(store: 
     assert f"is held by batch {batch}, which is final" in found
 
 
-async def test_a_batch_that_holds_a_permit_although_it_is_gone_is_found(store: Store) -> None:
+async def test_a_batch_that_holds_a_permit_although_it_is_gone_is_found(store: Overwritable) -> None:
     hands = store.hands
     batch, _ = await hold(hands, 1)
     (job,) = await hands.take()
@@ -94,7 +94,7 @@ async def test_a_batch_that_holds_a_permit_although_it_is_gone_is_found(store: S
     assert f"is held by batch {batch}" in found
 
 
-async def test_a_bucket_that_waits_for_a_permit_which_nobody_holds_is_found(store: Store) -> None:
+async def test_a_bucket_that_waits_for_a_permit_which_nobody_holds_is_found(store: Overwritable) -> None:
     hands = store.hands
     await hold(hands, 1)
     (job,) = await hands.take()
@@ -107,7 +107,7 @@ async def test_a_bucket_that_waits_for_a_permit_which_nobody_holds_is_found(stor
     assert "opens when a permit comes back, and nobody holds one" in found
 
 
-async def test_a_paused_bucket_waits_for_nobodys_permit(store: Store) -> None:
+async def test_a_paused_bucket_waits_for_nobodys_permit(store: Overwritable) -> None:
     hands = store.hands
     await hands.add(2, draws=MUTEX)
     job = await hands.take_one()

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.memory import MemoryStorage
+from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.budgets import BudgetsConformance
 from tests.conformance.storage_suite.jobs import JobsConformance
@@ -20,7 +20,7 @@ from tests.conformance.storage_suite.nodes import NodesConformance
 
 class TestMemoryStorage(JobsConformance, BudgetsConformance, NodesConformance):
     @pytest_asyncio.fixture
-    async def storage(self, clock: ManualClock) -> AsyncIterator[Storage]:
+    async def storage(self, clock: ManualClock) -> AsyncIterator[Store]:
         storage = MemoryStorage(clock)
         await storage.open()
         yield storage

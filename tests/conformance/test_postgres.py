@@ -9,7 +9,7 @@ import asyncpg
 import pytest_asyncio
 
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite import StorageConformance
 from tests.conformance.storage_suite.hands import Hands
@@ -20,7 +20,7 @@ class TestPostgresStorage(StorageConformance):
     @pytest_asyncio.fixture
     async def storage(  # type: ignore[override]  # a fixture takes what it needs
         self, clock: ManualClock, postgres_url: str, postgres_schema: str
-    ) -> AsyncIterator[Storage]:
+    ) -> AsyncIterator[Store]:
         storage = PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True)
         await storage.open()
         yield storage

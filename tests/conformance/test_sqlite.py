@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite import StorageConformance
 
@@ -17,13 +17,13 @@ class TestSqliteStorage(StorageConformance):
     @pytest_asyncio.fixture
     async def storage(  # type: ignore[override]  # a fixture takes what it needs
         self, clock: ManualClock, tmp_path: Path
-    ) -> AsyncIterator[Storage]:
+    ) -> AsyncIterator[Store]:
         storage = SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
         await storage.open()
         yield storage
         await storage.close()
 
-    def writes(self, storage: Storage) -> int | None:
+    def writes(self, storage: Store) -> int | None:
         assert isinstance(storage, SqliteStorage)
-        assert storage._writer is not None
-        return storage._writer.total_changes
+        assert storage.driver._writer is not None
+        return storage.driver._writer.total_changes

@@ -10,8 +10,8 @@ import pytest_asyncio
 
 from headgate.limits.bucket_store import BucketStore
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.store import Store
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.bucket_suite import BucketStoreConformance
@@ -23,7 +23,7 @@ class TestStoredBuckets(BucketStoreConformance):
         self, request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str, postgres_schema: str
     ) -> AsyncIterator[BucketStore]:
         self.time = clock = ManualClock()
-        storage: Storage
+        storage: Store
         if request.param == "postgres":
             storage = PostgresStorage(postgres_url, clock, schema=postgres_schema, own_time=True)
         else:

@@ -11,12 +11,12 @@ from typing import Any
 from headgate import Headgate, current_job
 from headgate.clock import SystemClock
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.store import Store
 from tests.durability.worker import say
 
 
-def store(options: dict[str, Any]) -> Storage:
+def store(options: dict[str, Any]) -> Store:
     """The SQLite file or the schema that the options name."""
     if "path" in options:
         return SqliteStorage(options["path"], SystemClock())

@@ -76,11 +76,11 @@ async def on_writer(storage: SqliteStorage, statement: str) -> list[Any]:
     """Run a statement on the connection that the store writes with, in its own thread."""
 
     def run() -> list[Any]:
-        assert storage._writer is not None
-        return storage._writer.execute(statement).fetchall()
+        assert storage.driver._writer is not None
+        return storage.driver._writer.execute(statement).fetchall()
 
-    assert storage._write_thread is not None
-    return await asyncio.get_running_loop().run_in_executor(storage._write_thread, run)
+    assert storage.driver._write_thread is not None
+    return await asyncio.get_running_loop().run_in_executor(storage.driver._write_thread, run)
 
 
 async def allow_no_more_pages(storage: SqliteStorage) -> None:

@@ -40,11 +40,11 @@ class Meter:
 
     async def claim(self, claim: Claim) -> tuple[int, Claimed]:
         """The steps that this claim took, and what it came to."""
-        assert self._storage._writer is not None
+        assert self._storage.driver._writer is not None
         self._calls = 0
-        self._storage._writer.set_progress_handler(self._count, STEP)
+        self._storage.driver._writer.set_progress_handler(self._count, STEP)
         claimed = await self._storage.claim(claim)
-        self._storage._writer.set_progress_handler(None, 0)
+        self._storage.driver._writer.set_progress_handler(None, 0)
         return self._calls * STEP, claimed
 
     def _count(self) -> int:
@@ -204,15 +204,15 @@ async def test_a_job_that_only_waits_is_never_written(database: Path) -> None:
 
         await on_writer(storage, "PRAGMA wal_checkpoint(TRUNCATE)")
         before = _fingerprint(database)
-        assert storage._writer is not None
-        written = storage._writer.total_changes
+        assert storage.driver._writer is not None
+        written = storage.driver._writer.total_changes
         for _ in range(300):
             clock.advance(10)
             claimed = await storage.claim(claim_for(RULES))
             assert claimed.jobs == []
             assert not claimed.more
             await storage.expire()
-        assert storage._writer.total_changes == written
+        assert storage.driver._writer.total_changes == written
         assert _fingerprint(database) == before
         assert await storage.check() == []
 

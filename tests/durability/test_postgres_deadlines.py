@@ -203,6 +203,6 @@ async def test_a_queue_of_notifications_that_is_full_stops_nobody(narrow: Postgr
         # And who could not tell then tells again now.
         storage = other.app._storage
         assert isinstance(storage, PostgresStorage)
-        assert storage._wake_ups is not None
-        assert not any(task.done() for task in storage._wake_ups._tasks)
+        assert storage.driver._wake_ups is not None
+        assert not any(task.done() for task in storage.driver._wake_ups._tasks)
         assert work.troubles == []

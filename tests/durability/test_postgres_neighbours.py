@@ -148,7 +148,7 @@ async def test_claims_pass_over_dead_rows_that_a_transaction_keeps_from_being_cl
                 await asyncio.gather(churn(work, 200), asyncio.sleep(0.15))
             storage = work.app._storage
             assert isinstance(storage, PostgresStorage)
-            floor = storage._claimer.floors._lanes[LANE]
+            floor = storage.driver._claimer.floors._lanes[LANE]
             from_the_start, from_the_floor = [await pages_of_heads(postgres, each) for each in (0, floor)]
         assert from_the_floor < from_the_start / 2, (from_the_floor, from_the_start)
 

@@ -370,7 +370,7 @@ async def test_other_rows_that_cannot_be_read_hold_up_nothing(
             now = app._storage.now()
             await app._storage.add_history([JobsStep(10, "default", "plain", now - now % 10_000_000)], [])
         if place.schema is not None and table == "lane":
-            await app._storage._merge()  # type: ignore[attr-defined]
+            await app._storage.driver._merge()  # type: ignore[attr-defined]
         assert await place.write(table, column, value, where) > 0
         # Settings are read again when they have changed.
         await place.write("limit_revision", "revision", 99, "true")

@@ -37,11 +37,11 @@ class Meter:
     """Counts the commits, and the steps of SQLite's virtual machine, of the connection that a store writes with."""
 
     def __init__(self, storage: SqliteStorage) -> None:
-        assert storage._writer is not None
+        assert storage.driver._writer is not None
         self.commits = 0
         self._calls = 0
-        storage._writer.set_trace_callback(self._note)
-        storage._writer.set_progress_handler(self._count, STEP)
+        storage.driver._writer.set_trace_callback(self._note)
+        storage.driver._writer.set_progress_handler(self._count, STEP)
 
     @property
     def steps(self) -> int:
@@ -104,8 +104,10 @@ def test_charts_cost_a_job_no_statement_and_a_process_one_for_all_that_it_did_in
             return number
 
         async with app:
-            assert store._writer is not None
-            store._writer.set_trace_callback(lambda said: about.append(said) if "INTO jobs_history" in said else None)
+            assert store.driver._writer is not None
+            store.driver._writer.set_trace_callback(
+                lambda said: about.append(said) if "INTO jobs_history" in said else None
+            )
             for number in range(9):
                 await work.enqueue_many([(number,) for _ in range(100)])
                 await asyncio.sleep(1)
@@ -305,6 +307,6 @@ async def test_pruning_jobs_does_not_look_at_the_batches_of_others(tmp_path: Pat
 async def test_readers_of_a_file_do_not_wait_for_its_writer(database: Path) -> None:
     """The fault: without a write-ahead log, whoever looked at jobs and whoever wrote them locked each other out."""
     async with open_store(database, ManualClock()) as storage:
-        assert storage._writer is not None
-        (mode,) = storage._writer.execute("PRAGMA journal_mode").fetchone()
+        assert storage.driver._writer is not None
+        (mode,) = storage.driver._writer.execute("PRAGMA journal_mode").fetchone()
         assert mode == "wal"

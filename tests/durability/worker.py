@@ -20,17 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from headgate import Headgate, RetryPolicy, StrictRate, current_job
-from headgate.clock import SystemClock
+from headgate.clock import Clock, SystemClock
 from headgate.jobs.event import Event
 from headgate.jobs.lifecycle import Ending
 from headgate.storage import driver
+from headgate.storage.procedures.claim import claim_alone
 from headgate.storage.procedures.finish import finish_all
+from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.protocol import Claim, Claimed
-from headgate.storage.sqlite import storage as sqlite_storage
+from headgate.storage.sqlite import driver as sqlite_driver
+from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.neighbours import Neighbours
 from headgate.storage.sqlite.reader import Reader
-from headgate.storage.sqlite.storage import SqliteStorage
-from headgate.storage.sqlite.transaction import Transaction
+from headgate.storage.store import Store
 
 RATE = 6
 PER = 1.0
@@ -69,42 +71,42 @@ class Points:
         return int(lost) <= 1
 
 
-class WatchedTransaction(Transaction):
-    """Remembers the jobs that it claimed; `finish_watched` those that it finished."""
+class Written:
+    """The jobs that the transaction claims and finishes that is open."""
 
     claimed: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
 
-    def claim(self, claim: Claim) -> Claimed:
-        claimed = super().claim(claim)
-        type(self).claimed += tuple(job.id for job in claimed.jobs)
-        return claimed
-
     @classmethod
-    def forget_written(cls) -> None:
+    def forget(cls) -> None:
         cls.claimed = cls.finished = ()
+
+
+async def claim_watched(tx: driver.Transaction, claim: Claim, live: CachedRules, clock: Clock) -> Claimed:
+    """As `claim_alone`; remembers the jobs."""
+    claimed = await claim_alone(tx, claim, live, clock)
+    Written.claimed += tuple(job.id for job in claimed.jobs)
+    return claimed
 
 
 async def finish_watched(tx: driver.Transaction, node: str, endings: Sequence[Ending]) -> list[bool | None]:
     """As `finish_all`; remembers the jobs."""
     written = await finish_all(tx, node, endings)
-    WatchedTransaction.finished += tuple(
-        ending.id for ending, was_written in zip(endings, written, strict=True) if was_written
-    )
+    Written.finished += tuple(ending.id for ending, was_written in zip(endings, written, strict=True) if was_written)
     return written
 
 
 def watch() -> None:
     """Let the storage of this process remember what it writes."""
-    setattr(sqlite_storage, "Transaction", WatchedTransaction)  # noqa: B010
-    setattr(sqlite_storage, "finish_all", finish_watched)  # noqa: B010
+    setattr(sqlite_driver, "claim_alone", claim_watched)  # noqa: B010
+    setattr(sqlite_driver, "finish_all", finish_watched)  # noqa: B010
 
 
-class HoldingStorage(SqliteStorage):
+class HoldingDriver(SqliteDriver):
     """Stops on either side of a commit."""
 
     def __init__(self, path: Path, points: Points) -> None:
-        super().__init__(path, SystemClock())
+        super().__init__(path, SystemClock(), synchronous="FULL", patience=30)
         self._points = points
 
     def _connect(self) -> tuple[sqlite3.Connection, Reader, Reader, int]:
@@ -114,18 +116,18 @@ class HoldingStorage(SqliteStorage):
 
     def _before(self, statement: str) -> None:
         if statement == "COMMIT":
-            self._points.reach("claiming", WatchedTransaction.claimed)
-            self._points.reach("finishing", WatchedTransaction.finished)
+            self._points.reach("claiming", Written.claimed)
+            self._points.reach("finishing", Written.finished)
 
     def _transact(self, group: Any, run: Any) -> Any:
-        WatchedTransaction.forget_written()
+        Written.forget()
         results = super()._transact(group, run)
-        self._points.reach("claimed", WatchedTransaction.claimed)
-        self._points.reach("finished", WatchedTransaction.finished)
+        self._points.reach("claimed", Written.claimed)
+        self._points.reach("finished", Written.finished)
         return results
 
 
-def make_app(storage: SqliteStorage, ledger: Path, points: Points, **settings: Any) -> Headgate:
+def make_app(storage: Store, ledger: Path, points: Points, **settings: Any) -> Headgate:
     app = Headgate(storage=storage, **settings)
     go_on = asyncio.Event()
 
@@ -217,7 +219,7 @@ async def main(options: dict[str, Any]) -> None:
     if options.pop("deaf", False):
         setattr(Neighbours, "_hear", lambda self: self._socket.recv(64))  # noqa: B010
     watch()
-    app = make_app(HoldingStorage(path, points), ledger, points, **options)
+    app = make_app(Store(HoldingDriver(path, points)), ledger, points, **options)
     listening = asyncio.ensure_future(app.listen())  # type: ignore[attr-defined]
     await app.run(grace=grace)
     listening.cancel()

@@ -10,7 +10,8 @@ from typing import Any
 
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import Draw, NewJob
-from headgate.storage.protocol import Amendment, Claim, Claimed, Storage
+from headgate.storage.protocol import Amendment, Claim, Claimed
+from headgate.storage.store import Store
 
 FAULTY = frozenset(
     {"add", "claim", "finish", "beat", "cancel", "recover", "nodes", "cancels", "expire", "leave", "amend"}
@@ -41,7 +42,7 @@ class FaultyStorage:
 
     verbs = FAULTY
 
-    def __init__(self, name: str, shared: Storage, faults: Faults, random: Random, history: History) -> None:
+    def __init__(self, name: str, shared: Store, faults: Faults, random: Random, history: History) -> None:
         self._name = name
         self._shared = shared
         self._faults = faults

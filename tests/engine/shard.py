@@ -297,7 +297,7 @@ class Shard(MemoryStorage):
             await self.reset(draw)
             rules_in_key_time = {draw.limit: _in_key_time(rules[draw.limit], ahead)}
             await self.visit(draw, rules_in_key_time, partial(_put_state, stored=stored, now=now))
-        self._wake()
+        self.driver._wake()
 
     async def _end_departure(self, key: str, arrived: dict[str, int]) -> dict[str, int]:
         """The key comes back: what had not arrived elsewhere is at home again, and its number is used up."""
@@ -352,7 +352,7 @@ class Shard(MemoryStorage):
                 for attempt in each.attempts:
                     self._rows(f"INSERT INTO attempt VALUES (?{', ?' * (len(attempt) - 1)})", *attempt)
         self._homes[key] = replace(place, arrived={**place.arrived, batch.source: batch.number})
-        self._wake()
+        self.driver._wake()
 
     async def departed(self, key: str, number: int) -> None:
         """The batch has arrived."""
@@ -368,7 +368,7 @@ class Shard(MemoryStorage):
         return bool(self._rows("SELECT 1 FROM job WHERE id = ?", id))
 
     def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self._connection.execute(sql, values).fetchall()
+        return self.driver._connection.execute(sql, values).fetchall()
 
     def _require_home(self, key: str) -> Place:
         place = self.place_of(key)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import pytest
 
@@ -24,6 +25,7 @@ from headgate import (
 )
 from headgate.admin import JobQuery
 from headgate.jobs.event import Event, JobEnqueued
+from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.faulty_storage import FaultyStorage
 
@@ -344,7 +346,7 @@ def test_no_step_is_lost_whatever_happens_to_the_lines_of_the_nodes(seed: int, t
 
         def node(number: int) -> Headgate:
             storage = FaultyStorage(f"n{number}", shared, faults, random, history)
-            app = Headgate(storage=storage, clock=clock, random=random)
+            app = Headgate(storage=cast(Store, storage), clock=clock, random=random)
 
             @app.task(retry=RetryPolicy(retries=50, base=0.1), name="step")
             async def step(name: str) -> None:

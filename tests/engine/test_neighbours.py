@@ -11,12 +11,12 @@ import pytest
 from headgate import Headgate, JobState, Mutex
 from headgate.clock import SECOND
 from headgate.jobs.event import EndingRefused, Event, JobStarted, NodeLost
-from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
-Stores = Callable[[VirtualClock], Storage]
+Stores = Callable[[VirtualClock], Store]
 
 
 @pytest.fixture(params=["one store", "one file"])
@@ -24,9 +24,9 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
     """What each node opens: the very same store in memory, or the same file."""
     if request.param == "one file":
         return lambda clock: SqliteStorage(tmp_path / "jobs.db", clock, synchronous="OFF")
-    shared: list[Storage] = []
+    shared: list[Store] = []
 
-    def one(clock: VirtualClock) -> Storage:
+    def one(clock: VirtualClock) -> Store:
         shared.append(shared[0] if shared else MemoryStorage(clock))
         return shared[0]
 

@@ -14,8 +14,9 @@ from headgate import Headgate
 from headgate.clock import SECOND, SystemClock
 from headgate.engine.opening import Opening
 from headgate.errors import DeclarationError, StorageUnusable
+from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.memory import MemoryStorage
-from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.store import Store
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
@@ -102,13 +103,13 @@ async def test_a_sqlite_file_whose_opening_is_cancelled_has_no_connection_left(t
     is_connecting, may_connect = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    class Slow(SqliteStorage):
+    class Slow(SqliteDriver):
         def _anchor(self, writer: sqlite3.Connection) -> int:
             loop.call_soon_threadsafe(is_connecting.set)
             may_connect.wait(5)
             return super()._anchor(writer)
 
-    store = Slow(tmp_path / "jobs.db", SystemClock(), synchronous="OFF")
+    store = Store(Slow(tmp_path / "jobs.db", SystemClock(), synchronous="OFF", patience=30))
     opening = asyncio.create_task(store.open())
     await is_connecting.wait()
     for _ in range(3):
@@ -118,7 +119,7 @@ async def test_a_sqlite_file_whose_opening_is_cancelled_has_no_connection_left(t
     may_connect.set()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    other = sqlite3.connect(store.path, timeout=0)
+    other = sqlite3.connect(tmp_path / "jobs.db", timeout=0)
     # Only a file that nobody else has open lets go of its log.
     assert other.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
     other.close()

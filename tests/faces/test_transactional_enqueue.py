@@ -430,7 +430,7 @@ async def test_a_connection_to_somewhere_else_is_refused_by_name(
             task = elsewhere.task(name="mail")(_nothing)
             async with elsewhere.open():
                 storage: Any = elsewhere._storage
-                storage._identity = "another"
+                storage.driver._identity = "another"
                 with pytest.raises(UnfitConnection, match="not in database"):
                     await task.using(connection=server).enqueue()
                 await server.execute(f'SET LOCAL search_path TO "{elsewhere._settings.schema}"')

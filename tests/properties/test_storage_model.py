@@ -42,9 +42,10 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.protocol import Amendment, Claim, Claimed, JobFilter, Room, Storage
+from headgate.storage.protocol import Amendment, Claim, Claimed, JobFilter, Room
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.properties.storage_model import ModelJob, StorageModel
 
@@ -199,7 +200,7 @@ def held_by(batch: str, job: NewJob) -> NewJob:
 class StorageMachine(RuleBasedStateMachine):
     """Does the same to a store and to the model."""
 
-    open_store: Callable[[Clock], AbstractContextManager[Storage]]
+    open_store: Callable[[Clock], AbstractContextManager[Store]]
 
     @initialize()
     def start(self) -> None:
@@ -713,7 +714,7 @@ class StorageMachine(RuleBasedStateMachine):
 
 
 @contextmanager
-def memory(clock: Clock) -> Iterator[Storage]:
+def memory(clock: Clock) -> Iterator[Store]:
     yield MemoryStorage(clock)
 
 
@@ -728,7 +729,7 @@ TestMemoryStorage.settings = settings(
 
 
 @contextmanager
-def sqlite(clock: Clock) -> Iterator[Storage]:
+def sqlite(clock: Clock) -> Iterator[Store]:
     with tempfile.TemporaryDirectory(prefix="headgate-model-") as folder:
         yield SqliteStorage(Path(folder) / "jobs.db", clock, synchronous="OFF")
 
@@ -744,7 +745,7 @@ TestSqliteStorage.settings = settings(
 
 
 @contextmanager
-def postgres(url: str, clock: Clock) -> Iterator[Storage]:
+def postgres(url: str, clock: Clock) -> Iterator[Store]:
     schema = f"model_{uuid.uuid4().hex[:16]}"
     yield PostgresStorage(url, clock, schema=schema, own_time=True)
     asyncio.run(drop_schema(url, schema))

@@ -36,7 +36,8 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
-from headgate.storage.protocol import BucketRecord, Obstacle, QueueCounts, Standing, Storage, ViewCount, WaitingCount
+from headgate.storage.protocol import BucketRecord, Obstacle, QueueCounts, Standing, ViewCount, WaitingCount
+from headgate.storage.store import Store
 from headgate.tasks.handle import JobStatus, status_of
 from headgate.tasks.options import require_priority
 from headgate.tasks.ties import BatchStatus, batch_status
@@ -86,7 +87,7 @@ class Admin:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         rules: Mapping[str, AnyRule],
         elsewhere: Mapping[str, BucketStore],
         tasks: Mapping[str, str],

@@ -14,7 +14,8 @@ from headgate.errors import DuplicateJob, IllegalTransition, JobHeld, JobNotFoun
 from headgate.jobs.job import JobRecord
 from headgate.jobs.lifecycle import FOLLOWS, require_scheduled
 from headgate.jobs.state import JobState
-from headgate.storage.protocol import JobView, Storage
+from headgate.storage.protocol import JobView
+from headgate.storage.store import Store
 
 CHUNK = 200
 """Jobs that are read at once."""
@@ -89,7 +90,7 @@ RUN_NOW = BulkVerb((JobState.WAITING,), no_run_now, view="scheduled")
 
 
 async def change_many(
-    storage: Storage,
+    storage: Store,
     query: JobQuery,
     verb: BulkVerb,
     change: Callable[[str], Awaitable[object]],
@@ -110,7 +111,7 @@ async def change_many(
     return bulk.result()
 
 
-async def _pages(storage: Storage, queries: Sequence[JobQuery]) -> AsyncIterator[Sequence[JobRecord]]:
+async def _pages(storage: Store, queries: Sequence[JobQuery]) -> AsyncIterator[Sequence[JobRecord]]:
     for query in queries:
         cursor: str | None = None
         while page := await storage.jobs(query.filter(cursor=cursor, count=CHUNK, oldest_first=True)):

@@ -18,7 +18,7 @@ from headgate.jobs.job import Draw
 from headgate.limits.key import bucket_key
 from headgate.limits.limit import AnyRule
 from headgate.storage.live_rules import LiveRules
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class HistoryAdmin:
     reach their store for long, leave a gap: it is a chart, and nothing is decided by it.
     """
 
-    def __init__(self, storage: Storage, rules: Mapping[str, AnyRule]) -> None:
+    def __init__(self, storage: Store, rules: Mapping[str, AnyRule]) -> None:
         self._storage = storage
         self._rules = rules
 

@@ -9,7 +9,8 @@ from typing import Literal
 
 from headgate.jobs.state import JobState
 from headgate.limits.concurrency import OF_BATCH, load_permits
-from headgate.storage.protocol import BucketRecord, Storage
+from headgate.storage.protocol import BucketRecord
+from headgate.storage.store import Store
 
 MOST_HOLDERS = 20
 """How many holders of one bucket are told."""
@@ -32,7 +33,7 @@ class PermitHolder:
         return f"{self.kind} {self.id} ({state})"
 
 
-async def holders_of(storage: Storage, record: BucketRecord) -> Sequence[PermitHolder]:
+async def holders_of(storage: Store, record: BucketRecord) -> Sequence[PermitHolder]:
     """Who holds permits of the bucket, up to 20; nobody, of a limit that counts starts."""
     found: list[PermitHolder] = []
     for holder, hold in islice(load_permits(record.state).holders.items(), MOST_HOLDERS):

@@ -22,7 +22,8 @@ from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules, is_pattern, pattern_of
-from headgate.storage.protocol import BucketPlace, BucketRecord, RecordedStart, Storage
+from headgate.storage.protocol import BucketPlace, BucketRecord, RecordedStart
+from headgate.storage.store import Store
 from headgate.storage.stored_rows import load_state
 
 AUDITED_AT_ONCE = 250_000
@@ -76,7 +77,7 @@ class LimitsAdmin:
     """The limits of one app, whichever process runs the jobs."""
 
     def __init__(
-        self, storage: Storage, rules: Mapping[str, AnyRule], elsewhere: Mapping[str, BucketStore], actor: str
+        self, storage: Store, rules: Mapping[str, AnyRule], elsewhere: Mapping[str, BucketStore], actor: str
     ) -> None:
         self.actor = actor
         self._storage = storage

@@ -12,7 +12,7 @@ from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import Deed
 from headgate.jobs.state import JobState
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 
 CHUNK = 200
 """Jobs that are deleted in one commit, at most: nobody waits long for it."""
@@ -32,7 +32,7 @@ class Purged:
 
 
 async def purge(
-    storage: Storage,
+    storage: Store,
     query: JobQuery,
     *,
     actor: str,
@@ -62,7 +62,7 @@ async def purge(
 class _Purge:
     """Counts what it deletes, and ends when that is as much as was asked for."""
 
-    def __init__(self, storage: Storage, before: int, most: int, on_progress: Callable[[Purged], None] | None) -> None:
+    def __init__(self, storage: Store, before: int, most: int, on_progress: Callable[[Purged], None] | None) -> None:
         self.deleted = 0
         self._storage = storage
         self._before = before

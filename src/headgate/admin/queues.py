@@ -9,7 +9,8 @@ from datetime import datetime
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import UnknownQueue
 from headgate.jobs.audit import Deed
-from headgate.storage.protocol import QueueCounts, QueueRecord, Storage
+from headgate.storage.protocol import QueueCounts, QueueRecord
+from headgate.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class QueueStatus:
 class QueuesAdmin:
     """The queues of one app, and all others that have jobs in its store, whichever process runs them."""
 
-    def __init__(self, storage: Storage, declared: frozenset[str], actor: str) -> None:
+    def __init__(self, storage: Store, declared: frozenset[str], actor: str) -> None:
         self._storage = storage
         self._declared = declared
         self.actor = actor

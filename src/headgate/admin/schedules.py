@@ -18,8 +18,8 @@ from headgate.jobs.identity import IdSource
 from headgate.schedules.schedule import LATE, is_over, resume, skip_next, upcoming
 from headgate.schedules.stored_trigger import load_trigger
 from headgate.schedules.trigger import Trigger
-from headgate.storage.protocol import Storage
 from headgate.storage.schedules import Fired, ScheduleRecord
+from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleStatus
 
@@ -29,7 +29,7 @@ PAGE = 1000
 class SchedulesAdmin:
     """The schedules of a store, whichever process declared them."""
 
-    def __init__(self, storage: Storage, registry: Registry, ids: IdSource) -> None:
+    def __init__(self, storage: Store, registry: Registry, ids: IdSource) -> None:
         self._storage = storage
         self._registry = registry
         self._ids = ids

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.errors import NotOpen, QueueFull
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.tasks.queue import DEFAULT_QUEUE, Queue
 
 FRESH = SECOND // 10
@@ -82,7 +82,7 @@ class Backlogs:
     each process may exceed the bound by what the others add while it reads and stores.
     """
 
-    def __init__(self, storage: Storage, clock: Clock, find: Callable[[str], Queue]) -> None:
+    def __init__(self, storage: Store, clock: Clock, find: Callable[[str], Queue]) -> None:
         self._storage = storage
         self._clock = clock
         self._find = find

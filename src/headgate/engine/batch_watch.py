@@ -8,14 +8,14 @@ from collections.abc import Callable
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.errors import JobNotFound, NotOpen, StorageUnavailable
 from headgate.jobs.batch import BatchRecord
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 
 LOOK_EVERY = 1.0
 """Seconds between two looks, if nothing is heard of a change."""
 
 
 async def wait_for_batch(
-    storage: Storage, clock: Clock, batch_id: str, timeout: float | None, is_open: Callable[[], bool]
+    storage: Store, clock: Clock, batch_id: str, timeout: float | None, is_open: Callable[[], bool]
 ) -> BatchRecord:
     """The batch, when all its jobs are final. Raises TimeoutError, JobNotFound; NotOpen once the app is closed."""
     changed = asyncio.Event()
@@ -39,7 +39,7 @@ async def wait_for_batch(
         unwatch()
 
 
-async def _look(storage: Storage, batch_id: str) -> BatchRecord | None:
+async def _look(storage: Store, batch_id: str) -> BatchRecord | None:
     """The batch; None while the store cannot be asked."""
     try:
         record = await storage.batch(batch_id)

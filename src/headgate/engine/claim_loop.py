@@ -21,7 +21,8 @@ from headgate.engine.slots import Slots
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import ClaimedJob
 from headgate.limits.limit import AnyRule
-from headgate.storage.protocol import Claim, Claimed, Room, Storage
+from headgate.storage.protocol import Claim, Claimed, Room
+from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 
 
@@ -33,7 +34,7 @@ class ClaimLoop:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         registry: Registry,
         rules: Mapping[str, AnyRule],
         membership: Membership,

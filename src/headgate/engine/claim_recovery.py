@@ -14,7 +14,7 @@ from headgate.engine.recorder import Recorder
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.slots import Slots
 from headgate.jobs.job import ClaimedJob, JobState
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 
 
@@ -23,7 +23,7 @@ class ClaimRecovery:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         registry: Registry,
         slots: Slots,
         own_lease: OwnLease,

@@ -19,8 +19,8 @@ from headgate.limits.limit import AnyRule
 from headgate.schedules.schedule import ScheduleRules, begin, go_on, is_over
 from headgate.schedules.stored_trigger import OwnTrigger, counted_from, dump_trigger, load_trigger
 from headgate.schedules.trigger import Trigger
-from headgate.storage.protocol import Storage
 from headgate.storage.schedules import ScheduleRecord
+from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import ScheduleSpec
 
@@ -29,7 +29,7 @@ SAMPLES = (50, 1000)
 
 
 async def declare(
-    storage: Storage, spec: ScheduleSpec, call: ScheduledCall, *, again: bool, code: Code | None = None
+    storage: Store, spec: ScheduleSpec, call: ScheduledCall, *, again: bool, code: Code | None = None
 ) -> tuple[ScheduleRecord | None, str | None]:
     """Store a schedule, or bring the one of its name up to date: its count, its rhythm and its pause stay.
 
@@ -98,7 +98,7 @@ class Code(NamedTuple):
     may_begin: bool
 
 
-async def _before(storage: Storage, name: str, code: Code, *, is_stored: bool) -> ScheduleRecord | None:
+async def _before(storage: Store, name: str, code: Code, *, is_stored: bool) -> ScheduleRecord | None:
     """The schedule that this one was before its task got another name, or before that was undone."""
     if not code.is_named_after_task:
         return None

@@ -10,7 +10,7 @@ from headgate.engine.declaration import Code, declare, signature, warn_if_too_fa
 from headgate.engine.described import OWN_ERRORS
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import ScheduleRenamed, ScheduleSuperseded, ScheduleTroubled
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import DeclaredSchedule
 
@@ -21,7 +21,7 @@ EVERY = 60 * SECOND
 class Declarer:
     """Among the releases that live, the newest declaration of a schedule holds; an older one waits until those end."""
 
-    def __init__(self, storage: Storage, registry: Registry, *, clock: Clock, bus: EventBus) -> None:
+    def __init__(self, storage: Store, registry: Registry, *, clock: Clock, bus: EventBus) -> None:
         self._storage = storage
         self._registry = registry
         self._clock = clock

@@ -11,7 +11,7 @@ from headgate.engine.bus import EventBus, publish_trouble
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.running_attempts import RunningAttempts
 from headgate.errors import StorageUnavailable
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 
 Drain = Literal["ready", "all"]
@@ -27,7 +27,7 @@ class DrainWatch:
     def __init__(
         self,
         until: Drain,
-        storage: Storage,
+        storage: Store,
         registry: Registry,
         attempts: RunningAttempts,
         recovery: ClaimRecovery,

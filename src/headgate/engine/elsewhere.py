@@ -10,7 +10,7 @@ from headgate.engine.guarded_store import GuardedStore
 from headgate.limits.bucket_store import BucketStore, check_rule
 from headgate.limits.limit import Limit
 from headgate.limits.standalone.limiter import open_store
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 
 
 class Elsewhere(NamedTuple):
@@ -23,7 +23,7 @@ class Elsewhere(NamedTuple):
 class LimitsElsewhere:
     """Finds the stores of limits: those that they name themselves, or the one at `url`; else they are with the jobs."""
 
-    def __init__(self, limits: Mapping[str, Limit], storage: Storage, clock: Clock, url: str | None) -> None:
+    def __init__(self, limits: Mapping[str, Limit], storage: Store, clock: Clock, url: str | None) -> None:
         self._limits = limits
         self._storage = storage
         self._clock = clock

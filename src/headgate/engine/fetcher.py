@@ -13,14 +13,15 @@ from headgate.engine.store_fetcher import StoreFetcher
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw
 from headgate.limits.limit import Limit
-from headgate.storage.protocol import Amendment, Starved, Storage
+from headgate.storage.protocol import Amendment, Starved
+from headgate.storage.store import Store
 
 
 class Fetcher:
     """Passes on what concerns a limit to the fetcher of its store. A store that is slow holds no other one up."""
 
     def __init__(
-        self, storage: Storage, limits: Mapping[str, Elsewhere], *, clock: Clock, bus: EventBus, ids: IdSource
+        self, storage: Store, limits: Mapping[str, Elsewhere], *, clock: Clock, bus: EventBus, ids: IdSource
     ) -> None:
         of_store: dict[GuardedStore, dict[str, Limit]] = {}
         for name, elsewhere in limits.items():

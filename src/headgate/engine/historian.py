@@ -25,7 +25,8 @@ from headgate.jobs.history import SHORTEST, Flush, JobsStep, LimitStep, step_at
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished
-from headgate.storage.protocol import Amendment, Storage
+from headgate.storage.protocol import Amendment
+from headgate.storage.store import Store
 
 WRITE_EVERY = 10
 """Seconds between two writes."""
@@ -58,7 +59,7 @@ class _Sent(NamedTuple):
 class Historian:
     """One for each app, whose node and intake tell it; without `is_on` it counts and writes nothing."""
 
-    def __init__(self, storage: Storage, *, clock: Clock, bus: EventBus, ids: IdSource, is_on: bool = True) -> None:
+    def __init__(self, storage: Store, *, clock: Clock, bus: EventBus, ids: IdSource, is_on: bool = True) -> None:
         self._storage = storage
         self._clock = clock
         self._bus = bus

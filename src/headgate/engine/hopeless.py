@@ -12,10 +12,11 @@ from headgate.storage.admission import ask_of
 from headgate.storage.endings import rejection_error
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
-from headgate.storage.protocol import Dropped, Standing, Storage
+from headgate.storage.protocol import Dropped, Standing
+from headgate.storage.store import Store
 
 
-async def reject_hopeless(storage: Storage, rules: Mapping[str, AnyRule], jobs: Sequence[NewJob]) -> list[NewJob]:
+async def reject_hopeless(storage: Store, rules: Mapping[str, AnyRule], jobs: Sequence[NewJob]) -> list[NewJob]:
     """The same jobs; those that could not start within their `max_wait` are to be stored as final at once."""
     live = LiveRules(await storage.settings())
     now = storage.now()

@@ -12,7 +12,8 @@ from headgate.jobs.event import JobFailure, JobFinished, StorageTroubled
 from headgate.jobs.history import KEPT_FOR
 from headgate.jobs.job import JobState
 from headgate.jobs.retention import Retention
-from headgate.storage.protocol import FINAL_STATES, Dropped, Storage
+from headgate.storage.protocol import FINAL_STATES, Dropped
+from headgate.storage.store import Store
 
 FORGET_EVERY = 30
 """Seconds between two rounds of forgetting; what has expired is looked for every second."""
@@ -41,7 +42,7 @@ class Housekeeper:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         *,
         clock: Clock,
         bus: EventBus,

@@ -27,7 +27,7 @@ from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.calendar import Calendar
 from headgate.schedules.cron import Cron
 from headgate.schedules.every import Every
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.tasks.batch_gate import BatchGate
 from headgate.tasks.flow import TiedCall
 from headgate.tasks.gate import UNGATED, Gated
@@ -47,7 +47,7 @@ class Intake:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         registry: Registry,
         *,
         clock: Clock,
@@ -125,7 +125,7 @@ class Intake:
             return jobs
 
     async def enlist(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
-        """Add the jobs to the transaction of the caller's connection; returns what `Storage.add_in` does.
+        """Add the jobs to the transaction of the caller's connection; returns what `Store.add_in` does.
 
         Raises DeclarationError for an app whose jobs are in memory.
         """

@@ -19,7 +19,7 @@ from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.skew import SkewWatch
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import ClockSkewed, LeaseNotRenewed, NodeDisowned
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 
 MOST_LINGERING = 100
 """How many lingering jobs a heartbeat reports."""
@@ -30,7 +30,7 @@ class LeaseKeeper:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         membership: Membership,
         own_lease: OwnLease,
         peers: PeerLeases,

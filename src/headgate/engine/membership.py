@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from headgate.clock import Clock
 from headgate.jobs.identity import IdSource
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 
 
 class Membership:
     """Joins the store under an id. A node that was declared dead joins again under another one."""
 
     def __init__(
-        self, storage: Storage, *, name: str, queues: Mapping[str, int], version: str, clock: Clock, ids: IdSource
+        self, storage: Store, *, name: str, queues: Mapping[str, int], version: str, clock: Clock, ids: IdSource
     ) -> None:
         self._storage = storage
         self._name = name

@@ -47,7 +47,7 @@ from headgate.jobs.event import NodeCrashed, NodeStarted, NodeStopped, NodeStopp
 from headgate.jobs.identity import IdSource
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention
 from headgate.storage.fetched import Fetched
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.tasks.context import JobLogCapture
 from headgate.tasks.registry import Registry
 from headgate.tasks.tracing import Tracing
@@ -83,7 +83,7 @@ class Node:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         registry: Registry,
         settings: NodeSettings,
         *,

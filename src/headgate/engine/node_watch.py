@@ -16,7 +16,7 @@ from headgate.engine.running_attempts import RunningAttempts
 from headgate.engine.slots import Slots
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import LoopBlocked, NodeMeasured
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 
 SWEEP_EVERY = 30
 """Seconds between two claims without a cause."""
@@ -27,7 +27,7 @@ class NodeWatch:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         membership: Membership,
         peer_recovery: PeerRecovery,
         claim_recovery: ClaimRecovery,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from headgate.engine.described import OWN_ERRORS
 from headgate.jobs.job import NewJob, Origin, truncated_error
 from headgate.jobs.terms import GateTerms
-from headgate.storage.protocol import Storage
 from headgate.storage.schedules import ScheduleRecord
+from headgate.storage.store import Store
 from headgate.tasks.gate import UNGATED
 from headgate.tasks.registry import Registry
 
@@ -54,7 +54,7 @@ def occurrence(
     )
 
 
-async def last_job_of(storage: Storage, record: ScheduleRecord) -> str | None:
+async def last_job_of(storage: Store, record: ScheduleRecord) -> str | None:
     """The job that the next one has to wait for, if the jobs of a schedule queue up; None if it is over."""
     if record.last_job is None or not record.course.open:
         return None

@@ -20,7 +20,7 @@ from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned, decide, succeeded
 from headgate.jobs.outcome import Interrupted, Outcome, Refused, Succeeded
 from headgate.jobs.retry import RetryPolicy
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.tasks.callbacks import Moment
 from headgate.tasks.registry import Registry
 
@@ -30,7 +30,7 @@ class OutcomeRecorder:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         registry: Registry,
         recorder: Recorder,
         charges: ChargeRouter,

@@ -8,7 +8,7 @@ from headgate.engine.membership import Membership
 from headgate.engine.peer_leases import PeerLeases
 from headgate.engine.teller import Teller
 from headgate.jobs.event import NodeLost
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 
 
 class PeerRecovery:
@@ -16,7 +16,7 @@ class PeerRecovery:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         membership: Membership,
         peers: PeerLeases,
         teller: Teller,

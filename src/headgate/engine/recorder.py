@@ -18,7 +18,8 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned, StorageTroubled
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
-from headgate.storage.protocol import Amendment, Storage
+from headgate.storage.protocol import Amendment
+from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 
 AGAIN_AFTER = 0.1
@@ -38,7 +39,7 @@ class Recorder:
     def __init__(
         self,
         node: str,
-        storage: Storage,
+        storage: Store,
         registry: Registry,
         reporter: Reporter,
         *,

@@ -26,8 +26,8 @@ from headgate.jobs.event import (
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob
 from headgate.schedules.schedule import LATE, Due, due
-from headgate.storage.protocol import Storage
 from headgate.storage.schedules import Fired, ScheduleRecord
+from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 
 AFTER_A_CHANGE = SECOND
@@ -39,7 +39,7 @@ class Recurring:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         registry: Registry,
         *,
         clock: Clock,

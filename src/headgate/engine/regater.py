@@ -12,7 +12,7 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.event import BacklogLeft, BacklogMoved, StorageTroubled
 from headgate.jobs.gating import GatedJob, Regated, subject_of
 from headgate.jobs.terms import GateTerms
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.tasks.batch_gate import as_in_batch
 from headgate.tasks.gate import UNGATED
 from headgate.tasks.registry import Registry, wanted_queue
@@ -45,7 +45,7 @@ class Regater:
     """
 
     def __init__(
-        self, storage: Storage, registry: Registry, *, clock: Clock, bus: EventBus, wake: Callable[[], None]
+        self, storage: Store, registry: Registry, *, clock: Clock, bus: EventBus, wake: Callable[[], None]
     ) -> None:
         self._wake = wake
         self._storage = storage

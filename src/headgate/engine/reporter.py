@@ -16,7 +16,7 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobProgressed, ReportDropped, StorageTroubled
 from headgate.jobs.job import ClaimedJob, Progress
 from headgate.jobs.report import PLACES, LogLine, Report, kept_level, kept_line, kept_name, kept_word
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 
 EVERY = 1.0
 """Seconds between two reports of what attempts say while they run."""
@@ -32,9 +32,7 @@ class Reporter:
     recorder flushes it before it records endings, so that whoever sees a final job sees all that it has said.
     """
 
-    def __init__(
-        self, node: str, storage: Storage, *, clock: Clock, bus: EventBus, most_lines: int, lowest: int
-    ) -> None:
+    def __init__(self, node: str, storage: Store, *, clock: Clock, bus: EventBus, most_lines: int, lowest: int) -> None:
         self.node = node
         self._storage = storage
         self._clock = clock

@@ -10,13 +10,13 @@ from typing import Any
 from headgate.clock import SECOND, Clock, sleep
 from headgate.errors import JobNotFound, NotOpen, StorageUnavailable
 from headgate.jobs.job import JobRecord
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 
 
 class ResultWatch:
     """Serves everybody who waits for results with one look at the storage at a time."""
 
-    def __init__(self, storage: Storage, clock: Clock) -> None:
+    def __init__(self, storage: Store, clock: Clock) -> None:
         self._storage = storage
         self._clock = clock
         self._waiting: dict[str, asyncio.Future[JobRecord]] = {}

@@ -25,7 +25,7 @@ from headgate.engine.teller import Teller
 from headgate.jobs.event import AttemptLingers, JobStarted
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.outcome import Outcome
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 from headgate.tasks.task import Task
 from headgate.tasks.tracing import Tracing
@@ -43,7 +43,7 @@ class RunningAttempts:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         registry: Registry,
         slots: Slots,
         own_lease: OwnLease,

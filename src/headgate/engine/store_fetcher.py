@@ -20,7 +20,8 @@ from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule, Limit
 from headgate.storage.admission import BucketVisit
 from headgate.storage.fetched import ASK_AGAIN, Balance, Fetched
-from headgate.storage.protocol import Amendment, Deposit, Starved, Storage
+from headgate.storage.protocol import Amendment, Deposit, Starved
+from headgate.storage.store import Store
 
 LEFT_FOR = 0.1
 """Seconds that fetched starts lie for jobs before they are given back: a claim follows at once, if there is room."""
@@ -31,7 +32,7 @@ class StoreFetcher:
 
     def __init__(
         self,
-        storage: Storage,
+        storage: Store,
         store: GuardedStore,
         limits: Mapping[str, Limit],
         *,

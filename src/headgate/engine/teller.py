@@ -19,7 +19,7 @@ from headgate.engine.threads import in_thread
 from headgate.errors import JobFailed, StorageUnavailable
 from headgate.jobs.event import CallbackFailed, StorageTroubled
 from headgate.jobs.job import JobState
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.tasks.callbacks import AnyCallback, Moment
 from headgate.tasks.context import JobContext, enter
 from headgate.tasks.registry import Registry
@@ -42,7 +42,7 @@ THREADS = 8
 class Teller:
     """Calls callbacks, those of one job in order. What one raises becomes an event and changes nothing."""
 
-    def __init__(self, storage: Storage, registry: Registry, clock: Clock, bus: EventBus) -> None:
+    def __init__(self, storage: Store, registry: Registry, clock: Clock, bus: EventBus) -> None:
         self._storage = storage
         self._registry = registry
         self._clock = clock

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from headgate.clock import Clock
 from headgate.jobs.event import Event
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 from headgate.tasks.tracing import Tracing
 
@@ -23,7 +23,7 @@ class Observed:
     """
 
     clock: Clock
-    storage: Storage
+    storage: Store
     registry: Registry
     tap: Callable[[Mapping[type[Event], Callable[[Any], None]]], None]
     trace_by: Callable[[Tracing], None]

@@ -14,7 +14,8 @@ from headgate.errors import HeadgateError
 from headgate.observe import metric
 from headgate.observe.instrument import Observed
 from headgate.observe.labels import Labels
-from headgate.storage.protocol import BucketRecord, NodeRecord, QueueCounts, QueueRecord, Storage, WaitingCount
+from headgate.storage.protocol import BucketRecord, NodeRecord, QueueCounts, QueueRecord, WaitingCount
+from headgate.storage.store import Store
 
 logger = logging.getLogger("headgate.metrics")
 
@@ -84,7 +85,7 @@ def _set(is_over: asyncio.Event, _: asyncio.Future[tuple[Number, ...]]) -> None:
     is_over.set()
 
 
-async def _numbers(storage: Storage, labels: Labels, top_keys: int) -> tuple[Number, ...]:
+async def _numbers(storage: Store, labels: Labels, top_keys: int) -> tuple[Number, ...]:
     now = storage.now()
     counts, waiting = await storage.counts(finals=False), await storage.waiting()
     queues, nodes = await storage.queues(), await storage.nodes()

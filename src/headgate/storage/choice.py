@@ -7,15 +7,15 @@ from urllib.parse import unquote, urlsplit
 from headgate.clock import Clock
 from headgate.errors import DeclarationError
 from headgate.storage.address import Address, address_of_file
-from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.store import Store
 from headgate.urls import displayed_url
 
 
 def choose_storage(
     url: str, clock: Clock, *, synchronous: str, schema: str, listen_url: str | None, connections: int
-) -> Storage:
+) -> Store:
     """Return the store that a URL names; it connects when it is opened.
 
     `synchronous` is of SQLite; `schema`, `listen_url` and `connections` are of PostgreSQL. Raises DeclarationError.
@@ -50,7 +50,7 @@ def _file_of(url: str, path: str) -> str:
     return unquote(path[1:])
 
 
-def _postgres(url: str, clock: Clock, *, schema: str, listen_url: str | None, connections: int) -> Storage:
+def _postgres(url: str, clock: Clock, *, schema: str, listen_url: str | None, connections: int) -> Store:
     try:
         from headgate.storage.postgres.storage import PostgresStorage
     except ModuleNotFoundError as error:
@@ -62,8 +62,8 @@ def _postgres(url: str, clock: Clock, *, schema: str, listen_url: str | None, co
     return PostgresStorage(url, clock, schema=schema, listen_url=listen_url, connections=connections)
 
 
-def address_of(url: str | None, storage: Storage) -> Address:
+def address_of(url: str | None, storage: Store) -> Address:
     """Return where a store is; without a `url`, which it was not chosen by, its class names it."""
-    if isinstance(storage, SqliteStorage) and not storage.is_in_process:
-        return address_of_file(storage.path)
+    if storage.driver.file is not None:
+        return address_of_file(storage.driver.file)
     return Address(type(storage).__name__ if url is None else displayed_url(url))

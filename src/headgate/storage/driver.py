@@ -6,11 +6,23 @@ locked where several clients write at once; where there is only one writer, noth
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from headgate.clock import Clock
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.job import NewJob
+from headgate.jobs.lifecycle import Ending
+from headgate.storage.facts import StoreFacts
+from headgate.storage.migrations import Migration
 from headgate.storage.stored_rows import RowDecoder
+
+if TYPE_CHECKING:
+    from headgate.storage.procedures.settings import CachedRules
+    from headgate.storage.protocol import Claim, Claimed
 
 R = TypeVar("R")
 
@@ -73,6 +85,136 @@ class Transaction(Protocol):
         it begins, so that nothing is locked meanwhile.
         """
         ...
+
+
+Procedure = Callable[[Transaction], Coroutine[Any, Any, R]]
+"""What runs in a transaction."""
+
+Wakes = bool | Callable[[Any], bool]
+"""Whether watchers are called after a write, or a function that says so of its result."""
+
+ReadKind = Literal["engine", "lookup", "list", "scan", "search"]
+"""What a read may take from others.
+
+"engine": a few rows by index, for an engine that cannot go on without them. "lookup": the same for somebody who waits
+for one job. "list": many rows by index. "scan": whole tables may be read. "search": payloads are read, few searches run
+at once, and each for a bounded time.
+"""
+
+
+class Driver(ABC):
+    """One database: its connections, its transactions, its time, and its wake-ups.
+
+    It raises StorageUnavailable for what may not have been stored or read, and as `Store` otherwise.
+    """
+
+    is_in_process = False
+    """Whether its jobs are in the memory of this process."""
+
+    file: Path | None = None
+    """The file of the jobs, if they are in one."""
+
+    live: CachedRules
+    """What is set about limits, as this process last read it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._watchers: list[Callable[[], None]] = []
+
+    @property
+    def place(self) -> object | None:
+        """As `Store.place`."""
+        return None
+
+    @property
+    def port(self) -> int | None:
+        """The port on which this process hears of changes, if others have to know it."""
+        return None
+
+    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """As `Store.watch`."""
+        self._watchers.append(wake)
+        return lambda: self._watchers.remove(wake)
+
+    def _wake(self) -> None:
+        for wake in list(self._watchers):
+            wake()
+
+    @abstractmethod
+    async def open(self) -> None:
+        """As `Store.open`."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """As `Store.close`."""
+
+    @abstractmethod
+    async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
+        """As `Store.migrate`."""
+
+    @abstractmethod
+    def scratch(self) -> AbstractAsyncContextManager[Callable[[], Driver]]:
+        """As `Store.scratch`, of drivers."""
+
+    @abstractmethod
+    def now(self) -> int:
+        """As `Store.now`."""
+
+    @abstractmethod
+    def limit_now(self) -> int:
+        """As `Store.limit_now`."""
+
+    @abstractmethod
+    async def facts(self) -> StoreFacts:
+        """As `Store.facts`."""
+
+    @abstractmethod
+    async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
+        """Run a procedure that only reads; it may run again after a lost connection."""
+
+    @abstractmethod
+    async def write(
+        self,
+        procedure: Procedure[R],
+        *,
+        wakes: Wakes = False,
+        is_atomic: bool = True,
+        may_repeat: bool = False,
+        may_be_lost: bool = False,
+        changes_job: str | None = None,
+        empties_lanes: bool = False,
+        takes_buckets: bool = False,
+        reads_summaries: bool = False,
+    ) -> R:
+        """Run a procedure in a transaction, and call the watchers of all processes after it if it `wakes`.
+
+        What a database has no use for, its driver ignores. Unless it `is_atomic`, each of its statements may commit by
+        itself, but for those that it runs in `Transaction.atomic`. It `may_repeat` after a lost reply, which changes
+        nothing then. It `may_be_lost` with the server: the commit does not wait for a disk. Somebody waits for it as it
+        `changes_job`: JobHeld is raised if that job, or what follows it, is locked for a second. It `empties_lanes`:
+        jobs may have left them. It `takes_buckets` in a process that may run no node. It `reads_summaries` of pages.
+        """
+
+    @abstractmethod
+    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
+        """As `Store.add`; additions that wait together are made together."""
+
+    @abstractmethod
+    async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+        """As `Store.add_in`."""
+
+    @abstractmethod
+    async def claim(self, claim: Claim) -> Claimed:
+        """As `Store.claim`."""
+
+    @abstractmethod
+    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
+        """As `Store.finish`."""
+
+
+def has_woken(wakes: Wakes, result: Any) -> bool:
+    """Whether watchers are to be called after a write that has had this result, or has failed with it."""
+    return not isinstance(result, Exception) and (wakes(result) if callable(wakes) else wakes)
 
 
 def run_to_end(procedure: Coroutine[Any, Any, R]) -> R:

@@ -14,7 +14,7 @@ from headgate.limits.key import bucket_key
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.standalone.decision import full_again_at
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView, BucketVisit
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.storage.stored_rows import load_state, note_unreadable
 
 R = TypeVar("R")
@@ -26,7 +26,7 @@ class StoredBuckets:
     Jobs that wait for a bucket and plain code that does are served by whoever comes first when it opens.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Store) -> None:
         self._storage = storage
 
     async def open(self) -> None:

@@ -18,7 +18,7 @@ from headgate.clock import Duration
 from headgate.engine.drain import Drain
 from headgate.engine.opening import Opening
 from headgate.errors import HeadgateError
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.tasks.flow import TiedCall
 from headgate.tasks.handle import Job
 from headgate.tasks.portal import Portal
@@ -129,7 +129,7 @@ class _OpenInThread(Opening):
         return self.loop is asyncio.get_running_loop()
 
 
-def _let_reach(storage: Storage, portal: Portal) -> None:
+def _let_reach(storage: Store, portal: Portal) -> None:
     """Let each verb of the store run on the loop of the app, but for what runs on a connection of the caller's."""
     for name in dir(storage):
         verb = getattr(storage, name)

@@ -10,9 +10,9 @@ from types import TracebackType
 
 from headgate.app import Headgate
 from headgate.clock import SECOND, Clock, SystemClock, wait_for_event
-from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
+from headgate.storage.store import Store
 from headgate.testing.live_app import HeadgateInThread, LiveHeadgate
 from headgate.testing.stand_in import in_test
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop
@@ -23,7 +23,7 @@ LOOK_EVERY = 1.0
 class LiveApp:
     """What a test has in hand of an app that runs; `.sync` has the same verbs for tests that cannot await."""
 
-    def __init__(self, app: Headgate, storage: Storage, clock: Clock) -> None:
+    def __init__(self, app: Headgate, storage: Store, clock: Clock) -> None:
         self.app: Headgate = app
         self.sync: SyncLiveApp = SyncLiveApp(self)
         self._storage = storage
@@ -91,7 +91,7 @@ class Live:
     ) -> None:
         self._held.__exit__(kind, error, traceback)
 
-    def _storage(self, clock: Clock) -> Storage:
+    def _storage(self, clock: Clock) -> Store:
         return MemoryStorage(clock) if self._file is None else SqliteStorage(str(self._file), clock)
 
 
@@ -108,14 +108,14 @@ def live(app: Headgate, *, file: Path | str | None = None) -> Live:
 
 
 @contextlib.asynccontextmanager
-async def _beside_the_test(app: Headgate, storage: Storage, clock: Clock) -> AsyncIterator[LiveApp]:
+async def _beside_the_test(app: Headgate, storage: Store, clock: Clock) -> AsyncIterator[LiveApp]:
     with in_test(app, LiveHeadgate, storage, clock) as in_hand:
         async with in_hand:
             yield LiveApp(in_hand, storage, clock)
 
 
 @contextlib.contextmanager
-def _in_a_thread(app: Headgate, storage: Storage, clock: Clock) -> Iterator[LiveApp]:
+def _in_a_thread(app: Headgate, storage: Store, clock: Clock) -> Iterator[LiveApp]:
     with in_test(app, HeadgateInThread, storage, clock) as in_hand:
         portal = in_hand.prepare_thread()
         portal.open()

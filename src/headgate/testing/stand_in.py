@@ -29,7 +29,7 @@ from headgate.limits.limit import Limit
 from headgate.observe.log import log_event, logged_kinds
 from headgate.storage.address import Address
 from headgate.storage.enlisting import require_blocking
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from headgate.tasks.flow import TiedCall
 from headgate.tasks.handle import Job
 from headgate.tasks.task import Call, Task
@@ -129,7 +129,7 @@ class StandIn(InTest):
         """What follows when jobs are stored: nothing, until somebody drains."""
 
     @contextlib.asynccontextmanager
-    async def node(self, storage: Storage | None = None) -> AsyncIterator[SteppedNode]:
+    async def node(self, storage: Store | None = None) -> AsyncIterator[SteppedNode]:
         """A node on this event loop, at work; on another store than the app's if one is given."""
         storage = storage or self._storage
         made = SteppedNode(
@@ -195,7 +195,7 @@ class _ImpatientBacklogs(Backlogs):
 
 
 @contextlib.contextmanager
-def in_test(app: Headgate, kind: type[S], storage: Storage, clock: Clock) -> Iterator[S]:
+def in_test(app: Headgate, kind: type[S], storage: Store, clock: Clock) -> Iterator[S]:
     """Let the app be of that kind, on this store, until the block ends. Raises HeadgateError for one that is open."""
     if isinstance(app, InTest):
         raise HeadgateError("this app is in a test already: inline, manual and live do not go into one another")

@@ -14,7 +14,8 @@ from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import MAX_COUNT, StrictRate
-from headgate.storage.protocol import JobFilter, Storage
+from headgate.storage.protocol import JobFilter
+from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import Conformance, Hands
 
@@ -44,7 +45,7 @@ def largest_cost(rule: AnyRule) -> int:
 class BoundsConformance(Conformance):
     @pytest.mark.parametrize("which", EXTREMES)
     async def test_the_widest_limits_are_charged_refused_and_shown(
-        self, hands: Hands, storage: Storage, clock: ManualClock, which: str
+        self, hands: Hands, storage: Store, clock: ManualClock, which: str
     ) -> None:
         rule = EXTREMES[which].rule
         hands.rules = {"wide": rule}
@@ -63,7 +64,7 @@ class BoundsConformance(Conformance):
 
     @pytest.mark.parametrize("which", [name for name in EXTREMES if name != "concurrency"])
     async def test_a_key_may_stay_closed_until_the_last_instant(
-        self, hands: Hands, storage: Storage, clock: ManualClock, which: str
+        self, hands: Hands, storage: Store, clock: ManualClock, which: str
     ) -> None:
         hands.rules = {"wide": EXTREMES[which].rule}
         closed, _ = await hands.add(2, draws=[("wide", "acme")])
@@ -75,7 +76,7 @@ class BoundsConformance(Conformance):
         await storage.reset(Draw("wide", "acme"))
         assert closed in await hands.take_ids()
 
-    async def test_a_job_may_be_of_the_last_instant(self, hands: Hands, storage: Storage, clock: ManualClock) -> None:
+    async def test_a_job_may_be_of_the_last_instant(self, hands: Hands, storage: Store, clock: ManualClock) -> None:
         ahead = (LAST - clock.now()) / SECOND
         last = hands.new(delay=CENTURY, patience=CENTURY, expires_in=ahead, draws=[("wide", "acme")])
         hands.rules = {"wide": EXTREMES["rate, one in a century"].rule}

@@ -7,11 +7,8 @@ import pytest
 from headgate.clock import SECOND
 from headgate.jobs.job import Draw, JobState
 from headgate.storage.admission import TURN
-from headgate.storage.protocol import (
-    JobFilter,
-    Storage,
-    Throttled,
-)
+from headgate.storage.protocol import JobFilter, Throttled
+from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import (
     MINUTE,
@@ -414,7 +411,7 @@ class BudgetsConformance(Conformance):
         assert list(claimed.throttled) == []
         assert not claimed.more
 
-    async def test_a_job_that_waits_is_never_written(self, hands: Hands, clock: ManualClock, storage: Storage) -> None:
+    async def test_a_job_that_waits_is_never_written(self, hands: Hands, clock: ManualClock, storage: Store) -> None:
         before = self.writes(storage)
         if before is None:
             pytest.skip("this store does not count its writes")

@@ -23,15 +23,8 @@ from headgate.limits.limit import AnyRule, HoldUntil
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
-from headgate.storage.protocol import (
-    BucketRecord,
-    Claim,
-    Claimed,
-    QueueCounts,
-    Recovered,
-    Room,
-    Storage,
-)
+from headgate.storage.protocol import BucketRecord, Claim, Claimed, QueueCounts, Recovered, Room
+from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 
 MINUTE = 60 * SECOND
@@ -66,7 +59,7 @@ _clock = SystemClock()
 class Hands:
     """What the tests do with a store, in few words. `node` is the node they claim for unless they say otherwise."""
 
-    def __init__(self, storage: Storage, clock: ManualClock) -> None:
+    def __init__(self, storage: Store, clock: ManualClock) -> None:
         self.storage = storage
         self.clock = clock
         self.rules: dict[str, AnyRule] = {}
@@ -276,22 +269,22 @@ class Conformance:
         return ManualClock()
 
     @pytest_asyncio.fixture
-    async def storage(self, clock: ManualClock) -> AsyncIterator[Storage]:
+    async def storage(self, clock: ManualClock) -> AsyncIterator[Store]:
         raise NotImplementedError("give the class a fixture `storage`")
         yield
 
     @pytest_asyncio.fixture
-    async def hands(self, storage: Storage, clock: ManualClock) -> Hands:
+    async def hands(self, storage: Store, clock: ManualClock) -> Hands:
         hands = Hands(storage, clock)
         await storage.join(hands.node, "a")
         return hands
 
     @pytest_asyncio.fixture(autouse=True)
-    async def nothing_contradicts(self, storage: Storage) -> AsyncIterator[None]:
+    async def nothing_contradicts(self, storage: Store) -> AsyncIterator[None]:
         yield
         assert list(await storage.check()) == []
 
-    def writes(self, storage: Storage) -> int | None:
+    def writes(self, storage: Store) -> int | None:
         """How many rows the store has written so far; None for a store that does not count them."""
         return None
 

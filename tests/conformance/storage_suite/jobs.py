@@ -9,13 +9,8 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.jobs.job import Draw, JobOptions, JobState, RetryTerms
-from headgate.storage.protocol import (
-    Claim,
-    JobFilter,
-    QueueCounts,
-    Room,
-    Storage,
-)
+from headgate.storage.protocol import Claim, JobFilter, QueueCounts, Room
+from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import (
     MINUTE,
@@ -524,7 +519,7 @@ class JobsConformance(Conformance):
         await still.wait()
         assert not ended.is_set()
 
-    async def test_opening_and_closing_twice_is_fine(self, hands: Hands, storage: Storage) -> None:
+    async def test_opening_and_closing_twice_is_fine(self, hands: Hands, storage: Store) -> None:
         await hands.add()
         await storage.close()
         await storage.close()

@@ -13,7 +13,8 @@ from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import HoldUntil
 from headgate.limits.rule import NEVER
-from headgate.storage.protocol import JobFilter, Storage
+from headgate.storage.protocol import JobFilter
+from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, at_once, recover, strict
 
@@ -100,7 +101,7 @@ class PermitsConformance(Conformance):
         assert await hands.permits("mutex", "orders") == {holder: 1}
 
     async def test_only_what_can_start_is_looked_at_when_a_permit_comes_back(
-        self, hands: Hands, storage: Storage
+        self, hands: Hands, storage: Store
     ) -> None:
         hands.rules = {"mutex": at_once(), "own": strict(100)}
         jobs = [hands.new(draws=[*MUTEX, ("own", str(number))]) for number in range(300)]

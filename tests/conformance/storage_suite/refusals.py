@@ -13,10 +13,10 @@ from headgate.jobs.audit import AuditFilter, Deed
 from headgate.jobs.job import JobState, Origin
 from headgate.limits.kinds import dump_rule
 from headgate.storage.live_rules import LimitSetting
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, strict
 
-Verb = Callable[[Storage, str], Awaitable[JobState | None]]
+Verb = Callable[[Store, str], Awaitable[JobState | None]]
 
 STATES = ("waiting", "scheduled", "blocked", "running", "succeeded", "failed", "cancelled")
 

@@ -9,7 +9,7 @@ from typing import Any
 from headgate.errors import DuplicateJob
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobRecord, JobState
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 from tests.engine.faulty_storage import FAULTY, FaultyStorage
 from tests.engine.simulation.charts import Charts
 
@@ -40,7 +40,7 @@ class Ledger:
     what was said to it, and what its jobs and batches are at the end.
     """
 
-    def __init__(self, store: Storage, *, is_exact: bool) -> None:
+    def __init__(self, store: Store, *, is_exact: bool) -> None:
         self.store = store
         self.is_exact = is_exact
         self.jobs: dict[str, JobRecord] = {}

@@ -11,7 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import Literal
+from typing import Literal, cast
 
 from headgate import (
     Concurrency,
@@ -34,8 +34,8 @@ from headgate.errors import IllegalTransition, StorageUnavailable
 from headgate.jobs.event import Event, JobFinished, JobStarted
 from headgate.jobs.job import Draw
 from headgate.limits.limit import Limit
-from headgate.storage.protocol import Storage
 from headgate.storage.sqlite.memory import MemoryStorage
+from headgate.storage.store import Store
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_virtual
 from tests.engine.faulty_storage import Faults, History
@@ -61,7 +61,7 @@ SLOTS = 4
 MAIL = 3
 QUEUES = ("default", "mail")
 
-MakeStore = Callable[[Clock], Storage]
+MakeStore = Callable[[Clock], Store]
 
 
 class World:
@@ -107,7 +107,7 @@ class World:
         random = Random(self.random.random())
         storage = Line(name, self.store, self.faults, random, self.history, ledger=self.ledger, charts=self.charts)
         app = Headgate(
-            storage=storage,
+            storage=cast(Store, storage),
             clock=self.own_clock(),
             random=random,
             retry=RetryPolicy(retries=2, base=1),

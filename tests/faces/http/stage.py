@@ -12,7 +12,7 @@ import httpx
 
 from headgate import Concurrency, Every, Headgate, JobFailed, RetryPolicy, StrictRate, batch, chain
 from headgate.http import CallbackAuth, User, dashboard
-from headgate.storage.protocol import Storage
+from headgate.storage.store import Store
 
 PASSWORD = "correct horse battery"
 """A value that nobody may be shown where `password` is redacted."""
@@ -29,7 +29,7 @@ EVERYBODY = CallbackAuth(lambda request: User("local", "admin"))
 log = logging.getLogger("jobs.of.the.stage")
 
 
-def make_app(url: str = "memory://", *, storage: Storage | None = None, **settings: Any) -> Headgate:
+def make_app(url: str = "memory://", *, storage: Store | None = None, **settings: Any) -> Headgate:
     app = Headgate(None if storage is not None else url, storage=storage, **settings)
 
     @app.task(limits=[StrictRate("1/h", key="{tenant}", name=LIMIT)])

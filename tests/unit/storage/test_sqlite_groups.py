@@ -133,18 +133,18 @@ async def test_limit_time_does_not_go_back_when_a_boot_begins_with_an_earlier_wa
 ) -> None:
     clock.advance(100)
     await storage.add([job("gated", clock)])
-    connection = storage._writer
+    connection = storage.driver._writer
     assert connection is not None
     used = storage.limit_now()
     await asyncio.get_running_loop().run_in_executor(
-        storage._write_thread, connection.execute, f"UPDATE limit_time SET last_used = {used}"
+        storage.driver._write_thread, connection.execute, f"UPDATE limit_time SET last_used = {used}"
     )
 
     class NextBoot(ManualClock):
         def boot_id(self) -> str:
             return "the next"
 
-    later = SqliteStorage(storage.path, NextBoot(clock.now() - 3_600_000_000), synchronous="OFF")
+    later = SqliteStorage(storage.driver.path, NextBoot(clock.now() - 3_600_000_000), synchronous="OFF")
     await later.open()
     try:
         assert later.limit_now() >= used
@@ -155,8 +155,8 @@ async def test_limit_time_does_not_go_back_when_a_boot_begins_with_an_earlier_wa
 def commits_of(storage: SqliteStorage) -> list[str]:
     """Grows by each commit of the store."""
     commits: list[str] = []
-    assert storage._writer is not None
-    storage._writer.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+    assert storage.driver._writer is not None
+    storage.driver._writer.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
     return commits
 
 
@@ -206,7 +206,7 @@ async def test_a_setting_whose_group_was_undone_is_not_taken_for_set(
     call = ScheduledCall(task="work", queue="default", payload="x" * 10_000_000)
     huge = ScheduleRecord("huge", call, ScheduleRules(trigger="{}"), Course(0, None))
     await storage.add([job(f"{number}", clock, draws=(Draw("api", ""),)) for number in range(100)])
-    writer = storage._writer
+    writer = storage.driver._writer
     assert writer is not None
 
     # The disk gets full in the group of a change and a claim, which has read the new setting by then.

@@ -202,7 +202,7 @@ async def finish(
 
 
 async def finish_all(tx: Transaction, node: str, endings: Sequence[Ending]) -> list[bool | None]:
-    """As `Storage.finish`, in one transaction, in which no other client can hold anything."""
+    """As `Store.finish`, in one transaction, in which no other client can hold anything."""
     plain = await finish_plain(tx, node, endings)
     if len(plain) == len(endings):
         return [True] * len(endings)

@@ -34,7 +34,7 @@ _NEWEST = RowDecoder(_Newest, "gate")
 
 
 async def note_gates(tx: Transaction, gates: Mapping[str, str], lives: int) -> NotedGates:
-    """As `Storage.note_gates`. Where the newest gates have changed, `await_claims` has to follow."""
+    """As `Store.note_gates`. Where the newest gates have changed, `await_claims` has to follow."""
     own = _own(gates)
     await tx.execute("gates_changed", own=own)
     await tx.execute("note_gates", own=own, now=tx.now, lives=lives)
@@ -46,7 +46,7 @@ async def note_gates(tx: Transaction, gates: Mapping[str, str], lives: int) -> N
 
 
 async def gates_done(tx: Transaction, gates: Mapping[str, str]) -> None:
-    """As `Storage.gates_done`."""
+    """As `Store.gates_done`."""
     await tx.execute("gates_done", own=_own(gates))
 
 

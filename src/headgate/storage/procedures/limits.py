@@ -62,7 +62,7 @@ class Timer(NamedTuple):
 async def amend(
     tx: Transaction, amendments: Sequence[Amendment], rules: Mapping[str, AnyRule], live: CachedRules
 ) -> None:
-    """As `Storage.amend`."""
+    """As `Store.amend`."""
     await live.refresh(tx)
     known = [amendment for amendment in amendments if amendment.draw.limit in rules]
     buckets = await hold_buckets(tx, [amendment.draw for amendment in known], rules, live.rules)
@@ -81,7 +81,7 @@ async def visit(
     id: str | None,
     live: CachedRules,
 ) -> tuple[Any, bool]:
-    """As `Storage.visit`; the answer of `look`, and whether something was given back."""
+    """As `Store.visit`; the answer of `look`, and whether something was given back."""
     await live.refresh(tx)
     buckets = await hold_buckets(tx, [draw], rules, live.rules)
     noted = {"bucket": bucket_id(draw), "id": id}
@@ -99,7 +99,7 @@ async def visit(
 
 
 async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> None:
-    """As `Storage.deposit`."""
+    """As `Store.deposit`."""
     draws = [deposit.draw for deposit in deposits]
     await ensure_rows(tx, draws)
     await lock_buckets(tx, draws)
@@ -110,7 +110,7 @@ async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> None:
 
 
 async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> list[int]:
-    """As `Storage.withdraw`."""
+    """As `Store.withdraw`."""
     states = {row.draw: row.state for row in await lock_buckets(tx, [deposit.draw for deposit in deposits])}
     left: list[int] = []
     emptied: list[_Balance] = []
@@ -135,7 +135,7 @@ async def change(tx: Transaction, setting: LimitSetting, deed: Deed | None, *, r
 async def edit_setting(
     tx: Transaction, about: LimitSetting, edit: EditSetting, deed: Deed | None
 ) -> LimitSetting | None:
-    """As `Storage.edit_setting`; what the setting has become, None if that is no change. `reopen` has to follow."""
+    """As `Store.edit_setting`; what the setting has become, None if that is no change. `reopen` has to follow."""
     # Where nothing is set there is no row to lock, and two first changes would not see each other.
     await tx.values("lock_settings")
     becomes = edited(await read_settings(tx), about, edit)
@@ -153,13 +153,13 @@ async def reopen(tx: Transaction, setting: LimitSetting) -> None:
 
 
 async def penalize(tx: Transaction, draw: Draw, until: int, deed: Deed | None) -> None:
-    """As `Storage.penalize`."""
+    """As `Store.penalize`."""
     await close_buckets(tx, [draw], until)
     await keep_deed(tx, deed)
 
 
 async def reset(tx: Transaction, draw: Draw, deed: Deed | None) -> int:
-    """As `Storage.reset`."""
+    """As `Store.reset`."""
     held = await release_idle(tx, draw)
     await tx.execute("reset_bucket", id=bucket_id(draw), keep_state=held > 0)
     await _reopen(tx, draw.limit, draw.key or None)
@@ -168,7 +168,7 @@ async def reset(tx: Transaction, draw: Draw, deed: Deed | None) -> int:
 
 
 async def forget(tx: Transaction, limit: str, deed: Deed | None) -> bool:
-    """As `Storage.forget`."""
+    """As `Store.forget`."""
     # No claim may put a lane behind one of them meanwhile, or take a permit.
     await tx.values("lock_nodes")
     await tx.values("lock_limit", limit=limit)

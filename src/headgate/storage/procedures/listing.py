@@ -97,13 +97,13 @@ async def jobs_by_id(tx: Transaction, ids: Sequence[str], *, final: bool = False
 
 
 async def job(tx: Transaction, job_id: str) -> JobRecord | None:
-    """As `Storage.job`."""
+    """As `Store.job`."""
     found = await jobs_by_id(tx, [job_id])
     return found[0] if found else None
 
 
 async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
-    """As `Storage.jobs`."""
+    """As `Store.jobs`."""
     asked = {**_asked(filter), **_instants(tx)}
     statement = "jobs_oldest" if filter.oldest_first else "jobs"
     if tx.estimates_rows:
@@ -114,7 +114,7 @@ async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
 
 
 async def count_jobs(tx: Transaction, filter: JobFilter, most: int) -> int:
-    """As `Storage.count_jobs`."""
+    """As `Store.count_jobs`."""
     asked = {**_asked(filter), **_instants(tx)}
     statement = "count_jobs"
     if tx.estimates_rows:
@@ -178,18 +178,18 @@ def _index_of(filter: JobFilter) -> str | None:
 
 
 async def attempts(tx: Transaction, job_id: str) -> list[Attempt]:
-    """As `Storage.attempts`."""
+    """As `Store.attempts`."""
     return await tx.fetch(_ATTEMPTS, "attempts", id=job_id)
 
 
 async def batch(tx: Transaction, batch_id: str) -> BatchRecord | None:
-    """As `Storage.batch`."""
+    """As `Store.batch`."""
     found = await tx.fetch(_BATCHES, "batch", id=batch_id)
     return found[0] if found else None
 
 
 async def batches(tx: Transaction, *, pending_only: bool, cursor: str | None, count: int) -> list[BatchRecord]:
-    """As `Storage.batches`."""
+    """As `Store.batches`."""
     return await tx.fetch(_BATCHES, "batches_pending" if pending_only else "batches", cursor=cursor, count=count)
 
 
@@ -202,7 +202,7 @@ async def gated_jobs(
     after: str,
     count: int,
 ) -> list[GatedJob]:
-    """As `Storage.gated_jobs`."""
+    """As `Store.gated_jobs`."""
     wanted = sorted(tasks)
     if ids is not None:
         return await tx.fetch(_GATED, "gated_jobs_by_id", tasks=wanted, ids=list(ids))
@@ -217,39 +217,39 @@ async def gated_jobs(
 
 
 async def waiting(tx: Transaction, most: int) -> list[WaitingCount]:
-    """As `Storage.waiting`."""
+    """As `Store.waiting`."""
     return await tx.fetch(_WAITING, "waiting", most=most, **_instants(tx))
 
 
 async def views(tx: Transaction) -> list[ViewCount]:
-    """As `Storage.views`."""
+    """As `Store.views`."""
     return await tx.fetch(_VIEWS, "views", **_instants(tx))
 
 
 async def counts(tx: Transaction, *, finals: bool) -> list[QueueCounts]:
-    """As `Storage.counts`."""
+    """As `Store.counts`."""
     return await tx.fetch(_COUNTS, "counts", finals=finals)
 
 
 async def queues(tx: Transaction) -> list[QueueRecord]:
-    """As `Storage.queues`."""
+    """As `Store.queues`."""
     return await tx.fetch(_QUEUES, "queues", **_instants(tx))
 
 
 async def backlog(tx: Transaction, queue: str) -> int:
-    """As `Storage.backlog`."""
+    """As `Store.backlog`."""
     return int(await tx.value("backlog", queue=queue))
 
 
 async def is_work_left(tx: Transaction, queues: Collection[str], tasks: Collection[str], *, ready_only: bool) -> bool:
-    """As `Storage.is_work_left`."""
+    """As `Store.is_work_left`."""
     asked = {"queues": sorted(queues), "tasks": sorted(tasks), "ready_only": ready_only}
     return bool(await tx.value("is_work_left", **asked, **_instants(tx)))
 
 
 async def obstacles(tx: Transaction) -> list[Obstacle]:
-    """As `Storage.obstacles`, where several clients write."""
-    return await tx.fetch(_OBSTACLES, "obstacles")
+    """As `Store.obstacles`; there are none with one writer."""
+    return [] if tx.has_one_writer else await tx.fetch(_OBSTACLES, "obstacles")
 
 
 # ------------------------------------------------------------------------------------------------------- limits
@@ -258,17 +258,17 @@ async def obstacles(tx: Transaction) -> list[Obstacle]:
 async def buckets(
     tx: Transaction, limit: str | None, key: str | None, count: int, prefix: str | None, after: BucketPlace | None
 ) -> list[BucketRecord]:
-    """As `Storage.buckets`."""
+    """As `Store.buckets`."""
     return await tx.fetch(_BUCKETS, "buckets", **asked_buckets(limit, key, count, prefix, after))
 
 
 async def throttled(tx: Transaction, count: int) -> list[BucketRecord]:
-    """As `Storage.throttled`."""
+    """As `Store.throttled`."""
     return await tx.fetch(_BUCKETS, "throttled", count=count)
 
 
 async def standing(tx: Transaction, job_id: str) -> Standing | None:
-    """As `Storage.standing`."""
+    """As `Store.standing`."""
     found = await tx.fetch(_STANDING, "standing", id=job_id)
     if not found:
         return None
@@ -280,7 +280,7 @@ async def standing(tx: Transaction, job_id: str) -> Standing | None:
 
 
 async def outlook(tx: Transaction, queue: str, draws: Sequence[Draw], variant: str) -> Standing:
-    """As `Storage.outlook`."""
+    """As `Store.outlook`."""
     (row,) = await tx.fetch(_OUTLOOK, "outlook", lane=Lane(queue, tuple(draws), variant).id)
     place = row.waiting + 1
     return Standing(place, place, False, row.behind, await _drawn(tx, draws))
@@ -289,7 +289,7 @@ async def outlook(tx: Transaction, queue: str, draws: Sequence[Draw], variant: s
 async def starts(
     tx: Transaction, limit: str, key: str | None, since: int, until: int, skip: int, count: int
 ) -> list[RecordedStart]:
-    """As `Storage.starts`."""
+    """As `Store.starts`."""
     asked = {"since": since, "until": until, "skip": skip, "count": count}
     found = await tx.fetch(_STARTS, "starts", limit=limit, needle=_needle(limit, key), **asked)
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -70,9 +71,16 @@ _LOCKED = RowDecoder(_Locked, "node")
 
 
 async def join(
-    tx: Transaction, node: str, name: str, pid: int, boot_id: str, queues: Mapping[str, int], version: str
+    tx: Transaction,
+    node: str,
+    name: str,
+    boot_id: str,
+    queues: Mapping[str, int],
+    version: str,
+    port: int | None,
 ) -> None:
-    """As `Storage.join`, for a process of this machine in this boot."""
+    """As `Store.join`, for this process, in this boot of its machine; `port` is where it hears of changes."""
+    pid = os.getpid()
     await tx.execute(
         "join_node",
         id=node,
@@ -85,10 +93,12 @@ async def join(
         queues=as_json(queues),
         version=version,
     )
+    if port is not None:
+        await tx.execute("announce_port", id=node, port=port)
 
 
 async def beat(tx: Transaction, node: str, lingering: Sequence[str], boot_id: str) -> Beat:
-    """As `Storage.beat`, on the machine of that boot."""
+    """As `Store.beat`, on the machine of that boot."""
     known = await tx.execute("beat", id=node, now=tx.now, lingering=as_json(lingering)) == 1
     if not tx.has_one_writer:
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
@@ -102,7 +112,7 @@ async def beat(tx: Transaction, node: str, lingering: Sequence[str], boot_id: st
 
 
 async def cancels(tx: Transaction, node: str) -> frozenset[str]:
-    """As `Storage.cancels`."""
+    """As `Store.cancels`."""
     return frozenset(await tx.values("cancels", node=node))
 
 

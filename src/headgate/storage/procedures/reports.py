@@ -59,7 +59,7 @@ _REPORTED = RowDecoder(_Reported, "job")
 
 
 async def report(tx: Transaction, node: str, reports: Sequence[Report], most_lines: int) -> list[bool | None]:
-    """As `Storage.report`."""
+    """As `Store.report`."""
     found = await tx.fetch(_REPORTED, "lock_reported", node=node, said=reports)
     locked = {(row.id, row.fence) for row in found}
     kept = [each for each in reports if (each.id, each.fence) in locked]

@@ -61,7 +61,7 @@ _SCHEDULES = RowDecoder(_ScheduleRow, "schedule", call=blank_call, rules=Schedul
 
 
 async def put_schedule(tx: Transaction, record: ScheduleRecord, replaces: int | None, *, anew: bool) -> bool:
-    """As `Storage.put_schedule`."""
+    """As `Store.put_schedule`."""
     values = record.columns()
     if replaces is None:
         await _announce_new(tx)
@@ -78,7 +78,7 @@ async def put_schedule(tx: Transaction, record: ScheduleRecord, replaces: int | 
 
 
 async def take_over_schedule(tx: Transaction, record: ScheduleRecord, was: str, replaces: int) -> bool:
-    """As `Storage.take_over_schedule`."""
+    """As `Store.take_over_schedule`."""
     await _announce_new(tx)
     if not await tx.values("lock_schedules", wanted=[_Revision(was, replaces)]):
         return False
@@ -92,7 +92,7 @@ async def take_over_schedule(tx: Transaction, record: ScheduleRecord, was: str, 
 
 
 async def fire(tx: Transaction, fired: Sequence[Fired]) -> list[bool]:
-    """As `Storage.fire`."""
+    """As `Store.fire`."""
     wanted = [_Revision(each.name, each.revision) for each in fired]
     names = set(await tx.values("lock_schedules", wanted=wanted))
     written = [each for each in fired if each.name in names]
@@ -107,11 +107,11 @@ async def fire(tx: Transaction, fired: Sequence[Fired]) -> list[bool]:
 
 
 async def remove_schedule(tx: Transaction, name: str) -> bool:
-    """As `Storage.remove_schedule`."""
+    """As `Store.remove_schedule`."""
     return await tx.execute("remove_schedule", name=name) == 1
 
 
-async def evict_notes(tx: Transaction, count: int) -> int:
+async def evict_schedule_notes(tx: Transaction, count: int) -> int:
     """Forget what is noted of removed schedules: their jobs end without them."""
     # A new schedule counts the jobs that are not final. Of one that ends meanwhile only the note tells it, and that
     # schedule is not seen here yet.
@@ -121,18 +121,18 @@ async def evict_notes(tx: Transaction, count: int) -> int:
 
 
 async def schedules(tx: Transaction, name: str | None, after: str, count: int) -> list[ScheduleRecord]:
-    """As `Storage.schedules`."""
+    """As `Store.schedules`."""
     rows = await tx.fetch(_SCHEDULES, "schedules", name=name, after=after, count=count)
     return [row.record for row in rows]
 
 
 async def schedules_formerly(tx: Transaction, name: str) -> list[ScheduleRecord]:
-    """As `Storage.schedules_formerly`."""
+    """As `Store.schedules_formerly`."""
     return [row.record for row in await tx.fetch(_SCHEDULES, "schedules_formerly", name=name)]
 
 
 async def due_schedules(tx: Transaction, tasks: frozenset[str], unable: frozenset[str], count: int) -> DueSchedules:
-    """As `Storage.due_schedules`."""
+    """As `Store.due_schedules`."""
     wanted = {"now": tx.now, "tasks": sorted(tasks), "unable": sorted(unable)}
     rows = await tx.fetch(_SCHEDULES, "due_schedules", count=count, **wanted)
     return DueSchedules([row.record for row in rows], await tx.value("next_schedule", **wanted))
@@ -141,7 +141,7 @@ async def due_schedules(tx: Transaction, tasks: frozenset[str], unable: frozense
 async def overdue_schedules(
     tx: Transaction, before: int, tasks: frozenset[str], unable: frozenset[str], count: int
 ) -> list[ScheduleRecord]:
-    """As `Storage.overdue_schedules`."""
+    """As `Store.overdue_schedules`."""
     asked = {"before": before, "tasks": sorted(tasks), "unable": sorted(unable), "count": count}
     return [row.record for row in await tx.fetch(_SCHEDULES, "overdue_schedules", **asked)]
 

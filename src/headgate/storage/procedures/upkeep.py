@@ -20,6 +20,7 @@ from headgate.storage.procedures.audit import keep_deed
 from headgate.storage.procedures.buckets import BUCKETS, lock_buckets
 from headgate.storage.procedures.permits import give_permits
 from headgate.storage.procedures.replacement_notes import holders_in, read_notes
+from headgate.storage.procedures.schedules import evict_schedule_notes
 from headgate.storage.procedures.settings import read_settings
 from headgate.storage.stored_rows import RowDecoder
 
@@ -46,7 +47,7 @@ _HOLDERS = RowDecoder(Holder, "job")
 async def prune(
     tx: Transaction, before: int, count: int, states: Collection[JobState], ids: Sequence[str] | None
 ) -> int:
-    """As `Storage.prune`."""
+    """As `Store.prune`."""
     asked = {"before": before, "count": count, "states": sorted(states)}
     if ids is None:
         found = await tx.fetch(_PRUNABLE, "prunable", **asked)
@@ -85,22 +86,24 @@ def _given(job: _Prunable, held: DrawSet) -> Given:
 
 
 async def evict(tx: Transaction, count: int) -> int:
-    """Forget so many buckets, notes and lanes that say nothing any more; how many."""
+    """As `Store.evict`; its statements commit by themselves, with several writers."""
     if not tx.has_one_writer:
         # Where nothing but plain code draws on buckets, nobody's heartbeat does it.
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
     evicted = await tx.execute("evict_buckets", limit_now=tx.limit_now, count=count)
     evicted += await tx.execute("evict_notes", limit_now=tx.limit_now, count=count)
-    return evicted + await tx.execute("evict_lanes", count=count)
+    evicted += await tx.execute("evict_lanes", count=count)
+    async with tx.atomic():
+        return evicted + await evict_schedule_notes(tx, count)
 
 
 async def pause_queue(tx: Transaction, queue: str, deed: Deed | None) -> bool:
-    """As `Storage.pause_queue`."""
+    """As `Store.pause_queue`."""
     return await _change_queue(tx, "pause_queue", queue, deed)
 
 
 async def resume_queue(tx: Transaction, queue: str, deed: Deed | None) -> bool:
-    """As `Storage.resume_queue`."""
+    """As `Store.resume_queue`."""
     return await _change_queue(tx, "resume_queue", queue, deed)
 
 
@@ -112,7 +115,7 @@ async def _change_queue(tx: Transaction, statement: str, queue: str, deed: Deed 
 
 
 async def check(tx: Transaction) -> list[str]:
-    """As `Storage.check`."""
+    """As `Store.check`."""
     # What replaced jobs give back counts as given; where many write, the next claim writes it.
     leaving = {} if tx.has_one_writer else holders_in(await read_notes(tx))
     found = await tx.values("check", now=tx.now)

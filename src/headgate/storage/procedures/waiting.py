@@ -163,7 +163,7 @@ def concerned(draws: Sequence[Draw], held: DrawSet, terms: GateTerms | None, *, 
 
 
 async def cancel(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | None:
-    """As `Storage.cancel`."""
+    """As `Store.cancel`."""
     found = await _locked(tx, job_id)
     if found is None:
         return None
@@ -185,7 +185,7 @@ async def cancel(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | 
 
 
 async def retry(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | None:
-    """As `Storage.retry`."""
+    """As `Store.retry`."""
     found = await _locked(tx, job_id, with_leader=True, with_buckets=False)
     if found is None:
         return None
@@ -210,7 +210,7 @@ async def retry(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | N
 
 
 async def run_now(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | None:
-    """As `Storage.run_now`."""
+    """As `Store.run_now`."""
     found = await _locked(tx, job_id)
     if found is None:
         return None
@@ -230,7 +230,7 @@ async def run_now(tx: Transaction, job_id: str, deed: Deed | None) -> JobState |
 async def reschedule(
     tx: Transaction, job_id: str, run_at: int | None, priority: int | None, deed: Deed | None
 ) -> JobState | None:
-    """As `Storage.reschedule`."""
+    """As `Store.reschedule`."""
     found = await _locked(tx, job_id)
     if found is None:
         return None
@@ -303,7 +303,24 @@ def _dropped(job: _Expired, now: int) -> DroppedRow:
     )
 
 
-async def regate_plain(tx: Transaction, jobs: Sequence[Regated]) -> set[str]:
+async def regate(tx: Transaction, jobs: Sequence[Regated]) -> int:
+    """As `Store.regate`; with several writers, it is many transactions."""
+    leaving = [job for job in jobs if not job.stays]
+    moved: set[str] = set()
+    if leaving and not tx.has_one_writer:
+        async with tx.atomic():
+            moved = await _regate_plain(tx, leaving)
+    count = len(moved)
+    for job in leaving:
+        if job.id not in moved:
+            async with tx.atomic():
+                count += await _regate(tx, job)
+    stays = [job for job in jobs if job.stays]
+    # They ask for the same as before, and carry another gate.
+    return count + (await tx.execute("restamp", stays=stays) if stays else 0)
+
+
+async def _regate_plain(tx: Transaction, jobs: Sequence[Regated]) -> set[str]:
     """Move those of the jobs, all at once, that hold nothing and have never been tried; the ids of those moved."""
     by_id = {job.id: job for job in jobs}
     moved: list[_Asked] = []
@@ -321,7 +338,7 @@ async def regate_plain(tx: Transaction, jobs: Sequence[Regated]) -> set[str]:
     return {job.id for job in moved}
 
 
-async def regate(tx: Transaction, job: Regated) -> bool:
+async def _regate(tx: Transaction, job: Regated) -> bool:
     """Move a job that still waits to the lane of what it asks for now, unless somebody else has it locked."""
     found = await _locked(tx, job.id, waits=False)
     if found is None or found.state is not JobState.WAITING or found.draws != job.before:
@@ -341,11 +358,6 @@ async def regate(tx: Transaction, job: Regated) -> bool:
         await leave(tx, found.lane, have_costs=found.has_costs)
         await arrive(tx, [arrival_of(lane, found.run_at, delayed=found.delayed)])
     return True
-
-
-async def restamp(tx: Transaction, jobs: Sequence[Regated]) -> int:
-    """Let waiting jobs that ask for the same as before carry another gate; how many do."""
-    return await tx.execute("restamp", stays=jobs) if jobs else 0
 
 
 async def release_idle(tx: Transaction, draw: Draw) -> int:

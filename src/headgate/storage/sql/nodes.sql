@@ -10,6 +10,10 @@ ON CONFLICT (id) DO NOTHING
 -- Where a node hears of changes.
 UPDATE node SET port = :port WHERE id = :id
 
+-- name: ports [sqlite]
+-- Where the nodes hear of changes, as one value: a group that adds jobs asks it at its commit.
+SELECT json_group_array(port) FROM node WHERE port > 0
+
 -- name: beat [postgres]
 -- A node renews its lease; nothing is updated if it has been declared dead. It is committed without waiting for the disk.
 WITH unsynced AS MATERIALIZED (

@@ -13,12 +13,14 @@ from typing import Any, NoReturn, TypeVar
 from headgate.clock import Clock, SystemClock
 from headgate.errors import StorageUnusable, UnfitConnection
 from headgate.jobs.job import NewJob
-from headgate.storage.facts import MemoryFacts
+from headgate.storage.driver import Procedure, has_woken
+from headgate.storage.facts import MemoryFacts, StoreFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.sqlite.connection import connect, migrate
+from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.reader import Reader
-from headgate.storage.sqlite.storage import Procedure, SqliteStorage
 from headgate.storage.sqlite.write import Write
+from headgate.storage.store import Store
 
 R = TypeVar("R")
 
@@ -26,18 +28,14 @@ IN_MEMORY = Path(":memory:")
 """What SQLite calls a database in memory."""
 
 
-class MemoryStorage(SqliteStorage):
-    """Jobs in the memory of this process, for as long as this object lives; `open` and `close` change nothing.
-
-    A verb runs where it is called, on one connection, and never suspends: it is one step of its event loop. Verbs may
-    be called from several threads and event loops; watchers are called by the verb that wakes them.
-    """
+class MemoryDriver(SqliteDriver):
+    """Runs a verb where it is called, on one connection, without a thread."""
 
     is_in_process = True
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__(IN_MEMORY, clock, synchronous="OFF")
-        self.path = IN_MEMORY
+        super().__init__(IN_MEMORY, clock, synchronous="OFF", patience=0)
+        self.path, self.file = IN_MEMORY, None
         self._connection = _connect()
         weakref.finalize(self, self._connection.close)
         self._writer = self._connection
@@ -53,7 +51,7 @@ class MemoryStorage(SqliteStorage):
     async def close(self) -> None:
         """What was stored can still be read."""
 
-    async def migrate(self, *, dry_run: bool = False) -> Sequence[Migration]:
+    async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
         return []
 
     def scratch(self) -> NoReturn:
@@ -62,13 +60,13 @@ class MemoryStorage(SqliteStorage):
     async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
         raise UnfitConnection("no other connection reaches jobs in memory, so none has a transaction for them")
 
-    async def facts(self) -> MemoryFacts:  # type: ignore[override]
+    async def facts(self) -> StoreFacts:
         return MemoryFacts()
 
     async def _write(self, write: Write) -> Any:
         with self._lock:
             (result,) = self._commit_group([write])
-        if write.has_woken(result):
+        if has_woken(write.wakes, result):
             self._wake()
         if isinstance(result, Exception):
             raise result
@@ -80,6 +78,19 @@ class MemoryStorage(SqliteStorage):
 
     async def _search(self, procedure: Procedure[R]) -> R:
         return await self._look(None, procedure)
+
+
+class MemoryStorage(Store):
+    """Jobs in the memory of this process, for as long as this object lives; `open` and `close` change nothing.
+
+    A verb runs where it is called, on one connection, and never suspends: it is one step of its event loop. Verbs may
+    be called from several threads and event loops; watchers are called by the verb that wakes them.
+    """
+
+    driver: MemoryDriver
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(MemoryDriver(clock))
 
 
 def _connect() -> sqlite3.Connection:

@@ -10,11 +10,13 @@ import asyncio
 import logging
 import os
 import socket
+import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from headgate.clock import Clock, sleep
 from headgate.errors import HeadgateError, StorageUnavailable
+from headgate.storage.facts import SAFE_FOR_SEVERAL
 
 logger = logging.getLogger("headgate.storage")
 
@@ -48,6 +50,7 @@ class Neighbours:
         self._on_lost = on_lost
         self._identity = self._identify()
         self._alarmed = False
+        self._is_warned = False
         self._socket: socket.socket | None = None
         self._watching: asyncio.Task[None] | None = None
         self.port = 0
@@ -77,10 +80,21 @@ class Neighbours:
             return
         for port in ports:
             if port != self.port:
+                self._warn_of_version()
                 try:
                     self._socket.sendto(_WORD, ("127.0.0.1", port))
                 except OSError as error:
                     logger.debug("no datagram to port %s: %s", port, error)
+
+    def _warn_of_version(self) -> None:
+        if not self._is_warned and sqlite3.sqlite_version_info < SAFE_FOR_SEVERAL:
+            logger.warning(
+                "SQLite %s can, rarely, corrupt a file that several processes write and checkpoint at the same moment; "
+                "use a Python with SQLite %s or newer, or one worker process",
+                sqlite3.sqlite_version,
+                ".".join(map(str, SAFE_FOR_SEVERAL)),
+            )
+        self._is_warned = True
 
     def _hear(self) -> None:
         assert self._socket is not None

@@ -9,53 +9,44 @@ from typing import Any
 
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
-from headgate.storage.driver import run_to_end
+from headgate.storage.driver import Procedure, Wakes, run_to_end
 from headgate.storage.procedures.add import add_jobs
-from headgate.storage.sqlite.transaction import Transaction
+from headgate.storage.sqlite.procedure_transaction import SqliteTransaction
 
 
 class Write:
-    """A verb with its argument, waiting for its commit. Additions that wait together are made together.
+    """A procedure that waits for its commit. Additions that wait together are made together, from their `jobs`."""
 
-    `wakes` says whether watchers are called after it; a function says so of its result.
-    """
-
-    __slots__ = ("batches", "jobs", "verb", "wakes")
+    __slots__ = ("batches", "jobs", "procedure", "wakes")
 
     def __init__(
         self,
-        verb: Callable[[Transaction], Any],
+        procedure: Procedure[Any],
         *,
         jobs: Sequence[NewJob] | None = None,
         batches: Sequence[NewBatch] = (),
-        wakes: bool | Callable[[Any], bool] = False,
+        wakes: Wakes = False,
     ) -> None:
-        self.verb = verb
+        self.procedure = procedure
         self.jobs = jobs
         self.batches = batches
         self.wakes = wakes
-
-    def has_woken(self, result: Any) -> bool:
-        """Whether watchers are to be called after it has had this result."""
-        return self.wakes(result) if callable(self.wakes) else self.wakes
 
 
 class Undone(Exception):
     """A write has failed after it had changed something, so the transaction has to be begun anew."""
 
 
-Begun = Callable[[], Transaction]
+Begun = Callable[[], SqliteTransaction]
 """The transaction again, after a part of it was undone."""
 
 
-def run_all(
-    connection: sqlite3.Connection, begun: Begun, transaction: Transaction, writes: Sequence[Write]
-) -> list[Any]:
+def run_all(connection: sqlite3.Connection, begun: Begun, tx: SqliteTransaction, writes: Sequence[Write]) -> list[Any]:
     """The results of all writes. An error of one that has changed nothing is its result; raises Undone for another."""
     # Additions first, as one: a claim in the same commit already sees them.
     additions = [write for write in writes if write.jobs is not None]
     try:
-        _add(transaction, additions)
+        _add(tx, additions)
     except Exception as error:
         _require_transaction(connection, error)
         raise Undone from error
@@ -66,7 +57,7 @@ def run_all(
             continue
         changes = connection.total_changes
         try:
-            results.append(write.verb(transaction))
+            results.append(run_to_end(write.procedure(tx)))
         except Exception as error:
             _require_transaction(connection, error)
             if connection.total_changes != changes:
@@ -75,24 +66,22 @@ def run_all(
     return results
 
 
-def run_each(
-    connection: sqlite3.Connection, begun: Begun, transaction: Transaction, writes: Sequence[Write]
-) -> list[Any]:
+def run_each(connection: sqlite3.Connection, begun: Begun, tx: SqliteTransaction, writes: Sequence[Write]) -> list[Any]:
     """The results of all writes; one that fails is undone, and its error is its result."""
     failed = dict(_add_each(connection, begun, [write for write in writes if write.jobs is not None]))
     results: list[Any] = []
-    transaction = begun()
+    tx = begun()
     for write in writes:
         if write.jobs is not None:
             results.append(failed.get(write))
             continue
         try:
             with _savepoint(connection):
-                results.append(write.verb(transaction))
+                results.append(run_to_end(write.procedure(tx)))
         except Exception as error:
             _require_transaction(connection, error)
             results.append(error)
-            transaction = begun()
+            tx = begun()
     return results
 
 
@@ -113,9 +102,9 @@ def _add_each(
         yield from _add_each(connection, begun, writes[half:])
 
 
-def _add(transaction: Transaction, additions: Sequence[Write]) -> None:
+def _add(tx: SqliteTransaction, additions: Sequence[Write]) -> None:
     jobs = [job for write in additions if write.jobs is not None for job in write.jobs]
-    run_to_end(add_jobs(transaction.tx, jobs, [batch for write in additions for batch in write.batches]))
+    run_to_end(add_jobs(tx, jobs, [batch for write in additions for batch in write.batches]))
 
 
 @contextmanager

@@ -1,0 +1,412 @@
+"""PostgresDriver: one schema of a PostgreSQL database, which any number of processes share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+import asyncpg
+
+from headgate.clock import SECOND, Clock, sleep
+from headgate.errors import ForkedConnection, JobHeld, StorageUnavailable
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.job import NewJob
+from headgate.jobs.lifecycle import Ending
+from headgate.jobs.uniqueness import key_of
+from headgate.shielding import shield_until_done
+from headgate.storage.batcher import Batcher
+from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, has_woken
+from headgate.storage.enlisting import enlisted
+from headgate.storage.facts import PostgresFacts, StoreFacts, TableFacts
+from headgate.storage.key_locks import KeyLocks
+from headgate.storage.migrations import Migration
+from headgate.storage.postgres.claimer import Claimer
+from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, place_of
+from headgate.storage.postgres.enlisted import add_enlisted, session_of
+from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
+from headgate.storage.postgres.procedure_transaction import PostgresTransaction
+from headgate.storage.postgres.schema import create, drop, migrate
+from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
+from headgate.storage.postgres.silent_clients import SilentClients
+from headgate.storage.postgres.statements import checked_schema
+from headgate.storage.postgres.wake_ups import WakeUps
+from headgate.storage.procedures.add import add_jobs, follows_stored, need_transaction
+from headgate.storage.procedures.finish import STATEMENTS as FINISH_STATEMENTS
+from headgate.storage.procedures.finish import AttemptId, finish, finish_plain
+from headgate.storage.procedures.following import FollowersHeld, without_held
+from headgate.storage.procedures.settings import CachedRules
+from headgate.storage.procedures.unique import add_unique
+from headgate.storage.protocol import Claim, Claimed
+
+R = TypeVar("R")
+
+Work = Callable[[Session], Awaitable[R]]
+
+logger = logging.getLogger("headgate.storage")
+
+
+OBSTRUCTED_FOR = 60 * SECOND
+"""How long locked jobs are looked out for after endings could not be written."""
+
+IN_TURNS = {"lock_timeout": "100ms"}
+"""What a transaction is told that may wait for a user's: it gives way to others, and tries again."""
+
+UNSYNCED = {"synchronous_commit": "off"}
+"""What a transaction is told that may be lost with the server."""
+
+HELD_PAUSE = 0.05
+
+A_SECOND = {"lock_timeout": "1s"}
+"""What a transaction is told that changes one job for somebody who waits for it."""
+
+
+class PostgresDriver(Driver):
+    """Jobs in one schema of a PostgreSQL database; see `PostgresStorage`."""
+
+    def __init__(
+        self,
+        url: str,
+        clock: Clock,
+        *,
+        schema: str,
+        listen_url: str | None = None,
+        own_time: bool = False,
+        connections: int,
+        is_watched: bool = True,
+    ) -> None:
+        super().__init__(clock)
+        self.live = CachedRules()
+        self.schema = checked_schema(schema)
+        self._database = Database(checked_url(url), self.schema, clock, size=connections)
+        self._listen_url = None if listen_url is None else checked_url(listen_url)
+        self._is_watched = is_watched
+        self._connections = connections
+        self._time: StoreTime = OwnTime(clock) if own_time else ServerTime(clock)
+        self._claimer = Claimer(self._database, self._time, clock, self.live)
+        self._additions: Batcher[tuple[Sequence[NewJob], Sequence[NewBatch]]] = Batcher(self._add)
+        self._reads: Mapping[ReadKind, Callable[[Work[Any]], Awaitable[Any]]] = {
+            "engine": self._database.repeat,
+            "lookup": self._database.look_up,
+            "list": self._database.look_up,
+            "scan": self._database.survey,
+            "search": self._database.search,
+        }
+        self._keys = KeyLocks()
+        self._unique = asyncio.Semaphore(max(1, connections // 2))
+        self._identity = ""
+        self._wake_ups: WakeUps | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._looking_after: asyncio.Task[None] | None = None
+        self._obstructed_until = 0
+        self._pid = 0
+
+    def __str__(self) -> str:
+        return self._database.name
+
+    @property
+    def place(self) -> object:
+        """Where its tables are: equal for two of the same, as far as their URLs tell."""
+        return (*place_of(self._database.url), self.schema)
+
+    @contextlib.asynccontextmanager
+    async def scratch(self) -> AsyncIterator[Callable[[], PostgresDriver]]:
+        """A schema of its own in the same database."""
+        schema = f"headgate_scratch_{secrets.token_hex(4)}"
+        try:
+            await shield_until_done(create(self._database, schema))
+            yield lambda: PostgresDriver(
+                self._database.url,
+                self.clock,
+                schema=schema,
+                listen_url=self._listen_url,
+                connections=self._connections,
+            )
+        finally:
+            await shield_until_done(drop(self._database, schema))
+
+    # ---------------------------------------------------------------------------------------- open, close
+
+    async def open(self) -> None:
+        if self._wake_ups is not None:
+            return
+        self._pid = os.getpid()
+        await self._database.open()
+        try:
+            await migrate(self._database, self.clock)
+            await self._database.repeat(self._read_clock)
+            listen_url = None if self._database.is_pooled else self._database.url
+            self._wake_ups = WakeUps(self._database, self._listen_url or listen_url, self.clock, self._wake)
+            await self._wake_ups.open(hears=self._is_watched)
+            self._following = asyncio.create_task(self._follow_clock(), name="headgate-clock")
+        except BaseException:
+            await self.close()
+            raise
+
+    async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
+        await self._database.repeated(self._database.probe)
+        return await migrate(self._database, self.clock, dry_run=dry_run)
+
+    async def _read_clock(self, session: Session) -> None:
+        await session.execute("raise_limit_time")
+        self._identity = await session.value("identity")
+        # Parsing it takes longer the first time: the second reading is the sharper one.
+        for _ in range(2):
+            await follow_clock(session, self._time, self.clock)
+
+    async def _follow_clock(self) -> None:
+        """A process that only enqueues asks for nothing that would tell it the time."""
+        while True:
+            await sleep(self.clock, FOLLOW_EVERY)
+            try:
+                await self._database.run(lambda session: follow_clock(session, self._time, self.clock))
+            except StorageUnavailable as error:
+                logger.debug("the time of %s could not be read: %s", self._database.name, error)
+            except Exception as error:
+                # Whatever it is: without this task a process that only enqueues would lose the server's time for good.
+                logger.warning("the time of %s could not be read: %r", self._database.name, error)
+
+    async def close(self) -> None:
+        if self._pid != os.getpid():
+            return
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
+        if self._looking_after is not None:
+            self._looking_after.cancel()
+            self._looking_after = None
+        wake_ups, self._wake_ups = self._wake_ups, None
+        if wake_ups is not None:
+            await wake_ups.close()
+        await self._additions.drain()
+        await self._database.close()
+
+    def _changed(self) -> None:
+        """Tell this process and the others that something may have become claimable, or final."""
+        self._wake()
+        if self._wake_ups is not None:
+            self._wake_ups.tell()
+
+    def now(self) -> int:
+        return self._time.now()
+
+    def limit_now(self) -> int:
+        return self._time.limit_now()
+
+    def _require_usable(self) -> None:
+        if self._wake_ups is None:
+            raise StorageUnavailable(f"{self._database.name} is not open")
+        if self._pid != os.getpid():
+            raise ForkedConnection(
+                f"{self._database.name} was open in process {self._pid} when this process was forked from it, and a "
+                "connection cannot serve two; open the app only after the fork, or start the process with 'spawn'"
+            )
+
+    # -------------------------------------------------------------------------------------------- writes
+
+    async def write(
+        self,
+        procedure: Procedure[R],
+        *,
+        wakes: Wakes = False,
+        is_atomic: bool = True,
+        may_repeat: bool = False,
+        may_be_lost: bool = False,
+        changes_job: str | None = None,
+        empties_lanes: bool = False,
+        takes_buckets: bool = False,
+        reads_summaries: bool = False,
+    ) -> R:
+        self._require_usable()
+        if takes_buckets:
+            self._look_after_clients()
+
+        def work(session: Session) -> Awaitable[R]:
+            return procedure(self._tx(session))
+
+        if changes_job is not None:
+            result = await self._when_free(changes_job, work)
+        elif is_atomic:
+            plans = {**(UNSYNCED if may_be_lost else {}), **(SUMMARIES if reads_summaries else {})}
+            result = await self._database.transact(work, plans)
+        else:
+            result = await (self._database.repeat if may_repeat else self._database.run)(work)
+        if has_woken(wakes, result):
+            if empties_lanes:
+                await self._merge()
+            self._changed()
+        return result
+
+    async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
+        self._require_usable()
+        read: Callable[[Work[R]], Awaitable[R]] = self._reads[kind]
+        return await read(lambda session: procedure(self._tx(session)))
+
+    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
+        self._require_usable()
+        others: Mapping[str, str] = {}
+        if any(job.unique_key is not None for job in jobs):
+            others = await self._add_unique(jobs, batches)
+        else:
+            await self._additions.write((jobs, batches))
+        if any(job.draws for job in jobs):
+            self._claimer.expect_arrivals()
+        self._changed()
+        return others
+
+    async def _add_unique(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
+        """By itself: it waits for whoever has a transaction open under one of the keys, and nobody else is to."""
+
+        async def add() -> Mapping[str, str]:
+            return await self._database.transact(lambda session: add_unique(self._tx(session), jobs, batches), IN_TURNS)
+
+        async def add_once() -> Mapping[str, str]:
+            until = self.clock.monotonic() + PATIENCE
+            while True:
+                # Not all connections, however many keys; nor any for as long as somebody waits under his.
+                async with self._unique:
+                    try:
+                        return await add()
+                    except StorageUnavailable as error:
+                        is_held = isinstance(error.__cause__, asyncpg.LockNotAvailableError)
+                        if not is_held or self.clock.monotonic() > until:
+                            raise
+                await sleep(self.clock, HELD_PAUSE)
+
+        # One attempt a key, however many want it.
+        async with self._keys.held(key_of(job) for job in jobs if key_of(job) is not None):
+            if any(job.on_conflict == "replace" for job in jobs):
+                # Not again after a lost reply: what has replaced it since would be lost.
+                return await add_once()
+            return await self._database.repeated(add_once)
+
+    async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+        self._require_usable()
+        assert self._wake_ups is not None
+        caller = await enlisted(connection)
+        session = await session_of(caller, self._database.statements, self._database.name)
+        others = await add_enlisted(session, self._tx(session), jobs, self._identity)
+        await session.fetch("notify_at_commit", channel=self._wake_ups.channel)
+        return others
+
+    async def _add(self, group: Sequence[tuple[Sequence[NewJob], Sequence[NewBatch]]]) -> Sequence[Any]:
+        """Everything in one commit; if that fails for what one of them is, it is found by halves and fails alone."""
+        new = [job for jobs, _ in group for job in jobs]
+        batches = [batch for _, added in group for batch in added]
+
+        async def add(session: Session) -> None:
+            if not need_transaction(new, batches):
+                await add_jobs(self._tx(session), new)
+                return
+            async with session.transaction(may_last=not follows_stored(new, batches)):
+                await add_jobs(self._tx(session), new, batches)
+
+        try:
+            # A repeat after a lost reply adds nothing twice: the ids are the jobs' own.
+            await self._database.repeat(add)
+        except StorageUnavailable as error:
+            return [error] * len(group)
+        except Exception as error:
+            if len(group) == 1:
+                return [error]
+            half = len(group) // 2
+            return [*await self._add(group[:half]), *await self._add(group[half:])]
+        return [None] * len(group)
+
+    async def claim(self, claim: Claim) -> Claimed:
+        self._require_usable()
+        self._look_after_clients()
+        claimed = await self._claimer.claim(claim)
+        if claimed.dropped:
+            # Somebody may wait for their results.
+            self._changed()
+        return claimed
+
+    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
+        self._require_usable()
+        plain = await self._finish_plain(node, endings)
+        if len(plain) == len(endings):
+            self._changed()
+            return [True] * len(endings)
+        written: dict[AttemptId, bool | None] = dict.fromkeys(plain, True)
+        rest = [ending for ending in endings if (ending.id, ending.fence) not in written]
+
+        def finish_rest(held: frozenset[str]) -> Awaitable[dict[AttemptId, bool | None]]:
+            return self._database.transact(
+                lambda session: finish(self._tx(session), node, rest, held), prepares=FINISH_STATEMENTS
+            )
+
+        written |= await without_held(finish_rest)
+        self._changed()
+        return [written[ending.id, ending.fence] for ending in endings]
+
+    async def _finish_plain(self, node: str, endings: Sequence[Ending]) -> Collection[AttemptId]:
+        def write(*, passes_locked: bool) -> Awaitable[Collection[AttemptId]]:
+            return self._database.run(
+                lambda session: finish_plain(self._tx(session), node, endings, passes_locked=passes_locked)
+            )
+
+        if self.clock.monotonic() >= self._obstructed_until:
+            try:
+                return await write(passes_locked=False)
+            except StorageUnavailable:
+                # One of the jobs may be locked, which kept all of them waiting: they are repeated without it.
+                self._obstructed_until = self.clock.monotonic() + OBSTRUCTED_FOR
+        return await write(passes_locked=True)
+
+    async def facts(self) -> StoreFacts:
+        self._require_usable()
+
+        async def look(session: Session) -> PostgresFacts:
+            tables = await session.fetch("table_facts", schema=self.schema)
+            return PostgresFacts(
+                **await session.row("server_facts"),
+                is_pooled=self._database.is_pooled,
+                listens=self._listen_url is not None or not self._database.is_pooled,
+                skew=self.now() - self.clock.now(),
+                connections=self._connections,
+                tables=[TableFacts(**row) for row in tables],
+            )
+
+        return await self._database.survey(look)
+
+    # ------------------------------------------------------------------------------------------- helpers
+
+    async def _merge(self) -> None:
+        """Lanes that jobs have left wait for nothing any more, and what they waited for has no timer."""
+        await self._database.run(self._claimer.merge)
+
+    def _look_after_clients(self) -> None:
+        """Those who want buckets look for clients that hold them and say nothing; who only enqueues does not."""
+        if self._looking_after is None:
+            looking = SilentClients(self._database, self.clock).run()
+            self._looking_after = asyncio.create_task(looking, name="headgate-silent-clients")
+
+    def _tx(self, session: Session) -> PostgresTransaction:
+        return PostgresTransaction(session, self.now(), self.limit_now(), self._time, self.clock)
+
+    async def _when_free(self, job_id: str, work: Work[R]) -> R:
+        """Do `work`, a transaction that changes a job, when nobody else holds that or its followers. Raises JobHeld."""
+        until = self.clock.monotonic() + SECOND
+        while True:
+            try:
+                return await self._database.transact(work, A_SECOND)
+            except FollowersHeld as error:
+                if self.clock.monotonic() > until:
+                    raise _held(job_id, "what follows it") from error
+            except StorageUnavailable as error:
+                if isinstance(error.__cause__, asyncpg.LockNotAvailableError):
+                    raise _held(job_id, "it") from error
+                raise
+            await sleep(self.clock, 0.1)
+
+
+def _held(job_id: str, what: str) -> JobHeld:
+    return JobHeld(
+        f"job {job_id} was not changed: somebody's open transaction holds {what}, to replace or to follow it; "
+        "try again when that has ended (`headgate status` shows what is in the way)"
+    )

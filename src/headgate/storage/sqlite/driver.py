@@ -1,0 +1,411 @@
+"""SqliteDriver: one SQLite file, with one thread that writes and others that read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from headgate.clock import Clock, microseconds
+from headgate.errors import ForkedConnection, HeadgateError, StorageUnavailable, StorageUnusable
+from headgate.jobs.batch import NewBatch
+from headgate.jobs.job import NewJob
+from headgate.jobs.lifecycle import Ending
+from headgate.shielding import shield_until_done
+from headgate.storage.batcher import Batcher
+from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, has_woken, run_to_end
+from headgate.storage.enlisting import enlisted
+from headgate.storage.facts import StoreFacts
+from headgate.storage.migrations import Migration
+from headgate.storage.procedures.add import add_jobs
+from headgate.storage.procedures.claim import claim_alone
+from headgate.storage.procedures.finish import finish_all
+from headgate.storage.procedures.settings import CachedRules
+from headgate.storage.procedures.unique import add_unique, enlist
+from headgate.storage.protocol import Claim, Claimed
+from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
+from headgate.storage.sqlite import connection as sqlite_file
+from headgate.storage.sqlite.enlisted import run_in
+from headgate.storage.sqlite.facts import read_facts
+from headgate.storage.sqlite.neighbours import Neighbours
+from headgate.storage.sqlite.procedure_transaction import Places, SqliteTransaction
+from headgate.storage.sqlite.reader import Reader
+from headgate.storage.sqlite.write import Undone, Write, run_all, run_each
+
+R = TypeVar("R")
+
+logger = logging.getLogger("headgate.storage")
+
+# How often each process has opened each file. A fork inherits it, as it inherits the state of the SQLite library.
+_opened: Counter[tuple[Path, int]] = Counter()
+
+_decode_ports = msgspec.json.Decoder(list[int]).decode
+
+
+class SqliteDriver(Driver):
+    """Jobs in one SQLite file; see `SqliteStorage`.
+
+    One thread writes. Writes that wait while a commit is in flight share the next one.
+    """
+
+    def __init__(self, path: str | Path, clock: Clock, *, synchronous: str, patience: float) -> None:
+        if synchronous not in ("FULL", "NORMAL", "EXTRA", "OFF"):
+            raise ValueError(f"synchronous={synchronous!r} of a SQLite storage must be FULL, NORMAL, EXTRA or OFF")
+        super().__init__(clock)
+        self.live = CachedRules()
+        self.path = self.file = Path(path).absolute()
+        self._synchronous = synchronous
+        self._patience = patience
+        self._batcher: Batcher[Write] = Batcher(self._commit)
+        self._writer: sqlite3.Connection | None = None
+        # Each kind of reads has a reader of its own.
+        self._lookups: Reader | None = None
+        self._lists: Reader | None = None
+        self._searcher: Reader | None = None
+        self._searches = Searches(clock, at_once=1)
+        self._write_thread: ThreadPoolExecutor | None = None
+        self._neighbours: Neighbours | None = None
+        self._ports: list[int] = []
+        self._pid = 0
+        self._ahead = 0
+        self._places = Places()
+        self._broken: HeadgateError | None = None
+
+    @property
+    def port(self) -> int | None:
+        return None if self._neighbours is None else self._neighbours.port
+
+    def __str__(self) -> str:
+        return f"sqlite:///{self.path}"
+
+    @contextlib.asynccontextmanager
+    async def scratch(self) -> AsyncIterator[Callable[[], SqliteDriver]]:
+        """A file of its own in a folder beside this one."""
+        try:
+            folder = tempfile.TemporaryDirectory(prefix=".headgate-scratch-", dir=self.path.parent)
+        except OSError as error:
+            raise StorageUnusable(f"no file can be made beside {self.path}: {error.strerror or error}") from error
+        with folder as name:
+            path = Path(name) / self.path.name
+            yield lambda: SqliteDriver(path, self.clock, synchronous=self._synchronous, patience=self._patience)
+
+    # ---------------------------------------------------------------------------------------- open, close
+
+    async def open(self) -> None:
+        self._require_no_fork()
+        if self._write_thread is not None:
+            return
+        self._pid = os.getpid()
+        self._broken = None
+        _opened[self._open_file] += 1
+        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite-writer")
+        try:
+            await self._take_connections(self._write_thread)
+            self._neighbours = Neighbours(self.path, self.clock, self._look_around, self._wake, self._break)
+            await self._neighbours.open()
+        except BaseException:
+            await shield_until_done(self.close())
+            raise
+
+    async def migrate(self, *, dry_run: bool) -> Sequence[Migration]:
+        self._require_no_fork()
+        prepare = partial(sqlite_file.prepare, synchronous=self._synchronous, dry_run=dry_run)
+        return await asyncio.to_thread(prepare, self.path, self.clock)
+
+    async def _take_connections(self, thread: ThreadPoolExecutor) -> None:
+        connecting = asyncio.get_running_loop().run_in_executor(thread, self._connect)
+        # A thread cannot be cancelled, and what it has made nobody else would close.
+        try:
+            await shield_until_done(connecting)
+        finally:
+            self._writer, self._lookups, self._lists, self._ahead = connecting.result()
+
+    def _connect(self) -> tuple[sqlite3.Connection, Reader, Reader, int]:
+        sqlite_file.prepare(self.path, self.clock, synchronous=self._synchronous)
+        with contextlib.ExitStack() as made:
+            try:
+                writer = sqlite_file.connect(self.path, synchronous=self._synchronous, timeout=10)
+                made.callback(writer.close)
+                # Fewer, larger checkpoints: each one syncs the file twice.
+                writer.execute("PRAGMA wal_autocheckpoint = 4000")
+                # From here on it waits by its own rules, in `begin`.
+                writer.execute("PRAGMA busy_timeout = 0")
+                lookups = Reader(self.path, "lookups")
+                made.callback(lookups.discard)
+                lists = Reader(self.path, "lists")
+                made.callback(lists.discard)
+                ahead = self._anchor(writer)
+            except sqlite3.Error as error:
+                raise (sqlite_file.translate(error, self.path) or error) from error
+            made.pop_all()
+        return writer, lookups, lists, ahead
+
+    def _anchor(self, writer: sqlite3.Connection) -> int:
+        """Limit time runs on the boot clock; the first to open the file in a boot sets what to add to it."""
+        boot_id = self.clock.boot_id()
+        sqlite_file.begin(writer, self._patience, self.clock, self._warn_slow)
+        try:
+            row = writer.execute("SELECT boot_id, ahead, last_used FROM limit_time").fetchone()
+            if row is not None and row[0] == boot_id:
+                ahead: int = row[1]
+            else:
+                wall = self.clock.now()
+                began = wall if row is None else max(wall, row[2])
+                ahead = began - self.clock.monotonic()
+                writer.execute(
+                    "INSERT OR REPLACE INTO limit_time (id, boot_id, ahead, last_used) VALUES (1, ?, ?, ?)",
+                    (boot_id, ahead, began),
+                )
+            writer.execute("COMMIT")
+        finally:
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+        return ahead
+
+    async def close(self) -> None:
+        if self._write_thread is None or self._pid != os.getpid():
+            return
+        if self._neighbours is not None:
+            await self._neighbours.close()
+            self._neighbours = None
+        await self._batcher.drain()
+        if self._searcher is not None:
+            self._searcher.interrupt()
+        readers, writer, thread = (self._lookups, self._lists, self._searcher), self._writer, self._write_thread
+        self._lookups = self._lists = self._searcher = self._writer = self._write_thread = None
+        for reader in readers:
+            if reader is not None:
+                await reader.close()
+        if writer is not None:
+            await self._in_thread(thread, writer.close)
+        thread.shutdown(wait=False)
+        _opened[self._open_file] -= 1
+
+    @property
+    def _open_file(self) -> tuple[Path, int]:
+        return self.path.resolve(), self._pid
+
+    def _require_no_fork(self) -> None:
+        """SQLite counts its locks per file and process, and a fork copies the count but not the locks."""
+        here = os.getpid()
+        for (path, pid), count in _opened.items():
+            if count and pid != here and path == self.path.resolve():
+                raise ForkedConnection(
+                    f"{self.path} was open in process {pid} when this process was forked from it, and SQLite's locks "
+                    "do not survive that: what is written now could be lost; open the app only after the fork, or "
+                    "start the process with 'spawn'"
+                )
+
+    def now(self) -> int:
+        return self.clock.now()
+
+    def limit_now(self) -> int:
+        return self.clock.monotonic() + self._ahead
+
+    # -------------------------------------------------------------------------------------------- writes
+
+    async def write(self, procedure: Procedure[R], *, wakes: Wakes = False, **_unused: Any) -> R:
+        return await self._write(Write(procedure, wakes=wakes))  # type: ignore[no-any-return]
+
+    async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> Mapping[str, str]:
+        if any(job.unique_key is not None for job in jobs):
+            return await self._write(  # type: ignore[no-any-return]
+                Write(lambda tx: add_unique(tx, jobs, batches), wakes=True)
+            )
+        await self._write(Write(lambda tx: add_jobs(tx, jobs, batches), jobs=jobs, batches=batches, wakes=True))
+        return {}
+
+    async def add_in(self, connection: Any, jobs: Sequence[NewJob]) -> Mapping[str, str]:
+        """As `Store.add_in`. Whoever waits for jobs sees that the file has changed, within 250 ms."""
+        self._require_usable()
+
+        def add(callers: sqlite3.Connection) -> Mapping[str, str]:
+            return run_to_end(enlist(self._transaction(callers), jobs))
+
+        return await run_in(await enlisted(connection), self.path, add)
+
+    async def claim(self, claim: Claim) -> Claimed:
+        # Dated as late as can be: what was written before in the same commit has taken its time.
+        claimed: Claimed = await self._write(
+            Write(lambda tx: claim_alone(self._transaction(self._writer), claim, self.live, self.clock))
+        )
+        if claimed.dropped:
+            # Somebody may wait for their results.
+            self._wake()
+        return claimed
+
+    async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
+        return await self._write(  # type: ignore[no-any-return]
+            Write(lambda tx: finish_all(tx, node, endings), wakes=True)
+        )
+
+    def _write(self, write: Write) -> Coroutine[Any, Any, Any]:
+        self._require_usable()
+        return self._batcher.write(write)
+
+    async def _commit(self, group: Sequence[Write]) -> Sequence[Any]:
+        assert self._write_thread is not None
+        results = await self._in_thread(self._write_thread, self._commit_group, group)
+        if any(has_woken(write.wakes, result) for write, result in zip(group, results, strict=True)):
+            self._wake()
+            if self._neighbours is not None:
+                self._neighbours.call(self._ports)
+        return results
+
+    def _commit_group(self, group: Sequence[Write]) -> Sequence[Any]:
+        """Everything in one transaction; a write that fails is undone alone, and its error is its result."""
+        connection = self._writer
+        assert connection is not None
+        try:
+            try:
+                # Without savepoints at first: hardly any write fails after it has changed something.
+                results = self._transact(group, partial(run_all, connection, self._begun))
+            except Undone:
+                results = self._transact(group, partial(run_each, connection, self._begun))
+        except Exception as error:
+            return [error] * len(group)
+        return [self._translated(result) if isinstance(result, sqlite3.Error) else result for result in results]
+
+    def _begun(self) -> SqliteTransaction:
+        """The transaction as it is now, with nothing remembered of what was undone."""
+        self.live.forget()
+        return self._transaction(self._writer)
+
+    def _transact(
+        self, group: Sequence[Write], run: Callable[[SqliteTransaction, Sequence[Write]], Sequence[Any]]
+    ) -> Sequence[Any]:
+        connection = self._writer
+        assert connection is not None
+        try:
+            sqlite_file.begin(connection, self._patience, self.clock, self._warn_slow)
+            try:
+                tx = self._transaction(connection)
+                results = run(tx, group)
+                if any(write.wakes for write in group):
+                    # Read here, so that a node that has joined a moment ago is told as well.
+                    self._ports = _decode_ports(run_to_end(tx.value("ports")))
+                connection.execute("COMMIT")
+            except BaseException:
+                # What was read of the settings may be what was not committed.
+                self.live.forget()
+                raise
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+        except (sqlite3.Error, OSError) as error:
+            raise self._translated(error) from error
+        # After the commit: what was written to a file that nobody can open again is not reported as stored.
+        if self._neighbours is not None and self._neighbours.is_file_lost():
+            lost = self._neighbours.lost()
+            self._break(lost)
+            raise StorageUnavailable(str(lost))
+        return results
+
+    # --------------------------------------------------------------------------------------------- reads
+
+    async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
+        if kind == "search":
+            return await self._searches.run(partial(self._search, procedure))
+        # An engine does not wait for an operator's list or count.
+        return await self._look(self._lookups if kind in ("engine", "lookup") else self._lists, procedure)
+
+    async def facts(self) -> StoreFacts:
+        return await self._read(self._lists, partial(read_facts, self.path, self._synchronous))
+
+    async def _search(self, procedure: Procedure[R]) -> R:
+        """A search in payloads, on a connection of its own, since it reads whole tables and lists must not wait."""
+        self._require_usable()
+        if self._searcher is None:
+            searcher = await asyncio.to_thread(Reader, self.path, "searches")
+            try:
+                # The store may have been closed meanwhile.
+                self._require_usable()
+            except BaseException:
+                await searcher.close()
+                raise
+            self._searcher = searcher
+        until = self.clock.monotonic() + microseconds(SEARCH_TIMEOUT)
+        try:
+            return await self._searcher.run_until(
+                lambda connection: run_to_end(procedure(self._transaction(connection))),
+                lambda: self.clock.monotonic() >= until,
+            )
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+                raise too_long() from None
+            raise self._translated(error) from error
+
+    async def _look(self, reader: Reader | None, procedure: Procedure[R]) -> R:
+        """What a procedure returns that only reads."""
+        return await self._read(reader, lambda connection: run_to_end(procedure(self._transaction(connection))))
+
+    def _transaction(self, connection: sqlite3.Connection | None) -> SqliteTransaction:
+        assert connection is not None
+        return SqliteTransaction(connection, self.now(), self.limit_now(), self._places)
+
+    async def _read(self, reader: Reader | None, query: Callable[[sqlite3.Connection], R]) -> R:
+        self._require_usable()
+        assert reader is not None
+        try:
+            return await reader.run(query)
+        except (sqlite3.Error, OSError) as error:
+            raise self._translated(error) from error
+
+    # ------------------------------------------------------------------------------------------- helpers
+
+    async def _in_thread(self, thread: ThreadPoolExecutor, work: Callable[..., R], *arguments: Any) -> R:
+        return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
+
+    def _require_usable(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        if self._pid != os.getpid():
+            self._require_no_fork()
+            raise StorageUnavailable(f"{self.path} is not open")
+        if self._write_thread is None:
+            raise StorageUnavailable(f"{self.path} is not open")
+
+    def _translated(self, error: sqlite3.Error | OSError) -> Exception:
+        if isinstance(error, OSError):
+            # No files or no memory is left to this process, which passes.
+            return StorageUnavailable(f"{self.path} could not be used: {error}")
+        translated = sqlite_file.translate(error, self.path)
+        if isinstance(translated, StorageUnusable):
+            self._break(translated)
+            return StorageUnavailable(str(translated))
+        return translated or sqlite_file.withdrawn(error, self.path) or error
+
+    def _break(self, error: HeadgateError) -> None:
+        """From now on every verb raises this: the file is not what it was."""
+        if self._broken is None:
+            self._broken = StorageUnavailable(str(error))
+            logger.critical("storage stopped: %s", error)
+
+    def _warn_slow(self, seconds: float) -> None:
+        logger.warning(
+            "waiting for %.0f s to write to %s: another connection holds a write transaction open", seconds, self.path
+        )
+
+    async def _look_around(self) -> int:
+        """The version of the file as other processes have changed it."""
+        assert self._write_thread is not None
+        return await self._in_thread(self._write_thread, self._data_version)
+
+    def _data_version(self) -> int:
+        if self._writer is None:
+            return 0
+        try:
+            return int(self._writer.execute("PRAGMA data_version").fetchone()[0])
+        except sqlite3.Error as error:
+            raise self._translated(error) from error
