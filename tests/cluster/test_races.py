@@ -27,6 +27,7 @@ from headgate.storage.live_rules import LimitSetting
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.protocol import Amendment, Claim, Room
 from tests.conformance.storage_suite import most_in_a_window
+from tests.limit_settings import change
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -210,9 +211,9 @@ class World:
                 await store.resume_queue("left")
             elif roll < 0.8:
                 setting = LimitSetting("strict", "key", random.choice(KEYS), None, True)
-                await store.change(setting)
+                await change(store, setting)
                 await asyncio.sleep(0.02)
-                await store.change(setting, remove=True)
+                await change(store, setting, remove=True)
             elif roll < 0.85:
                 with contextlib.suppress(LimitInUse):
                     await store.forget("nobody's")

@@ -13,6 +13,7 @@ from headgate import DeclarationError, Headgate, Limiter, RateLimit, SlidingWind
 from headgate.jobs.event import LimitStoreTroubled
 from headgate.limits.kinds import dump_rule
 from headgate.storage.live_rules import LimitSetting
+from tests.limit_settings import change
 from tests.redis_server import redis_url  # noqa: F401
 from tests.until import until
 
@@ -63,7 +64,7 @@ async def test_a_stored_rule_that_redis_cannot_hold_lets_jobs_wait_and_not_run(
     """As an older release may have stored it."""
     app = made(f"sqlite:///{tmp_path}/jobs.db", StrictRate("2/h", key="{tenant}", name="api", store=store))
     async with app:
-        await app._storage.change(LimitSetting("api", "all", rule=dump_rule(BEYOND.rule)))
+        await change(app._storage, LimitSetting("api", "all", rule=dump_rule(BEYOND.rule)))
         told = asyncio.Event()
         app.subscribe(lambda _event: told.set(), LimitStoreTroubled)
         await app.tasks["call"].enqueue_many([("acme",)] * 5)

@@ -47,6 +47,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
+from tests.limit_settings import change
 from tests.properties.storage_model import ModelJob, StorageModel
 
 # A slow machine is no failure.
@@ -532,14 +533,14 @@ class StorageMachine(RuleBasedStateMachine):
         known = LIVE_RULES.get(limit, [])
         new = data.draw(st.sampled_from([None, *known]))
         setting = LimitSetting(limit, *keys, None if new is None else dump_rule(new), is_paused)
-        self.run(self.store.change(setting))
+        self.run(change(self.store, setting))
         self.model.change(setting, remove=False)
 
     def unset_limit(self, data: st.DataObject) -> None:
         if not self.model.settings:
             return
         setting = data.draw(st.sampled_from(list(self.model.settings.values())))
-        self.run(self.store.change(setting, remove=True))
+        self.run(change(self.store, setting, remove=True))
         self.model.change(setting, remove=True)
 
     def penalize(self, data: st.DataObject) -> None:
@@ -567,7 +568,7 @@ class StorageMachine(RuleBasedStateMachine):
     def nothing_waits_for_ever(self) -> None:
         """Nobody steers any more, whoever holds a permit may go on, and in the end nobody waits."""
         for setting in list(self.model.settings.values()):
-            self.run(self.store.change(setting, remove=True))
+            self.run(change(self.store, setting, remove=True))
             self.model.change(setting, remove=True)
         for queue in list(self.paused):
             assert self.run(self.store.resume_queue(queue))

@@ -431,16 +431,11 @@ class Store:
         """What is set about limits at run time."""
         return await self.driver.read(read_settings, "lookup")
 
-    async def change(self, setting: LimitSetting, *, remove: bool = False, deed: Deed | None = None) -> None:
-        """Store a setting, or remove it; the jobs that wait for its limit are looked at again under what holds now."""
-        await self.driver.write(lambda tx: limits.change(tx, setting, deed, remove=remove))
-        await self.driver.write(lambda tx: limits.reopen(tx, setting), wakes=True)
-
     async def edit_setting(self, about: LimitSetting, edit: EditSetting, *, deed: Deed | None = None) -> bool:
         """Let `edit` say what is set for the limit, scope and target of `about`; whether that is a change.
 
         It is given what is set, and no other change comes in between. What sets nothing any more is removed. The deed
-        is recorded with a change.
+        is recorded with a change. The jobs that wait for the limit are looked at again under what holds then.
         """
         becomes = await self.driver.write(lambda tx: limits.edit_setting(tx, about, edit, deed))
         if becomes is None:

@@ -13,6 +13,7 @@ from headgate.jobs.report import LogLine, Report
 from headgate.storage.live_rules import LimitSetting
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, recover, strict
+from tests.limit_settings import change
 
 
 def deed(action: str, subject: str, kind: SubjectKind = "job", detail: str | None = None) -> Deed:
@@ -121,8 +122,8 @@ class AuditingConformance(Conformance):
         await storage.pause_queue("default", deed=deed("pause", "default", "queue"))
         await storage.resume_queue("default", deed=deed("resume", "default", "queue"))
         setting = LimitSetting("api", "all", "", is_paused=True)
-        await storage.change(setting, deed=deed("pause", "api", "limit", "all keys"))
-        await storage.change(setting, remove=True, deed=deed("resume", "api", "limit", "all keys"))
+        await change(storage, setting, deed=deed("pause", "api", "limit", "all keys"))
+        await change(storage, setting, remove=True, deed=deed("resume", "api", "limit", "all keys"))
         await storage.penalize(draw, storage.limit_now() + SECOND, deed=deed("penalize", "api", "limit", "key 'acme'"))
         await storage.reset(draw, deed=deed("reset", "api", "limit", "key 'acme'"))
         await storage.forget("api", deed=deed("remove", "api", "limit"))

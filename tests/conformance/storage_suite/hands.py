@@ -26,6 +26,7 @@ from headgate.storage.live_rules import LimitSetting, Scope
 from headgate.storage.protocol import BucketRecord, Claim, Claimed, QueueCounts, Recovered, Room
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
+from tests.limit_settings import change
 
 MINUTE = 60 * SECOND
 BOOM = JobError(type="ValueError", message="boom", traceback="Traceback …")
@@ -210,14 +211,14 @@ class Hands:
     ) -> LimitSetting:
         text = None if rule is None else dump_rule(rule)
         setting = LimitSetting(limit, scope, target, text, is_paused, tier)
-        await self.storage.change(setting)
+        await change(self.storage, setting)
         return setting
 
     async def pause(self, limit: str, scope: Scope = "all", target: str = "") -> LimitSetting:
         return await self.set(limit, scope=scope, target=target, is_paused=True)
 
     async def unset(self, setting: LimitSetting) -> None:
-        await self.storage.change(setting, remove=True)
+        await change(self.storage, setting, remove=True)
 
     async def bucket(self, limit: str, key: str = "") -> BucketRecord:
         (bucket,) = await self.storage.buckets(limit=limit, key=key)

@@ -15,6 +15,7 @@ from headgate.limits.kinds import dump_rule
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.store import Store
 from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, strict
+from tests.limit_settings import change
 
 Verb = Callable[[Store, str], Awaitable[JobState | None]]
 
@@ -171,7 +172,7 @@ class RefusalsConformance(Conformance):
         assert not await storage.resume_queue("default")
         assert not await storage.remove_schedule("nothing")
         setting = LimitSetting("nothing", "all", rule=dump_rule(strict(1)))
-        await storage.change(setting, remove=True)
+        await change(storage, setting, remove=True)
         await storage.forget("nothing")
         assert list(await storage.settings()) == []
         assert await storage.recover("nobody", 0) is None

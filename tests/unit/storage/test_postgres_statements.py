@@ -7,8 +7,7 @@ import re
 import pytest
 
 from headgate.errors import DeclarationError
-from headgate.storage.postgres.dialect import shapes_of, statements_of
-from headgate.storage.postgres.statements import checked_schema, in_schema
+from headgate.storage.postgres.dialect import checked_schema, in_schema, shapes_of, statements_of
 
 
 def test_names_become_numbers_and_the_schema_the_chosen_one() -> None:

@@ -24,6 +24,7 @@ from headgate.storage.protocol import Claim, Room
 from headgate.storage.schedules import ScheduleRecord
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
+from tests.limit_settings import change
 
 CLAIM = Claim("node-a", {"default": Room(100)}, {}, frozenset({"work"}))
 TOO_LATE = 86_400_000_000_000_000_000
@@ -213,14 +214,14 @@ async def test_a_setting_whose_group_was_undone_is_not_taken_for_set(
     writer.execute(f"PRAGMA max_page_count = {writer.execute('PRAGMA page_count').fetchone()[0]}")
     results = await asyncio.gather(
         storage.note(Deed("ada", "look", "job", "1")),
-        storage.change(LimitSetting("api", "all", rule=dump_rule(fast))),
+        change(storage, LimitSetting("api", "all", rule=dump_rule(fast))),
         storage.claim(claim),
         storage.put_schedule(huge, replaces=None),
         return_exceptions=True,
     )
     assert all(isinstance(result, StorageUnavailable) for result in results[1:])
     writer.execute("PRAGMA max_page_count = 1000000")
-    await storage.change(LimitSetting("api", "all", rule=dump_rule(slow)))
+    await change(storage, LimitSetting("api", "all", rule=dump_rule(slow)))
     assert len((await storage.claim(claim)).jobs) == 1
 
 
@@ -237,7 +238,7 @@ async def test_a_setting_of_a_call_that_was_undone_is_not_taken_for_set(
     # Together: a change, a look that reads it, and an addition that is undone after it has written.
     results = await asyncio.gather(
         storage.note(Deed("ada", "look", "job", "1")),
-        storage.change(LimitSetting("api", "all", rule=dump_rule(slow))),
+        change(storage, LimitSetting("api", "all", rule=dump_rule(slow))),
         storage.visit(Draw("api", ""), {"api": fast}, fails),
         storage.add([job("bad", clock, run_at=TOO_LATE)]),
         storage.claim(claim),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
+from headgate.errors import DeclarationError
 from headgate.storage.json_text import as_json
-from headgate.storage.postgres.statements import Statement, guarded, in_schema, load_statements
 from headgate.storage.statements import Column, Table, Template, compile_statements
 from headgate.storage.stored_rows import UNREADABLE_DRAWS
+
+SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,30}")
 
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+(?:\.[a-z_]+)?)")
 
@@ -18,6 +20,11 @@ _TEXT = r'"([^"\\\u0001-\u001f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 _DRAW = rf"\[{_TEXT}(,{_TEXT})?\]"
 _DRAWS = rf"^\[({_DRAW}(,{_DRAW})*)?\]$"
 """The shape of draws, or of draws without their keys."""
+
+_DRAWS_OF_JOB = rf"^\[(\[{_TEXT},{_TEXT}\](,\[{_TEXT},{_TEXT}\])*)?\]$"
+_COUNTS = r"^\[([0-9]{1,9}(, ?[0-9]{1,9})*)?\]$"
+_DRAWS_CAST = re.compile(r"\b((?:[a-z]+\.)?draws)::json\b")
+_COUNTS_CAST = re.compile(r"((?:\b[a-z]+\.(?:waits|runs))|coalesce\(start\.settled, start\.costs\))::json\b")
 
 
 class PostgresDialect:
@@ -66,7 +73,35 @@ class PostgresDialect:
         )
 
     def finish(self, sql: str) -> str:
-        return in_schema(guarded(sql), self._schema)
+        return in_schema(_guarded(sql), self._schema)
+
+
+def checked_schema(schema: str) -> str:
+    """The name of a schema. Raises DeclarationError for one that would need care everywhere it is written."""
+    if SCHEMA_NAME.fullmatch(schema) is None or schema.startswith("pg_"):
+        raise DeclarationError(
+            f"schema={schema!r} must be 1 to 31 lower-case letters, digits and underscores, not begin with a digit, "
+            "and not begin with pg_, which PostgreSQL keeps for itself"
+        )
+    return schema
+
+
+def in_schema(script: str, schema: str) -> str:
+    """A script with its tables in that schema."""
+    return re.sub(r"\bheadgate\.", f'"{schema}".', script)
+
+
+def _guarded(statement: str) -> str:
+    """The same, with columns whose text may be no JSON: one damaged row would be an error of the whole statement.
+
+    A column is only taken for JSON where it has the shape that is written there. `IS JSON` is of PostgreSQL 16.
+    """
+
+    def guard(shape: str, otherwise: str) -> Callable[[re.Match[str]], str]:
+        return lambda cast: f"(CASE WHEN {cast[1]} ~ '{shape}' THEN {cast[1]} ELSE '{otherwise}' END)::json"
+
+    statement = _DRAWS_CAST.sub(guard(_DRAWS_OF_JOB, as_json(UNREADABLE_DRAWS)), statement)
+    return _COUNTS_CAST.sub(guard(_COUNTS, "[]"), statement)
 
 
 def _array(parameter: str, column: Column) -> str:
@@ -156,24 +191,24 @@ def _rows(parameter: str, columns: Sequence[Column], groups: int) -> str:
     return f"(SELECT {read} FROM unnest({arrays}) AS sent ({names}))"
 
 
-AnyStatement = Statement | CompiledStatement | Insertion
+AnyStatement = CompiledStatement | Insertion
 
 
-def fit(statement: AnyStatement, parameters: Mapping[str, Any]) -> tuple[Statement | CompiledStatement, Sequence[Any]]:
+def fit(statement: AnyStatement, parameters: Mapping[str, Any]) -> tuple[CompiledStatement, Sequence[Any]]:
     """The statement to run with these parameters, and these in the order of its names."""
     if isinstance(statement, Insertion):
         statement, parameters = statement.fit(parameters)
     return statement, statement.bind(parameters)
 
 
-def shapes_of(statement: AnyStatement) -> Sequence[Statement | CompiledStatement]:
+def shapes_of(statement: AnyStatement) -> Sequence[CompiledStatement]:
     """All statements that may be run for this one."""
     return statement.shapes if isinstance(statement, Insertion) else [statement]
 
 
 def statements_of(schema: str) -> Mapping[str, AnyStatement]:
     """All statements, with their tables in that schema."""
-    statements: dict[str, AnyStatement] = {**load_statements(schema)}
+    statements: dict[str, AnyStatement] = {}
     for name, template in compile_statements(PostgresDialect(schema)).items():
         inserts = any(table.is_inserted for table in template.tables.values())
         statements[name] = Insertion(template) if inserts else _compiled(template)

@@ -27,13 +27,13 @@ from headgate.storage.key_locks import KeyLocks
 from headgate.storage.migrations import Migration
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, place_of
+from headgate.storage.postgres.dialect import checked_schema
 from headgate.storage.postgres.enlisted import add_enlisted, session_of
 from headgate.storage.postgres.limit_time import FOLLOW_EVERY, follow_clock
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.schema import create, drop, migrate
 from headgate.storage.postgres.server_time import OwnTime, ServerTime, StoreTime
 from headgate.storage.postgres.silent_clients import SilentClients
-from headgate.storage.postgres.statements import checked_schema
 from headgate.storage.postgres.wake_ups import WakeUps
 from headgate.storage.procedures.add import add_jobs, follows_stored, need_transaction
 from headgate.storage.procedures.finish import STATEMENTS as FINISH_STATEMENTS

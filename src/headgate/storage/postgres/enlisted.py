@@ -13,7 +13,6 @@ from headgate.storage.driver import Transaction
 from headgate.storage.enlisting import Enlisted
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import AnyStatement, CompiledStatement, fit
-from headgate.storage.postgres.statements import Statement
 from headgate.storage.procedures.unique import RanMeanwhile, enlist
 
 INTRANS = 2
@@ -132,7 +131,7 @@ def _cursor(connection: Any) -> Any:
     return connection.cursor(row_factory=namedtuple_row)
 
 
-def _translated(statement: Statement | CompiledStatement, values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
+def _translated(statement: CompiledStatement, values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
     # psycopg takes a tuple for a row, where asyncpg takes it for an array.
     bound = zip(statement.names, values, strict=True)
     return _for_psycopg(statement.sql, statement.names), {

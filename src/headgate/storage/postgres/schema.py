@@ -10,7 +10,7 @@ from headgate.clock import Clock, sleep
 from headgate.errors import StorageUnavailable, StorageUnusable
 from headgate.storage.migrations import Migration, load_migrations, pending
 from headgate.storage.postgres.database import COMMAND_TIMEOUT, Database, connect, translate
-from headgate.storage.postgres.statements import in_schema
+from headgate.storage.postgres.dialect import in_schema
 
 MIGRATION_TIMEOUT = 600.0
 """Seconds that one migration may take; an index on a large table takes its time."""

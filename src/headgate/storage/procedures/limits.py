@@ -126,12 +126,6 @@ async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> list[int]:
     return left
 
 
-async def change(tx: Transaction, setting: LimitSetting, deed: Deed | None, *, remove: bool) -> None:
-    """Store or remove a setting. `reopen` has to follow in another transaction where there is more than one writer."""
-    await _write(tx, setting, remove=remove)
-    await keep_deed(tx, deed)
-
-
 async def edit_setting(
     tx: Transaction, about: LimitSetting, edit: EditSetting, deed: Deed | None
 ) -> LimitSetting | None:
