@@ -36,6 +36,7 @@ from headgate.storage.procedures.unique import add_unique, enlist
 from headgate.storage.protocol import Claim, Claimed
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.storage.sqlite import connection as sqlite_file
+from headgate.storage.sqlite.dialect import STATEMENTS
 from headgate.storage.sqlite.enlisted import run_in
 from headgate.storage.sqlite.facts import read_facts
 from headgate.storage.sqlite.neighbours import Neighbours
@@ -50,6 +51,7 @@ logger = logging.getLogger("headgate.storage")
 # How often each process has opened each file. A fork inherits it, as it inherits the state of the SQLite library.
 _opened: Counter[tuple[Path, int]] = Counter()
 
+_PORTS = STATEMENTS["ports"].sql
 _decode_ports = msgspec.json.Decoder(list[int]).decode
 
 
@@ -290,11 +292,10 @@ class SqliteDriver(Driver):
         try:
             sqlite_file.begin(connection, self._patience, self.clock, self._warn_slow)
             try:
-                tx = self._transaction(connection)
-                results = run(tx, group)
-                if any(write.wakes for write in group):
+                results = run(self._transaction(connection), group)
+                if self._neighbours is not None and any(write.wakes for write in group):
                     # Read here, so that a node that has joined a moment ago is told as well.
-                    self._ports = _decode_ports(run_to_end(tx.value("ports")))
+                    self._ports = _decode_ports(connection.execute(_PORTS).fetchall()[0][0])
                 connection.execute("COMMIT")
             except BaseException:
                 # What was read of the settings may be what was not committed.
@@ -352,7 +353,7 @@ class SqliteDriver(Driver):
 
     def _transaction(self, connection: sqlite3.Connection | None) -> SqliteTransaction:
         assert connection is not None
-        return SqliteTransaction(connection, self.now(), self.limit_now(), self._places)
+        return SqliteTransaction(connection, self.clock.now(), self.clock.monotonic() + self._ahead, self._places)
 
     async def _read(self, reader: Reader | None, query: Callable[[sqlite3.Connection], R]) -> R:
         self._require_usable()
