@@ -42,9 +42,7 @@ class Store:
         """Store so many more jobs like this one."""
         if self.url.startswith("sqlite"):
             with sqlite3.connect(self._file, timeout=30) as connection:
-                columns = [
-                    row[1] for row in connection.execute("PRAGMA table_info(job)") if row[1] not in ("seq", "id")
-                ]
+                columns = [row[1] for row in connection.execute("PRAGMA table_info(job)") if row[1] != "id"]
                 names = ", ".join(columns)
                 connection.execute(
                     f"WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {count})"

@@ -68,6 +68,22 @@ class JobsConformance(Conformance):
         assert (await hands.counts()).waiting == 1
         assert (await hands.record(new.id)).lane_waiting == 1
 
+    async def test_jobs_that_are_partly_stored_are_counted_once_though_the_newest_were_pruned(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        stored = hands.new()
+        await hands.storage.add([stored])
+        for _ in range(3):
+            await hands.storage.add([hands.new(queue="short")])
+        await hands.succeed(*await hands.take(queues=["short"]))
+        clock.advance(1)
+        assert await hands.storage.prune(clock.now()) == 3
+        new = [hands.new() for _ in range(3)]
+        await hands.storage.add([new[0], stored, *new[1:]])
+        assert (await hands.counts()).waiting == 4
+        assert (await hands.record(new[0].id)).lane_waiting == 4
+        assert await hands.take_ids() == [stored.id, *(job.id for job in new)]
+
     async def test_repeating_an_add_after_the_job_has_run_does_not_run_it_again(self, hands: Hands) -> None:
         new = hands.new()
         await hands.storage.add([new])

@@ -101,8 +101,8 @@ SELECT
     job.id, follows AS leader, {field:origin.on} AS outcome, queue, draws, terms, is_followed, batch, delayed, run_at,
     false AS is_locked
 FROM {rows:leaders(id text, after text, place)}
-CROSS JOIN job ON job.seq IN (
-    SELECT follower.seq FROM job AS follower
+CROSS JOIN job ON job.rowid IN (
+    SELECT follower.rowid FROM job AS follower
     WHERE follower.follows = leaders.id AND follower.id > leaders.after AND +follower.state = 'blocked'
     ORDER BY follower.id
     LIMIT :count

@@ -103,14 +103,14 @@ ORDER BY job.id
 -- name: expired [sqlite]
 SELECT @late_job
 FROM (
-    SELECT seq FROM (SELECT seq FROM job WHERE waiting AND expires_at <= :now ORDER BY expires_at LIMIT :count)
+    SELECT id FROM (SELECT id FROM job WHERE waiting AND expires_at <= :now ORDER BY expires_at LIMIT :count)
     UNION
-    SELECT seq FROM (SELECT seq FROM job WHERE state = 'blocked' AND expires_at <= :now ORDER BY expires_at LIMIT :count)
+    SELECT id FROM (SELECT id FROM job WHERE state = 'blocked' AND expires_at <= :now ORDER BY expires_at LIMIT :count)
     UNION
-    SELECT seq FROM (SELECT seq FROM job WHERE waiting AND give_up_at <= :now ORDER BY give_up_at LIMIT :count)
+    SELECT id FROM (SELECT id FROM job WHERE waiting AND give_up_at <= :now ORDER BY give_up_at LIMIT :count)
     LIMIT :count
 ) AS late
-JOIN job USING (seq)
+JOIN job USING (id)
 LEFT JOIN lane ON lane.id = job.lane AND job.waiting
 LEFT JOIN bucket ON bucket.id = lane.behind
 ORDER BY job.id

@@ -89,8 +89,7 @@ CREATE TABLE task_gate (
 ) WITHOUT ROWID;
 
 CREATE TABLE job (
-    seq               INTEGER PRIMARY KEY,
-    id                TEXT NOT NULL UNIQUE,
+    id                TEXT NOT NULL PRIMARY KEY,
     task              TEXT NOT NULL,
     queue             TEXT NOT NULL,
     -- What its draws, costs and terms were computed by; only a node that knows it starts the job.
@@ -153,10 +152,10 @@ CREATE TABLE job (
         END
     )
 );
-CREATE INDEX job_waiting ON job (lane, delayed, priority DESC, run_at, seq) WHERE waiting;
-CREATE INDEX job_held ON job (seq) WHERE held <> 0;
+CREATE INDEX job_waiting ON job (lane, delayed, priority DESC, run_at) WHERE waiting;
+CREATE INDEX job_held ON job (held) WHERE held <> 0;
 -- The few that wait in a lane without some of their draws, so that the lane does not tell what they draw on.
-CREATE INDEX job_passes ON job (seq) WHERE waiting AND (held | passed) <> 0;
+CREATE INDEX job_passes ON job (passed) WHERE waiting AND (held | passed) <> 0;
 CREATE INDEX job_blocked ON job (queue) WHERE state = 'blocked';
 CREATE INDEX job_blocked_expires ON job (expires_at) WHERE state = 'blocked' AND expires_at IS NOT NULL;
 CREATE INDEX job_running ON job (node, lane) WHERE state = 'running';
@@ -167,7 +166,7 @@ CREATE UNIQUE INDEX job_unique ON job (task, unique_key) WHERE unique_key IS NOT
 CREATE INDEX job_unique_running ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state = 'running';
 CREATE INDEX job_follows ON job (follows, id) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON job (batch) WHERE batch IS NOT NULL;
-CREATE INDEX job_schedule ON job (schedule, seq) WHERE schedule IS NOT NULL;
+CREATE INDEX job_schedule ON job (schedule) WHERE schedule IS NOT NULL;
 
 -- How many jobs of a queue are final, and how: kept as it changes, because a look must not scan a million of them. There
 -- is one writer, so it is nobody's bottleneck.
