@@ -290,7 +290,7 @@ class Store:
     async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:
         """Jobs by queue and state.
 
-        Without `finals` those that are final may be left out: a store that has to look at each of them does not.
+        Without `finals` those that are final are left out: each of them has to be read.
         """
         return await self.driver.read(lambda tx: listing.counts(tx, finals=finals), "scan")
 

@@ -273,15 +273,9 @@ WHERE jobs > 0
 GROUP BY queue, view
 ORDER BY queue, view
 
--- part: final_counts [postgres]
--- They are read one by one, unless they are not asked for.
-SELECT queue, state, count(*) AS jobs FROM headgate.job WHERE finished_at IS NOT NULL AND :finals::boolean GROUP BY queue, state
-
--- part: final_counts [sqlite]
-SELECT queue, state, jobs FROM final_count
-
 -- name: counts
--- Jobs by queue and state. Waiting ones are counted by their lanes, blocked and running ones one by one.
+-- Jobs by queue and state. Waiting ones are counted by their lanes, blocked and running ones one by one, and so are final
+-- ones, unless they are not asked for.
 SELECT
     queue, {greatest}(0, sum(waiting))::bigint AS waiting, sum(running)::bigint AS running, sum(succeeded)::bigint AS succeeded,
     sum(failed)::bigint AS failed, sum(cancelled)::bigint AS cancelled
@@ -296,7 +290,11 @@ FROM (
     SELECT
         queue, 0, 0, CASE WHEN state = 'succeeded' THEN jobs ELSE 0 END, CASE WHEN state = 'failed' THEN jobs ELSE 0 END,
         CASE WHEN state = 'cancelled' THEN jobs ELSE 0 END
-    FROM (@final_counts) AS final
+    FROM (
+        SELECT queue, state, count(*) AS jobs FROM headgate.job
+        WHERE finished_at IS NOT NULL AND :finals::boolean
+        GROUP BY state, queue
+    ) AS final
 ) AS counted
 GROUP BY queue
 HAVING sum(waiting + running + succeeded + failed + cancelled) > 0

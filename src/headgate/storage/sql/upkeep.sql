@@ -3,7 +3,7 @@
 -- part: prunable_job
 job.id, job.held, job.draws, job.terms, (SELECT count(*) FROM headgate.log_line WHERE log_line.job = job.id) AS lines, job.batch
 
--- name: prunable
+-- name: prunable [postgres]
 -- Jobs that finished in these states before then, how many lines each has logged, and its batch.
 SELECT @prunable_job
 FROM (
@@ -11,6 +11,22 @@ FROM (
     WHERE state {any:states text} AND finished_at < :before
     LIMIT :count
 ) AS job
+
+-- name: prunable [sqlite]
+-- The same for one queue after the other, as they stand in the index of final jobs.
+WITH RECURSIVE ended (state, queue) AS (
+    SELECT value, (SELECT min(queue) FROM job WHERE finished_at IS NOT NULL AND state = value) FROM json_each(:states)
+    UNION ALL
+    SELECT
+        state,
+        (SELECT min(queue) FROM job WHERE finished_at IS NOT NULL AND job.state = ended.state AND job.queue > ended.queue)
+    FROM ended
+    WHERE queue IS NOT NULL
+)
+SELECT @prunable_job
+FROM ended
+CROSS JOIN job ON job.state = ended.state AND job.queue = ended.queue AND job.finished_at < :before
+LIMIT :count
 
 -- name: prunable_by_id
 -- Those of these jobs that finished in these states before then.
@@ -137,23 +153,6 @@ true
 
 -- part: noted_of_schedule [sqlite]
 
--- part: contradicting_final_counts [postgres]
-
--- part: contradicting_final_counts [sqlite]
-UNION ALL
-SELECT 'queue ' || queue || ' counts ' || jobs || ' jobs that ' || state || ', and has ' || found
-FROM (
-    SELECT
-        queue, state, jobs,
-        (SELECT count(*) FROM job WHERE job.queue = final_count.queue AND job.state = final_count.state) AS found
-    FROM final_count
-)
-WHERE jobs <> found
-UNION ALL
-SELECT 'queue ' || queue || ' counts none of its jobs that ' || state
-FROM (SELECT DISTINCT queue, state FROM job WHERE finished_at IS NOT NULL) AS final
-WHERE NOT EXISTS (SELECT 1 FROM final_count WHERE final_count.queue = final.queue AND final_count.state = final.state)
-
 -- name: check
 -- Contradictions between jobs, lanes and buckets, one sentence each.
 WITH line AS MATERIALIZED (@lines)
@@ -221,7 +220,6 @@ FROM (
     FROM headgate.schedule
 ) AS counts
 WHERE counted <> found
-@contradicting_final_counts
 
 -- name: holders
 -- All jobs that hold permits.

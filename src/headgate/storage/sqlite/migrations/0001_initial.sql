@@ -159,7 +159,9 @@ CREATE INDEX job_passes ON job (passed) WHERE waiting AND (held | passed) <> 0;
 CREATE INDEX job_blocked ON job (queue) WHERE state = 'blocked';
 CREATE INDEX job_blocked_expires ON job (expires_at) WHERE state = 'blocked' AND expires_at IS NOT NULL;
 CREATE INDEX job_running ON job (node, lane) WHERE state = 'running';
-CREATE INDEX job_final ON job (state, finished_at) WHERE finished_at IS NOT NULL;
+-- Final jobs are counted by queue in it alone: 50 ms for a million. Triggers that kept the counts took a tenth of the time
+-- that a job takes to be added and to end.
+CREATE INDEX job_final ON job (state, queue, finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX job_expires ON job (expires_at) WHERE waiting AND expires_at IS NOT NULL;
 CREATE INDEX job_gives_up ON job (give_up_at) WHERE waiting AND give_up_at IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');
@@ -167,32 +169,6 @@ CREATE INDEX job_unique_running ON job (task, unique_key) WHERE unique_key IS NO
 CREATE INDEX job_follows ON job (follows, id) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON job (batch) WHERE batch IS NOT NULL;
 CREATE INDEX job_schedule ON job (schedule) WHERE schedule IS NOT NULL;
-
--- How many jobs of a queue are final, and how: kept as it changes, because a look must not scan a million of them. There
--- is one writer, so it is nobody's bottleneck.
-CREATE TABLE final_count (
-    queue       TEXT NOT NULL,
-    state       TEXT NOT NULL,
-    jobs        INTEGER NOT NULL,
-    PRIMARY KEY (queue, state)
-) WITHOUT ROWID;
-CREATE TRIGGER job_added_as_final AFTER INSERT ON job WHEN NEW.finished_at IS NOT NULL
-BEGIN
-    INSERT INTO final_count (queue, state, jobs) VALUES (NEW.queue, NEW.state, 1) ON CONFLICT DO UPDATE SET jobs = jobs + 1;
-END;
-CREATE TRIGGER job_is_final AFTER UPDATE OF finished_at ON job WHEN OLD.finished_at IS NULL AND NEW.finished_at IS NOT NULL
-BEGIN
-    INSERT INTO final_count (queue, state, jobs) VALUES (NEW.queue, NEW.state, 1) ON CONFLICT DO UPDATE SET jobs = jobs + 1;
-END;
-CREATE TRIGGER job_is_not_final_any_more AFTER UPDATE OF finished_at ON job
-WHEN OLD.finished_at IS NOT NULL AND NEW.finished_at IS NULL
-BEGIN
-    UPDATE final_count SET jobs = jobs - 1 WHERE queue = OLD.queue AND state = OLD.state;
-END;
-CREATE TRIGGER job_is_forgotten AFTER DELETE ON job WHEN OLD.finished_at IS NOT NULL
-BEGIN
-    UPDATE final_count SET jobs = jobs - 1 WHERE queue = OLD.queue AND state = OLD.state;
-END;
 
 -- One row for each attempt that did not succeed.
 CREATE TABLE attempt (
