@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, difference, draws_where, size, spread, union, without
@@ -217,6 +218,8 @@ class ClaimPlan:
         self.has_strange_lanes = False
         self.given: list[Given] = []
         self._dropped: list[Dropped] = []
+        # The opened buckets that were starving before anything was taken.
+        self._starving: set[Draw] = set()
         self._page_was_full = False
         self._more_opened = False
         self._next_timer: int | None = None
@@ -260,9 +263,16 @@ class ClaimPlan:
         return usable
 
     def grants(self) -> dict[RowId, int]:
-        """Of each opened bucket that grants anything, how many starts."""
-        grants = {view.id: view.grants(self.limit_now, self.page) for view in self.opened if view.id is not None}
-        return {id: grant for id, grant in grants.items() if grant}
+        """Of each opened bucket whose lanes are worth a visit, how many starts it grants.
+
+        A starving one counts as if it granted 1: the first job in line says what is to be fetched.
+        """
+        grants = {view.id: view.grants(self.limit_now, self.page) or self._is_starving(view) for view in self.opened}
+        return {id: int(grant) for id, grant in grants.items() if grant and id is not None}
+
+    def _is_starving(self, view: BucketView) -> bool:
+        """Whether it is kept elsewhere, has nothing left here, and more may be fetched."""
+        return view.is_starved(self.limit_now) and not view.grants(self.limit_now, 1)
 
     def choose(
         self,
@@ -285,12 +295,16 @@ class ClaimPlan:
                 released.append(row)
         released.sort(key=lambda row: order[row.behind])  # type: ignore[index]  # they are behind one
         sharing = Counter(row.behind for row in released)
+        starving = {view.id for view in self.opened if self._is_starving(view)}
         left = dict(shares)
         seen: set[RowId] = set()
         visits: list[Visit] = []
         for row in (*released, *sorted(self.usable(due), key=_place_in_line)):
-            if left.get(row.queue, 0) > 0 and row.id not in seen:
-                left[row.queue] -= _expected(row, sharing, grants)
+            # One behind a starving bucket starts nothing yet. There has to be room for what is fetched.
+            is_asked_only = row.behind is not None and row.behind in starving
+            if row.id not in seen and (shares if is_asked_only else left).get(row.queue, 0) > 0:
+                if not is_asked_only:
+                    left[row.queue] -= _expected(row, sharing, grants)
                 seen.add(row.id)
                 visits.append(Visit(row))
         self._page_was_full = any(count <= 0 for count in left.values())
@@ -339,6 +353,7 @@ class ClaimPlan:
             asks = [ask_of(head.id, head.costs, head.terms, head.passes) for head in visit.heads]
             discards = variant_discards(visit.row.variant)
             visit.view = LaneView(visit.row.id, visit.row.queue, views, asks, discards=discards)
+        self._starving = {view.draw for view in self.opened if self._is_starving(view)}
         admit([visit.view for visit in gated if visit.view is not None], shares, self.limit_now)
         for visit in gated:
             visit.taken = visit.view.taken if visit.view is not None else 0
@@ -479,8 +494,9 @@ class ClaimPlan:
 
     def _reopens_at(self, view: BucketView) -> int:
         opens_at = view.reopens_at(self.limit_now)
-        if opens_at <= self.limit_now and view.opens_at is not None:
-            # Open as it was: a lane that another node is waited for behind it costs no write.
+        if (opens_at <= self.limit_now or self._is_starving(view)) and view.opens_at is not None:
+            # Open as it was: a lane that another node is waited for behind it costs no write, and a starving bucket
+            # that no lane has asked yet is left for the next claim.
             return view.opens_at
         return opens_at
 
@@ -521,18 +537,18 @@ class ClaimPlan:
 
     def _starved(self) -> list[Starved]:
         """The buckets that are kept elsewhere and have nothing left here, each once."""
-        # Opened, and empty: those in line were not even looked at.
         now = self.limit_now
-        starved = {
-            view.draw: Starved(view.draw, view.rule, 1, self.page)
-            for view in self.opened
-            if view.is_starved(now) and not view.grants(now, 1)
-        }
+        starved: dict[Draw, Starved] = {}
         for visit in self.gated:
-            if visit.view is not None:
-                found = starved_by(visit.view, visit.row.waiting - visit.gone, now)
-                if found is not None:
-                    starved[found.draw] = found
+            found = None if visit.view is None else starved_by(visit.view, visit.row.waiting - visit.gone, now)
+            if found is None:
+                continue
+            # The first in line says what each start costs: it could use nothing that is fetched at a lower cost.
+            first = starved.setdefault(found.draw, replace(found, waiting=0))
+            starved[found.draw] = replace(first, waiting=first.waiting + found.waiting)
+        for draw in starved.keys() & self._starving:
+            # Only one of the lanes behind it was visited.
+            starved[draw] = replace(starved[draw], waiting=max(self.page, starved[draw].waiting))
         return list(starved.values())
 
     def _in_wall_time(self, instant: int | None) -> int | None:
