@@ -349,7 +349,8 @@ class Shard(MemoryStorage):
                     *(each.attempt, each.fence, each.lost, each.error, each.new.id),
                 )
                 for attempt in each.attempts:
-                    self._rows(f"INSERT INTO attempt VALUES (?{', ?' * (len(attempt) - 1)})", *attempt)
+                    # Its row has another id in each database.
+                    self._rows(f"INSERT INTO attempt VALUES (NULL{', ?' * (len(attempt) - 1)})", *attempt[1:])
         self._homes[key] = replace(place, arrived={**place.arrived, batch.source: batch.number})
         self.driver._wake()
 
