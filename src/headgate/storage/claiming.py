@@ -314,9 +314,33 @@ class ClaimPlan:
         """How many gated jobs each queue may start, when so many ungated ones are ready."""
         return {queue: gated_share(room, ready.get(queue, 0)) for queue, room in self.claim.rooms.items()}
 
-    def heads_wanted(self, visits: Sequence[Visit], wanted: int) -> int:
-        """How many jobs of each lane are worth reading."""
+    def heads_wanted(self, visits: Sequence[Visit], wanted: int, view: Callable[[Draw], BucketView]) -> int:
+        """How many jobs of each lane are worth reading: those that can start, and one that meets a closed bucket.
+
+        Jobs that cost nothing may be more. A lane of which all were taken that were read is visited again.
+        """
+        most = self.most_heads(visits, wanted)
+        count = 1
+        for visit in visits:
+            count = max(count, 1 + self._can_start(visit.row, view, most - 1))
+            if count >= most:
+                return most
+        return count
+
+    def most_heads(self, visits: Sequence[Visit], wanted: int) -> int:
+        """How many jobs of each lane are worth reading, whatever their buckets grant."""
         return max(TURN, -(-wanted // len(visits)))
+
+    def _can_start(self, row: LaneRow, view: Callable[[Draw], BucketView], most: int) -> int:
+        """How many jobs of cost 1 all buckets of the lane grant now, at most `most`."""
+        if row.variant:
+            # They are rejected, or share permits that one of them holds.
+            return most
+        for draw in row.draws:
+            bucket = view(draw)
+            is_closed = bucket.opens_at is not None and bucket.opens_at > self.limit_now
+            most = 0 if is_closed else bucket.grants(self.limit_now, most)
+        return most
 
     def sort_in(self, visits: Sequence[Visit], heads: list[Head], count: int) -> None:
         """Give each lane the jobs that were read of it, at most `count`, in their order."""

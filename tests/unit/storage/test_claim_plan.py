@@ -10,8 +10,9 @@ import pytest
 from headgate import StrictRate
 from headgate.clock import SECOND
 from headgate.jobs.job import Draw
+from headgate.limits.concurrency import Permits, Semaphore
 from headgate.storage.admission import BucketView
-from headgate.storage.claiming import ClaimPlan, Head, LaneRow
+from headgate.storage.claiming import ClaimPlan, Head, LaneRow, Visit
 from headgate.storage.fetched import Balance, Fetched
 from headgate.storage.protocol import Claim, Claimed, Room
 
@@ -52,10 +53,10 @@ def claim(plan: ClaimPlan, rows: Sequence[LaneRow], due: Sequence[LaneRow], head
     shares = plan.shares({})
     visits = plan.choose(plan.grants(), rows, due, shares)
     visited = {visit.row.id for visit in visits}
+    views = {view.draw: view for view in plan.opened}
     if visits:
         read = [head for head in heads if head.lane in visited]
-        plan.sort_in(visits, read, plan.heads_wanted(visits, sum(shares.values())))
-    views = {view.draw: view for view in plan.opened}
+        plan.sort_in(visits, read, plan.most_heads(visits, sum(shares.values())))
     plan.decide(visits, lambda draw: views.setdefault(draw, BucketView(draw, RULE, None)), shares)
     timers = plan.timers(set())
     moves = [plan.move(visit, has_ready=True, earliest=None) for visit in visits]
@@ -128,3 +129,52 @@ def test_lanes_behind_starving_buckets_take_no_room_from_those_that_can_go() -> 
 def test_nothing_is_fetched_where_there_is_no_room_for_it() -> None:
     claimed = claim(a_plan(a_bucket(), slots=0), [a_lane()], [], [a_head(60)])
     assert not claimed.starved
+
+
+# ------------------------------------------------------------------------------------------------ jobs worth reading
+
+SLOTS = Draw("slots", "")
+
+
+@pytest.mark.parametrize(
+    ("permits", "held", "lanes", "expected"),
+    [
+        pytest.param(1, 0, 1, 2, id="a mutex: who starts, and who meets it closed"),
+        pytest.param(1, 1, 1, 1, id="a mutex that is held"),
+        pytest.param(5, 2, 1, 4, id="permits that are left"),
+        pytest.param(500, 0, 1, 100, id="no more than there is room for"),
+        pytest.param(500, 0, 50, 4, id="a turn of each lane"),
+    ],
+)
+def test_of_a_lane_no_more_jobs_are_read_than_its_bucket_grants_and_one(
+    permits: int, held: int, lanes: int, expected: int
+) -> None:
+    bucket = BucketView(SLOTS, Semaphore(permits), Permits(held, {}), id="slots")
+    visits = [Visit(a_lane(str(number), None, [SLOTS])) for number in range(lanes)]
+    assert a_plan(slots=100).heads_wanted(visits, 100, {SLOTS: bucket}.__getitem__) == expected
+
+
+def test_of_a_lane_with_several_limits_the_tightest_counts_and_of_several_lanes_the_one_that_can_start_most() -> None:
+    views = {
+        Draw("slots", str(count)): BucketView(Draw("slots", str(count)), Semaphore(count), None) for count in (1, 7, 20)
+    }
+    one, seven, twenty = views
+    both = Visit(a_lane("both", None, [twenty, seven]))
+    mutex = Visit(a_lane("mutex", None, [one]))
+    plan = a_plan(slots=100)
+    assert plan.heads_wanted([both], 100, views.__getitem__) == 8
+    assert plan.heads_wanted([mutex, both], 100, views.__getitem__) == 8
+
+
+def test_a_bucket_that_others_wait_behind_grants_newcomers_nothing() -> None:
+    bucket = BucketView(SLOTS, Semaphore(50), None, id="slots", opens_at=NOW + SECOND)
+    visits = [Visit(a_lane(behind=None, draws=[SLOTS]))]
+    assert a_plan(slots=100).heads_wanted(visits, 100, {SLOTS: bucket}.__getitem__) == 1
+
+
+@pytest.mark.parametrize("variant", ["[true,[]]", '[false,["batch:b"]]'])
+def test_jobs_that_are_rejected_or_share_a_permit_are_all_read(variant: str) -> None:
+    bucket = BucketView(SLOTS, Semaphore(1), Permits(1, {}), id="slots")
+    lane = a_lane(draws=[SLOTS])
+    lane.variant = variant
+    assert a_plan(slots=100).heads_wanted([Visit(lane)], 100, {SLOTS: bucket}.__getitem__) == 100

@@ -285,7 +285,12 @@ class OneClaim:
         plan.opened = [view for view in views if view.opens_at is not None and view.opens_at <= plan.limit_now]
         held = await self._lock_lanes(visits)
         if held:
-            await self._read_heads(held, plan.heads_wanted(held, self._wanted))
+            count = plan.heads_wanted(held, self._wanted, buckets.__getitem__)
+            await self._read_heads(held, count)
+            most = plan.most_heads(held, self._wanted)
+            if count < most and any(visit.expired for visit in held):
+                # They stand in front of those that can start.
+                await self._read_heads(held, most)
         plan.decide(held, buckets.__getitem__, self._shares)
         barren = [visit for visit in held if visit.is_barren and not visit.has_locked]
         self._was_hidden = is_first and bool(barren) and self._is_cut_short() and not any(visit.taken for visit in held)
