@@ -316,7 +316,8 @@ class Shard(MemoryStorage):
             return None
         if key not in self._departing:
             ids = self._rows(
-                f"SELECT id FROM job WHERE state = 'waiting' AND {_KEY} = ? ORDER BY priority DESC, run_at, rowid LIMIT ?",
+                f"SELECT id FROM job WHERE state = 'waiting' AND {_KEY} = ? "
+                "ORDER BY priority DESC, run_at, rowid LIMIT ?",
                 key,
                 BATCH,
             )
