@@ -17,9 +17,7 @@ CHUNK = 25
 
 
 # The first few for everybody, the rest where there is time.
-_CHUNKS = [
-    pytest.param(first, marks=pytest.mark.slow) if first >= 2 * CHUNK else first for first in range(0, SEEDS, CHUNK)
-]
+_CHUNKS = [pytest.param(first, marks=pytest.mark.slow) if first >= CHUNK else first for first in range(0, SEEDS, CHUNK)]
 _ON_FILES = [
     pytest.param(seed, marks=pytest.mark.slow) if seed > 1000 else seed
     for seed in range(1000, 1000 + max(1, SEEDS // 25))

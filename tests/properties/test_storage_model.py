@@ -725,7 +725,7 @@ class MemoryMachine(StorageMachine):
 
 TestMemoryStorage = MemoryMachine.TestCase
 TestMemoryStorage.settings = settings(
-    max_examples=int(os.environ.get("HEADGATE_MODEL_EXAMPLES", "150")), stateful_step_count=40, deadline=None
+    max_examples=int(os.environ.get("HEADGATE_MODEL_EXAMPLES", "80")), stateful_step_count=40, deadline=None
 )
 
 
