@@ -534,7 +534,8 @@ class StorageMachine(RuleBasedStateMachine):
         new = data.draw(st.sampled_from([None, *known]))
         setting = LimitSetting(limit, *keys, None if new is None else dump_rule(new), is_paused)
         self.run(change(self.store, setting))
-        self.model.change(setting, remove=False)
+        # What sets nothing is not kept.
+        self.model.change(setting, remove=new is None and not is_paused)
 
     def unset_limit(self, data: st.DataObject) -> None:
         if not self.model.settings:

@@ -16,7 +16,7 @@ from headgate.errors import CostExceedsLimit
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
 from headgate.jobs.job import ChargedElsewhere, Draw
 from headgate.jobs.terms import GateTerms
-from headgate.limits.concurrency import NO_PERMITS
+from headgate.limits.concurrency import NO_PERMITS, batches_of
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.storage.fetched import charged_elsewhere, is_starved
@@ -120,6 +120,9 @@ class BucketView:
         """When it opens for the lanes that still wait behind it; `now` if it is open."""
         if self.opens_at is not None and self.opens_at > now:
             return self.opens_at
+        if self.closed_until > now and self.rule.holds_permits and batches_of(self.state or NO_PERMITS):
+            # The jobs of a batch that holds a permit go then, whoever holds the others.
+            return self.closed_until
         return max(now, self.closed_until, self.ask(now)[0])
 
 
