@@ -80,7 +80,7 @@ class PostgresDriver(Driver):
         is_watched: bool = True,
     ) -> None:
         super().__init__(clock)
-        self.live = CachedRules()
+        self.live: CachedRules = CachedRules()
         self.schema = checked_schema(schema)
         self._database = Database(checked_url(url), self.schema, clock, size=connections)
         self._listen_url = None if listen_url is None else checked_url(listen_url)

@@ -24,7 +24,7 @@ class CachedRules:
     """The live rules and the newest gates as this process last read them."""
 
     def __init__(self) -> None:
-        self.rules = LiveRules()
+        self.rules: LiveRules = LiveRules()
         self.gates: Mapping[str, str] = {}
         """The newest gate of each subject."""
         self._revision = 0

@@ -65,8 +65,9 @@ class SqliteDriver(Driver):
         if synchronous not in ("FULL", "NORMAL", "EXTRA", "OFF"):
             raise ValueError(f"synchronous={synchronous!r} of a SQLite storage must be FULL, NORMAL, EXTRA or OFF")
         super().__init__(clock)
-        self.live = CachedRules()
-        self.path = self.file = Path(path).absolute()
+        self.live: CachedRules = CachedRules()
+        self.path: Path = Path(path).absolute()
+        self.file: Path | None = self.path
         self._synchronous = synchronous
         self._patience = patience
         self._batcher: Batcher[Write] = Batcher(self._commit)

@@ -35,7 +35,8 @@ class MemoryDriver(SqliteDriver):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(IN_MEMORY, clock, synchronous="OFF", patience=0)
-        self.path, self.file = IN_MEMORY, None
+        self.path: Path = IN_MEMORY
+        self.file: Path | None = None
         self._connection = _connect()
         weakref.finalize(self, self._connection.close)
         self._writer = self._connection
