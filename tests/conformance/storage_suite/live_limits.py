@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from headgate.admin.limits import LimitsAdmin
 from headgate.clock import SECOND
-from headgate.errors import DeclarationError, LimitInUse, LimitRejected
+from headgate.errors import DeclarationError, LimitInUse, LimitRejected, StorageUnavailable
 from headgate.jobs.audit import AuditFilter
 from headgate.jobs.job import Draw, JobState
 from headgate.limits.bucket_store import Bucket
@@ -55,6 +57,28 @@ class LiveLimitsConformance(Conformance):
         await hands.set("api", strict(7))
         assert await hands.take_ids() == ids[2:7]
         assert await hands.take() == []
+
+    async def test_who_dies_after_the_commit_of_a_change_leaves_nobody_waiting_for_ever(
+        self, hands: Hands, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hands.rules = {"api": strict(10)}
+        paused = await hands.pause("api")
+        ids = await hands.add(2, draws=API)
+        assert (await hands.claim()).next_in is None
+        write, commits = hands.storage.driver.write, 0
+
+        async def write_once(*args: Any, **options: Any) -> Any:
+            nonlocal commits
+            commits += 1
+            if commits > 1:
+                raise StorageUnavailable("the process is gone")
+            return await write(*args, **options)
+
+        with monkeypatch.context() as patched, contextlib.suppress(StorageUnavailable):
+            patched.setattr(hands.storage.driver, "write", write_once)
+            await hands.unset(paused)
+        assert commits
+        assert await hands.take_ids() == ids
 
     async def test_all_lines_of_the_limit_are_looked_at_again(self, hands: Hands) -> None:
         hands.rules = {"api": strict(1, per=3600), "other": strict(1, per=3600)}
