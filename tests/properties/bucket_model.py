@@ -97,7 +97,9 @@ class BucketModel:
 
     def penalize(self, rule: AnyRule, clock: int, closed_for: int) -> None:
         state, now, is_unsaved = self._look(rule, clock)
-        self.closed[self.key] = max(now + closed_for, self.closed.get(self.key, 0))
+        if now + closed_for > self._earliest(now):
+            # A penalty of nothing closes nothing, also where the clock goes back afterwards.
+            self.closed[self.key] = now + closed_for
         if is_unsaved:
             self._save(rule, state, now)
 
