@@ -41,7 +41,7 @@ test: $(STAMP) ## Run the tests that take a few minutes (ARGS=... goes to pytest
 .PHONY: test-slow
 test-slow: $(STAMP) ## Run the others: processes killed, servers restarted, browsers, more seeds
 	$(BIN)/python -m pytest -m slow --ignore=tests/cluster $(ARGS)
-	$(BIN)/python -m pytest -m slow -n 0 tests/cluster $(ARGS) # they hold the use of budgets to 99 %: alone on the machine
+	$(BIN)/python -m pytest -m slow -n 0 tests/cluster $(ARGS) # they measure budgets and waits under load: alone on the machine
 
 .PHONY: test-all
 test-all: test test-slow ## Run all tests

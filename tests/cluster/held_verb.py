@@ -1,6 +1,6 @@
 """Two nodes under load while a user's transaction holds one enlisted verb open; prints how long others waited, as JSON.
 
-Run as `python -m tests.durability.held_verb URL SCHEMA VERB SECONDS`.
+Run as `python -m tests.cluster.held_verb URL SCHEMA VERB SECONDS`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.durability.held_verb import VERBS
+from tests.cluster.held_verb import VERBS
 from tests.postgres_server import server_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -58,7 +58,7 @@ async def _measured(tmp_path: Path) -> dict[str, Any]:
             async with room:
                 url = await _database(server.url, f"held_{number}")
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "tests.durability.held_verb", url, "headgate", verb, str(SECONDS)),
+                    *(sys.executable, "-m", "tests.cluster.held_verb", url, "headgate", verb, str(SECONDS)),
                     stdout=asyncio.subprocess.PIPE,
                     cwd=Path(__file__).parents[2],
                 )
