@@ -115,7 +115,7 @@ class ClaimLoop:
             jobs = await self._still_owned(jobs)
         self._recovery.claim_answered()
         self._start(jobs)
-        self._claim_again(claimed, asked_at)
+        self._claim_again(claim, claimed, asked_at)
         self._notices.take(claimed)
 
     async def _still_owned(self, jobs: Sequence[ClaimedJob]) -> Sequence[ClaimedJob]:
@@ -133,13 +133,16 @@ class ClaimLoop:
             else:
                 self._attempts.start(job)
 
-    def _claim_again(self, claimed: Claimed, asked_at: int) -> None:
+    def _claim_again(self, claim: Claim, claimed: Claimed, asked_at: int) -> None:
         """Arrange the next claim, and fetch starts for the buckets that this one met empty."""
         if self._fetcher.has_limits:
             self._fetcher.note_taken(claimed.jobs)
             self._fetcher.want(claimed.starved, self._slots.free)
         if claimed.more:
             self._wakeup.wake()
+        elif not self._fetcher.has_limits:
+            # How much is fetched from other stores depends on the slots that are free at that moment.
+            self._slots.note_claimed(claim.rooms, claimed.jobs)
         # Counted from before the claim: a little early costs an empty claim, a little late would cost budget.
         if self._timer is not None:
             self._timer.cancel()

@@ -193,8 +193,8 @@ class RunningAttempts:
         if attempt.linger is not None:
             attempt.leave()
             self._lingering.discard(attempt)
-        self._slots.release(attempt.job.queue)
-        self._wakeup.wake()
+        if self._slots.release(attempt.job.queue):
+            self._wakeup.wake()
         if not self._running:
             self._idle.set()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
+from headgate.jobs.job import ClaimedJob
 from headgate.storage.protocol import Room
 
 
@@ -14,6 +16,8 @@ class Slots:
         self.capacity = capacity
         self._busy = dict.fromkeys(capacity, 0)
         self._odd_for_gated = dict.fromkeys(capacity, True)
+        # The queues of which jobs may wait for nothing but a slot.
+        self._short_of_slots = set(capacity)
 
     @property
     def busy(self) -> dict[str, int]:
@@ -24,9 +28,10 @@ class Slots:
         """A job of the queue starts."""
         self._busy[queue] += 1
 
-    def release(self, queue: str) -> None:
-        """Nothing of a job of the queue runs any more."""
+    def release(self, queue: str) -> bool:
+        """Nothing of a job of the queue runs any more. Return whether another one may wait for the slot."""
         self._busy[queue] -= 1
+        return queue in self._short_of_slots
 
     def free_in(self, queue: str) -> int:
         """Return the free slots of a queue; 0 for a queue that this node does not serve."""
@@ -38,8 +43,13 @@ class Slots:
         return sum(max(0, capacity - self._busy[queue]) for queue, capacity in self.capacity.items())
 
     def rooms(self) -> dict[str, Room]:
-        """Return what the next claim may ask for; queues without a free slot are left out."""
+        """Return what the next claim may ask for; queues without a free slot are left out.
+
+        All queues count as short of slots, until `note_claimed` has shown otherwise: what is freed while a claim is on
+        its way, it did not ask for.
+        """
         rooms: dict[str, Room] = {}
+        self._short_of_slots.update(self.capacity)
         for queue, capacity in self.capacity.items():
             free = capacity - self._busy[queue]
             if free > 0:
@@ -47,3 +57,8 @@ class Slots:
                 self._odd_for_gated[queue] = not self._odd_for_gated[queue]
                 rooms[queue] = Room(free, gated_first=self._odd_for_gated[queue])
         return rooms
+
+    def note_claimed(self, rooms: Mapping[str, Room], jobs: Sequence[ClaimedJob]) -> None:
+        """A claim that asked for `rooms` got all jobs that can start now, unless it was short of slots for more."""
+        counts = Counter([job.queue for job in jobs])
+        self._short_of_slots.difference_update(queue for queue, room in rooms.items() if counts[queue] < room.slots)
