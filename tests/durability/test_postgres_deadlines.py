@@ -167,7 +167,7 @@ async def test_a_cancellation_that_is_lost_on_its_way_is_repeated(postgres: Post
                 await asyncio.Event().wait()
 
     async with opened(postgres.url) as data:
-        wake_ups = Deaf(data, None, SystemClock(), lambda: None)
+        wake_ups = Deaf(data, None, SystemClock(), lambda **_: None)
         await wake_ups.open()
         await asyncio.sleep(0)
         with within(3):

@@ -25,7 +25,7 @@ from headgate.jobs.event import Event
 from headgate.jobs.lifecycle import Ending
 from headgate.storage import driver
 from headgate.storage.procedures.claim import claim_alone
-from headgate.storage.procedures.finish import finish_all
+from headgate.storage.procedures.finish import AllFinished, finish_all
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.protocol import Claim, Claimed
 from headgate.storage.sqlite import driver as sqlite_driver
@@ -89,11 +89,12 @@ async def claim_watched(tx: driver.Transaction, claim: Claim, live: CachedRules,
     return claimed
 
 
-async def finish_watched(tx: driver.Transaction, node: str, endings: Sequence[Ending]) -> list[bool | None]:
+async def finish_watched(tx: driver.Transaction, node: str, endings: Sequence[Ending]) -> AllFinished:
     """As `finish_all`; remembers the jobs."""
-    written = await finish_all(tx, node, endings)
-    Written.finished += tuple(ending.id for ending, was_written in zip(endings, written, strict=True) if was_written)
-    return written
+    finished = await finish_all(tx, node, endings)
+    written = zip(endings, finished.written, strict=True)
+    Written.finished += tuple(ending.id for ending, was_written in written if was_written)
+    return finished
 
 
 def watch() -> None:

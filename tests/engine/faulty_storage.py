@@ -94,8 +94,8 @@ class FaultyStorage:
     async def close(self) -> None:
         """It outlives the node."""
 
-    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
-        return self._shared.watch(wake)
+    def watch(self, wake: Callable[[], None], *, endings: bool = True) -> Callable[[], None]:
+        return self._shared.watch(wake, endings=endings)
 
 
 class History:

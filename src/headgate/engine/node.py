@@ -255,7 +255,7 @@ class Node:
     async def run(self) -> None:
         """Work until stopped. A crash of any part ends the whole node loudly."""
         loop = asyncio.get_running_loop()
-        unwatch = self._storage.watch(self._wakeup.wake)
+        unwatch = self._storage.watch(self._wakeup.wake, endings=False)
         guard_tasks(loop)
         if self._settings.log_lines:
             self._capture.start()

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from headgate.clock import Clock
 from headgate.jobs.batch import NewBatch
@@ -102,6 +102,19 @@ at once, and each for a bounded time.
 """
 
 
+class Wake(Protocol):
+    """Tells this process that something has changed, or that jobs have become final and nothing else."""
+
+    def __call__(self, *, only_endings: bool = False) -> None: ...
+
+
+class Watcher(NamedTuple):
+    """What is called when something has changed, and whether also when jobs have become final and nothing else."""
+
+    wake: Callable[[], None]
+    endings: bool
+
+
 class Driver(ABC):
     """One database: its connections, its transactions, its time, and its wake-ups.
 
@@ -119,7 +132,7 @@ class Driver(ABC):
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self._watchers: list[Callable[[], None]] = []
+        self._watchers: list[Watcher] = []
 
     @property
     def place(self) -> object | None:
@@ -131,14 +144,16 @@ class Driver(ABC):
         """The port on which this process hears of changes, if others have to know it."""
         return None
 
-    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+    def watch(self, wake: Callable[[], None], *, endings: bool) -> Callable[[], None]:
         """As `Store.watch`."""
-        self._watchers.append(wake)
-        return lambda: self._watchers.remove(wake)
+        watcher = Watcher(wake, endings)
+        self._watchers.append(watcher)
+        return lambda: self._watchers.remove(watcher)
 
-    def _wake(self) -> None:
-        for wake in list(self._watchers):
-            wake()
+    def _wake(self, *, only_endings: bool = False) -> None:
+        for wake, endings in list(self._watchers):
+            if endings or not only_endings:
+                wake()
 
     @abstractmethod
     async def open(self) -> None:

@@ -121,12 +121,13 @@ class Store:
         async with self.driver.scratch() as make:
             yield lambda: Store(make())
 
-    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+    def watch(self, wake: Callable[[], None], *, endings: bool = True) -> Callable[[], None]:
         """Call `wake` on the loop when jobs may have become claimable or final, also by other processes.
 
-        It may be called without cause, and once for many causes. Returns the function that ends the watch.
+        Without `endings` it is not called for jobs that became final where nothing became claimable by that. It may be
+        called without cause, and once for many causes. Returns the function that ends the watch.
         """
-        return self.driver.watch(wake)
+        return self.driver.watch(wake, endings=endings)
 
     def now(self) -> int:
         """Wall time as the store has it, microseconds: what every stored instant is compared with.

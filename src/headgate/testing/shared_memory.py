@@ -23,17 +23,17 @@ class SharedMemory(MemoryStorage):
     async def add(self, jobs: Sequence[NewJob], batches: Sequence[NewBatch] = ()) -> Mapping[str, str]:
         return await super().add(jobs if self._gated else [_ungated(job) for job in jobs], batches)
 
-    def watch(self, wake: Callable[[], None]) -> Callable[[], None]:
+    def watch(self, wake: Callable[[], None], *, endings: bool = True) -> Callable[[], None]:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return super().watch(wake)
+            return super().watch(wake, endings=endings)
 
         def wake_there() -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(wake)
 
-        return super().watch(wake_there)
+        return super().watch(wake_there, endings=endings)
 
 
 def _ungated(job: NewJob) -> NewJob:

@@ -172,7 +172,7 @@ class PermitsConformance(Conformance):
         await hands.add(2, draws=MUTEX)
         job = await hands.take_one()
         woken: list[bool] = []
-        unwatch = hands.storage.watch(lambda: woken.append(True))
+        unwatch = hands.storage.watch(lambda: woken.append(True), endings=False)
         await hands.succeed(job)
         assert woken
         unwatch()

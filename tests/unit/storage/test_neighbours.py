@@ -38,9 +38,12 @@ class Surroundings:
             raise StorageUnavailable("not now")
         return self.version
 
+    def wake(self, *, only_endings: bool = False) -> None:
+        self.woken.set()
+
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[Neighbours]:
-        neighbours = Neighbours(self.path, self.clock, self.look, self.woken.set, self.lost.append)
+        neighbours = Neighbours(self.path, self.clock, self.look, self.wake, self.lost.append)
         await neighbours.open()
         try:
             yield neighbours
@@ -126,4 +129,6 @@ async def test_a_call_reaches_the_others_and_survives_those_that_are_gone(around
             for _ in range(3):
                 neighbours.call(ports)
                 assert other.recv(64) == b"headgate"
+            neighbours.call(ports, only_endings=True)
+            assert other.recv(64) == b"headgate endings"
         neighbours.call(ports)

@@ -185,11 +185,11 @@ class PostgresDriver(Driver):
         await self._additions.drain()
         await self._database.close()
 
-    def _changed(self) -> None:
+    def _changed(self, *, only_endings: bool = False) -> None:
         """Tell this process and the others that something may have become claimable, or final."""
-        self._wake()
+        self._wake(only_endings=only_endings)
         if self._wake_ups is not None:
-            self._wake_ups.tell()
+            self._wake_ups.tell(only_endings=only_endings)
 
     def now(self) -> int:
         return self._time.now()
@@ -330,7 +330,7 @@ class PostgresDriver(Driver):
         self._require_usable()
         plain = await self._finish_plain(node, endings)
         if len(plain) == len(endings):
-            self._changed()
+            self._changed(only_endings=True)
             return [True] * len(endings)
         written: dict[AttemptId, bool | None] = dict.fromkeys(plain, True)
         rest = [ending for ending in endings if (ending.id, ending.fence) not in written]

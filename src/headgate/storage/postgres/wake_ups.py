@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
 from typing import Any
 
 from headgate.clock import Clock, sleep, wait_for_event
 from headgate.errors import StorageUnavailable
+from headgate.storage.driver import Wake
 from headgate.storage.postgres.database import Database, connect
 from headgate.urls import displayed_url, without_secrets
 
@@ -27,6 +27,9 @@ BLIND_POLL = 0.1
 WATCHDOG = 5.0
 RECONNECT = 1.0
 
+_ENDINGS = " endings"
+"""Follows the origin where jobs have become final and nothing else has changed."""
+
 
 class WakeUps:
     """Tells the other processes of changes, and calls `wake` for theirs.
@@ -34,7 +37,7 @@ class WakeUps:
     `listen_url` is where to listen: the database itself, not a pooler. None: nobody listens, and polling does it all.
     """
 
-    def __init__(self, database: Database, listen_url: str | None, clock: Clock, wake: Callable[[], None]) -> None:
+    def __init__(self, database: Database, listen_url: str | None, clock: Clock, wake: Wake) -> None:
         self._database = database
         self._url = listen_url
         self._clock = clock
@@ -42,6 +45,7 @@ class WakeUps:
         self.channel = f"headgate_{database.schema}"
         self._origin = f"{os.getpid()}-{os.urandom(4).hex()}"
         self._has_news = asyncio.Event()
+        self._has_only_endings = True
         self._is_listening = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -64,24 +68,28 @@ class WakeUps:
                 task.cancel()
             _, tasks = await asyncio.wait(tasks, timeout=1.0)
 
-    def tell(self) -> None:
-        """Something has changed that others may wait for."""
+    def tell(self, *, only_endings: bool = False) -> None:
+        """Something has changed that others may wait for, or jobs have become final and nothing else has changed."""
+        self._has_only_endings = self._has_only_endings and only_endings
         self._has_news.set()
 
     async def _send(self) -> None:
         while True:
             await self._has_news.wait()
             self._has_news.clear()
+            news = self._origin + (_ENDINGS if self._has_only_endings else "")
+            self._has_only_endings = True
             try:
-                await self._database.run(
-                    lambda session: session.fetch("notify", channel=self.channel, origin=self._origin)
-                )
+                await self._tell(news)
             except StorageUnavailable as error:
                 logger.debug("nobody was notified, and will find out by polling: %s", error)
             except Exception as error:
                 # Whatever it is: without this task nobody would be notified any more.
                 logger.warning("notifying failed, and others find out by polling: %r", error)
             await sleep(self._clock, SEND_EVERY)
+
+    async def _tell(self, news: str) -> None:
+        await self._database.run(lambda session: session.fetch("notify", channel=self.channel, news=news))
 
     async def _poll(self) -> None:
         while True:
@@ -126,6 +134,7 @@ class WakeUps:
             with contextlib.suppress(Exception):
                 connection.terminate()
 
-    def _hear(self, _connection: Any, _pid: int, _channel: str, origin: object) -> None:
+    def _hear(self, _connection: Any, _pid: int, _channel: str, news: object) -> None:
+        origin, ending, _ = str(news).partition(_ENDINGS)
         if origin != self._origin:
-            self._wake()
+            self._wake(only_endings=bool(ending))

@@ -6,7 +6,7 @@ Buckets are locked before jobs, in the order of their ids. Jobs that somebody el
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import msgspec
 
@@ -201,14 +201,21 @@ async def finish(
     return written | {(ending.id, ending.fence): None for ending in endings if ending.id in held}
 
 
-async def finish_all(tx: Transaction, node: str, endings: Sequence[Ending]) -> list[bool | None]:
+class AllFinished(NamedTuple):
+    """What `Store.finish` returns, and whether jobs may have become claimable by it."""
+
+    written: Sequence[bool | None]
+    wakes: bool
+
+
+async def finish_all(tx: Transaction, node: str, endings: Sequence[Ending]) -> AllFinished:
     """As `Store.finish`, in one transaction, in which no other client can hold anything."""
     plain = await finish_plain(tx, node, endings)
     if len(plain) == len(endings):
-        return [True] * len(endings)
+        return AllFinished([True] * len(endings), wakes=False)
     written: dict[AttemptId, bool | None] = dict.fromkeys(plain, True)
     written |= await finish(tx, node, [each for each in endings if (each.id, each.fence) not in written])
-    return [written[ending.id, ending.fence] for ending in endings]
+    return AllFinished([written[ending.id, ending.fence] for ending in endings], wakes=True)
 
 
 async def still_running(tx: Transaction, node: str, attempts: Collection[AttemptId]) -> dict[AttemptId, Running]:

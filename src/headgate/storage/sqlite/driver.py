@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ from headgate.storage.facts import StoreFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.claim import claim_alone
-from headgate.storage.procedures.finish import finish_all
+from headgate.storage.procedures.finish import AllFinished, finish_all
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.procedures.unique import add_unique, enlist
 from headgate.storage.protocol import Claim, Claimed
@@ -249,9 +250,10 @@ class SqliteDriver(Driver):
         return claimed
 
     async def finish(self, node: str, endings: Sequence[Ending]) -> Sequence[bool | None]:
-        return await self._write(  # type: ignore[no-any-return]
-            Write(lambda tx: finish_all(tx, node, endings), wakes=True)
+        finished: AllFinished = await self._write(
+            Write(lambda tx: finish_all(tx, node, endings), wakes=attrgetter("wakes"), ends_jobs=True)
         )
+        return finished.written
 
     def _write(self, write: Write) -> Coroutine[Any, Any, Any]:
         self._require_usable()
@@ -260,10 +262,11 @@ class SqliteDriver(Driver):
     async def _commit(self, group: Sequence[Write]) -> Sequence[Any]:
         assert self._write_thread is not None
         results = await self._in_thread(self._write_thread, self._commit_group, group)
-        if any(has_woken(write.wakes, result) for write, result in zip(group, results, strict=True)):
-            self._wake()
+        wakes = any(has_woken(write.wakes, result) for write, result in zip(group, results, strict=True))
+        if wakes or any(write.ends_jobs for write in group):
+            self._wake(only_endings=not wakes)
             if self._neighbours is not None:
-                self._neighbours.call(self._ports)
+                self._neighbours.call(self._ports, only_endings=not wakes)
         return results
 
     def _commit_group(self, group: Sequence[Write]) -> Sequence[Any]:
@@ -294,7 +297,7 @@ class SqliteDriver(Driver):
             sqlite_file.begin(connection, self._patience, self.clock, self._warn_slow)
             try:
                 results = run(self._transaction(connection), group)
-                if self._neighbours is not None and any(write.wakes for write in group):
+                if self._neighbours is not None and any(write.wakes or write.ends_jobs for write in group):
                     # Read here, so that a node that has joined a moment ago is told as well.
                     self._ports = _decode_ports(connection.execute(_PORTS).fetchall()[0][0])
                 connection.execute("COMMIT")

@@ -67,8 +67,9 @@ class MemoryDriver(SqliteDriver):
     async def _write(self, write: Write) -> Any:
         with self._lock:
             (result,) = self._commit_group([write])
-        if has_woken(write.wakes, result):
-            self._wake()
+        wakes = has_woken(write.wakes, result)
+        if wakes or write.ends_jobs:
+            self._wake(only_endings=not wakes)
         if isinstance(result, Exception):
             raise result
         return result

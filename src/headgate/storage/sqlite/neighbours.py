@@ -16,6 +16,7 @@ from pathlib import Path
 
 from headgate.clock import Clock, sleep
 from headgate.errors import HeadgateError, StorageUnavailable
+from headgate.storage.driver import Wake
 from headgate.storage.facts import SAFE_FOR_SEVERAL
 
 logger = logging.getLogger("headgate.storage")
@@ -27,6 +28,7 @@ FILE_EVERY = 8
 WAL_ALARM = 512 * 1024 * 1024
 
 _WORD = b"headgate"
+_ENDINGS = b"headgate endings"
 
 
 class Neighbours:
@@ -37,7 +39,7 @@ class Neighbours:
         path: Path,
         clock: Clock,
         look: Callable[[], Awaitable[int]],
-        wake: Callable[[], None],
+        wake: Wake,
         on_lost: Callable[[HeadgateError], None],
     ) -> None:
         # SQLite keeps its log beside the file itself, also where only a link leads to it.
@@ -74,7 +76,7 @@ class Neighbours:
             self._socket.close()
             self._socket = None
 
-    def call(self, ports: Sequence[int]) -> None:
+    def call(self, ports: Sequence[int], *, only_endings: bool = False) -> None:
         """Tell the nodes of these ports that something changed; a lost datagram is made up for by their look."""
         if self._socket is None:
             return
@@ -82,7 +84,7 @@ class Neighbours:
             if port != self.port:
                 self._warn_of_version()
                 try:
-                    self._socket.sendto(_WORD, ("127.0.0.1", port))
+                    self._socket.sendto(_ENDINGS if only_endings else _WORD, ("127.0.0.1", port))
                 except OSError as error:
                     logger.debug("no datagram to port %s: %s", port, error)
 
@@ -98,14 +100,14 @@ class Neighbours:
 
     def _hear(self) -> None:
         assert self._socket is not None
-        heard = False
+        heard: set[bytes] = set()
         try:
-            # All that has come in means one and the same thing.
+            # However much has come in, it means no more than one of each.
             while True:
-                heard = self._socket.recv(64) == _WORD or heard
+                heard.add(self._socket.recv(64))
         except BlockingIOError:
-            if heard:
-                self._wake()
+            if not heard.isdisjoint((_WORD, _ENDINGS)):
+                self._wake(only_endings=_WORD not in heard)
 
     async def _watch(self) -> None:
         seen: int | None = None

@@ -17,7 +17,7 @@ from headgate.storage.sqlite.procedure_transaction import SqliteTransaction
 class Write:
     """A procedure that waits for its commit. Additions that wait together are made together, from their `jobs`."""
 
-    __slots__ = ("batches", "jobs", "procedure", "wakes")
+    __slots__ = ("batches", "ends_jobs", "jobs", "procedure", "wakes")
 
     def __init__(
         self,
@@ -26,11 +26,13 @@ class Write:
         jobs: Sequence[NewJob] | None = None,
         batches: Sequence[NewBatch] = (),
         wakes: Wakes = False,
+        ends_jobs: bool = False,
     ) -> None:
         self.procedure = procedure
         self.jobs = jobs
         self.batches = batches
         self.wakes = wakes
+        self.ends_jobs = ends_jobs
 
 
 class Undone(Exception):
