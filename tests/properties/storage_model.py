@@ -708,7 +708,7 @@ class StorageModel:
         for queue, room in claim.rooms.items():
             jobs = [job for job in claimed.jobs if job.queue == queue]
             gated = sum(1 for job in jobs if job.gated)
-            assert len(jobs) <= room.slots + room.ahead
+            assert len(jobs) <= room.slots
             assert gated <= gated_share(room, ungated_ready[queue])
 
     def _judge_idleness(self, claim: Claim, claimed: Claimed, wall: int, now: int) -> None:

@@ -310,7 +310,6 @@ class StorageMachine(RuleBasedStateMachine):
         node=st.sampled_from(NODES),
         asked=queues,
         slots=st.integers(0, 8),
-        ahead=st.sampled_from([0, 0, 3]),
         gated_first=st.booleans(),
         unknown_limit=st.sampled_from([None, None, None, "paced", "shared"]),
         knows_rare=st.booleans(),
@@ -320,7 +319,6 @@ class StorageMachine(RuleBasedStateMachine):
         node: str,
         asked: set[str],
         slots: int,
-        ahead: int,
         gated_first: bool,
         unknown_limit: str | None,
         knows_rare: bool,
@@ -330,7 +328,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.claim_and_judge(
             Claim(
                 node,
-                {queue: Room(slots, ahead, gated_first) for queue in sorted(asked)},
+                {queue: Room(slots, gated_first) for queue in sorted(asked)},
                 {name: known for name, known in RULES.items() if name != unknown_limit},
                 frozenset({"work", "rare"} if knows_rare else {"work"}),
             )

@@ -389,7 +389,7 @@ class ClaimPlan:
         left = {queue: room.slots for queue, room in self.claim.rooms.items()}
         for visit in self.gated:
             left[visit.row.queue] -= visit.taken
-        return {queue: max(0, slots) + self.claim.rooms[queue].ahead for queue, slots in left.items()}
+        return {queue: max(0, slots) for queue, slots in left.items()}
 
     @property
     def visits(self) -> list[Visit]:

@@ -26,12 +26,11 @@ GATE_LIVES = 180 * SECOND
 class Room(msgspec.Struct, frozen=True):
     """How many jobs of one queue a node can start now.
 
-    `slots` are free; `ahead` more may be claimed of jobs that draw on no limit, to start as soon as a slot frees.
-    Gated and ungated jobs get half of the slots each and what the other leaves; `gated_first` has the odd one.
+    Jobs with limits and jobs without get half of the slots each and what the others leave; `gated_first` says who has
+    the odd one.
     """
 
     slots: int
-    ahead: int = 0
     gated_first: bool = True
 
 

@@ -134,7 +134,6 @@ class Hands:
         self,
         slots: int = 100,
         *,
-        ahead: int = 0,
         gated_first: bool = True,
         queues: Sequence[str] = ("default",),
         node: str | None = None,
@@ -143,7 +142,7 @@ class Hands:
         gates: Mapping[str, str] | None = None,
     ) -> Claimed:
         """One claim, with the same room for each queue; `gates` are those of its tasks in the queue `default`."""
-        room = Room(slots, ahead, gated_first)
+        room = Room(slots, gated_first)
         return await self.storage.claim(
             Claim(
                 node or self.node,

@@ -192,13 +192,38 @@ class JobsConformance(Conformance):
         assert (list(claimed.jobs), claimed.more) == ([], False)
         assert (await hands.counts("other")).waiting == 4
 
-    async def test_only_ungated_jobs_are_claimed_ahead(self, hands: Hands) -> None:
+    async def test_what_comes_between_two_claims_that_take_all_they_can_is_seen_soon(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        """A claim may go by what the last one has seen: jobs without limits, more than it could take."""
         hands.rules = {"api": strict(100)}
-        await hands.add(10, draws=[("api", "acme")])
-        assert len(await hands.take(2, ahead=5)) == 2
-        ungated = await hands.add(10)
-        claimed = await hands.claim(0, ahead=5)
-        assert [job.id for job in claimed.jobs] == ungated[:5]
+        await hands.add(100)
+        other = await hands.add_one(queue="other")
+        for _ in range(3):
+            assert len(await hands.take(4)) == 4
+        gated = await hands.add_one(draws=[("api", "acme")])
+        late = await hands.add_one(delay=0.01)
+        strange = await hands.add_one(task="unknown", priority=9)
+        clock.advance(0.02)
+        claimed = await hands.claim(4, queues=("default", "other"))
+        assert {gated, other} <= {job.id for job in claimed.jobs}
+        assert strange not in await hands.take_ids(200)
+        assert (await hands.record(late)).state is JobState.RUNNING
+
+    async def test_a_node_that_is_declared_dead_between_two_claims_gets_nothing(self, hands: Hands) -> None:
+        await hands.add(12)
+        assert [len((await hands.claim(4)).jobs) for _ in range(2)] == [4, 4]
+        await recover(hands)
+        assert not (await hands.claim(4)).jobs
+
+    async def test_a_claim_takes_what_is_left_of_jobs_that_it_expected_more_of(self, hands: Hands) -> None:
+        hands.rules = {"api": strict(100)}
+        ids = await hands.add(10)
+        gated = await hands.add(2, queue="other", draws=[("api", "acme")])
+        assert [len((await hands.claim(4)).jobs) for _ in range(2)] == [4, 4]
+        claimed = await hands.claim(4, queues=("default", "other"))
+        assert sorted(job.id for job in claimed.jobs) == sorted(ids[8:] + gated)
+        assert not claimed.more
 
     async def test_a_job_of_an_unknown_task_is_passed_over(self, hands: Hands) -> None:
         hands.rules = {"api": strict(100)}
@@ -525,6 +550,21 @@ class JobsConformance(Conformance):
         await recover(hands)
         await wakes()
         unwatch()
+
+    async def test_an_ending_by_which_nothing_can_be_claimed_wakes_who_waits_for_endings(self, hands: Hands) -> None:
+        woken: list[str] = []
+        hands.storage.watch(lambda: woken.append("endings"))
+        hands.storage.watch(lambda: woken.append("claims"), endings=False)
+        await hands.add()
+        job = await hands.take_one()
+        woken.clear()
+        await hands.succeed(job)
+        assert set(woken) == {"endings"}
+        await hands.add()
+        job = await hands.take_one()
+        woken.clear()
+        await hands.fail(job)
+        assert "endings" in woken
 
     async def test_a_watch_that_ended_is_silent(self, hands: Hands) -> None:
         ended, still = asyncio.Event(), asyncio.Event()

@@ -123,10 +123,18 @@ class QueuesConformance(Conformance):
         later = await hands.add(2)
         clock.advance(10)
         for node in (hands.node, "node-b"):
-            claimed = await hands.claim(ahead=5, node=node)
+            claimed = await hands.claim(node=node)
             assert (list(claimed.jobs), claimed.more, claimed.next_in) == ([], False, None)
         assert await hands.storage.resume_queue("default")
         assert sorted(await hands.take_ids()) == sorted(free + gated + late + later)
+
+    async def test_a_queue_that_is_paused_between_two_claims_gives_out_nothing(self, hands: Hands) -> None:
+        await hands.add(12)
+        assert [len((await hands.claim(4)).jobs) for _ in range(2)] == [4, 4]
+        await hands.storage.pause_queue("default")
+        assert not (await hands.claim(4)).jobs
+        await hands.storage.resume_queue("default")
+        assert len((await hands.claim(4)).jobs) == 4
 
     async def test_other_queues_go_on(self, hands: Hands, clock: ManualClock) -> None:
         hands.rules = {"api": strict(1)}

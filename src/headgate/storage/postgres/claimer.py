@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from typing import NamedTuple, NoReturn
 
 from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
+from headgate.errors import StorageUnavailable
 from headgate.storage.admission import RowId
 from headgate.storage.claiming import EXPIRED_A_VISIT, Head
 from headgate.storage.postgres.arrivals import merge
@@ -17,12 +20,15 @@ from headgate.storage.postgres.locked_jobs import LockedJobs
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.server_time import StoreTime
 from headgate.storage.procedures import waiting
-from headgate.storage.procedures.claim import SOON, TRIES, OneClaim, Overtaken, PassedOver
+from headgate.storage.procedures.claim import SOON, TRIES, OneClaim, Overtaken, PassedOver, together
 from headgate.storage.procedures.following import without_held
 from headgate.storage.procedures.look import LOOK_AMONG_OTHERS, Look, LookAmongOthers, open_lane, read_look
 from headgate.storage.procedures.replacement_notes import give_back_noted
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.protocol import Claim, Claimed, Dropped
+
+LOOK_LASTS = SECOND // 50
+"""For how long claims go by a look that saw jobs without limits and nothing else; one with limits may wait so long."""
 
 MERGE_EVERY = SECOND
 """How often counts are brought up to date at least, where no lane waits for it."""
@@ -49,6 +55,32 @@ class _PassedOver(PassedOver):
         self._locked.met(heads)
 
 
+class _LastLook(NamedTuple):
+    """A look that saw jobs without limits, more than the claim after it could take, and nothing else."""
+
+    node: str
+    look: Look
+    at: int
+
+    def later(self, claim: Claim, monotonic: int) -> Look | None:
+        """What it would see now, for all that this claim needs to know; None if that is too long ago."""
+        passed = monotonic - self.at
+        if passed >= LOOK_LASTS or claim.node != self.node or not claim.rooms.keys() <= self.look.ungated.keys():
+            return None
+        return self.look.later(passed)
+
+
+def _is_full(claim: Claim, claimed: Claimed) -> bool:
+    """Whether the claim took all that it had room for."""
+    return bool(claimed.jobs) and len(claimed.jobs) == sum(room.slots for room in claim.rooms.values())
+
+
+def _with_room_left(claim: Claim, claimed: Claimed) -> Claim:
+    taken = Counter(job.queue for job in claimed.jobs)
+    left = {queue: replace(room, slots=room.slots - taken[queue]) for queue, room in claim.rooms.items()}
+    return replace(claim, rooms={queue: room for queue, room in left.items() if room.slots})
+
+
 class Claimer:
     """Makes the claims of one process."""
 
@@ -61,6 +93,7 @@ class Claimer:
         self._merged_at = 0
         self._last_place = 0
         self._paused: frozenset[str] = frozenset()
+        self._last_look: _LastLook | None = None
         self.floors = Floors(clock)
         self._locked = LockedJobs(clock)
 
@@ -72,6 +105,18 @@ class Claimer:
         """Take what may go now."""
         if not claim.rooms:
             return Claimed(jobs=(), next_in=None)
+        begun = await self._claim_by_last_look(claim)
+        if begun is None:
+            return await self._claim_by_looks(claim)
+        if _is_full(claim, begun):
+            return begun
+        try:
+            return together(begun, await self._claim_by_looks(_with_room_left(claim, begun)))
+        except StorageUnavailable:
+            # What was taken is taken.
+            return replace(begun, more=True)
+
+    async def _claim_by_looks(self, claim: Claim) -> Claimed:
         # What has ended without having run is told, also if what follows has to begin anew.
         dropped: list[Dropped] = []
         for _ in range(TRIES):
@@ -89,7 +134,7 @@ class Claimer:
         self._locked.begin()
         tx = PostgresTransaction(session, self._time.now(), self._time.limit_now(), self._time, self._clock)
         has_more = False
-        if self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY:
+        if self._is_merge_due():
             has_more = await self._merge(tx)
         row = await self._look(tx, claim)
         if row.has_notes:
@@ -110,7 +155,7 @@ class Claimer:
         tx.now, tx.limit_now = look.now, look.limit_now
         await self._live.refresh(tx, look.revision)
         if row.has_expired:
-            dropped += await self._expire(session, claim)
+            dropped += await self._expire(tx.session, claim)
 
         async def look_again() -> Look | None:
             again = await self._try_look(tx, claim, known_only=True)
@@ -118,10 +163,38 @@ class Claimer:
 
         passed_over = _PassedOver(self.floors, self._locked)
         claimed = await OneClaim(tx, claim, self._live, self._clock, look, passed_over).run(look_again, dropped)
+        if look.is_ungated_only and not row.has_expired and _is_full(claim, claimed):
+            self._last_look = _LastLook(claim.node, look, self._clock.monotonic())
         if row.has_arrivals or self.floors.are_used:
             # Others are about to merge them, or something lies below a floor: soon looked at again.
             claimed = replace(claimed, next_in=min(claimed.next_in or SOON, SOON))
         return replace(claimed, more=True) if has_more else claimed
+
+    def _is_merge_due(self) -> bool:
+        return self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY
+
+    async def _claim_by_last_look(self, asked: Claim) -> Claimed | None:
+        """Take jobs without limits, of which there were many a moment ago, without a look; None if there was none."""
+        last, self._last_look = self._last_look, None
+        claim = self._without_paused(asked)
+        look = None if last is None else last.later(claim, self._clock.monotonic())
+        if look is None or self._is_merge_due():
+            return None
+        self.floors.begin()
+        self._locked.begin()
+        passed_over = _PassedOver(self.floors, self._locked)
+
+        async def look_again() -> NoReturn:
+            raise Overtaken
+
+        def take(session: Session) -> Awaitable[Claimed]:
+            tx = PostgresTransaction(session, look.now, look.limit_now)
+            return OneClaim(tx, claim, self._live, self._clock, look, passed_over).run(look_again, [])
+
+        claimed = await self._database.run(take)
+        if _is_full(asked, claimed):
+            self._last_look = last
+        return claimed
 
     async def _expire(self, session: Session, claim: Claim) -> list[Dropped]:
         """A job that has expired is told by the claim that would have started it."""

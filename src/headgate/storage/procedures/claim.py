@@ -200,8 +200,8 @@ class OneClaim:
             self._plan = self._later_plan()
             await self._ready_ungated()
         if not visits:
-            return _together(claimed, await self._claim_ungated_only())
-        return _together(claimed, await self._claim_gated(visits, is_first=False))
+            return together(claimed, await self._claim_ungated_only())
+        return together(claimed, await self._claim_gated(visits, is_first=False))
 
     async def _choose_known(self, look_again: LookAgain, known: Sequence[Visit]) -> list[Visit]:
         """Lanes that this node can do something with, other than these."""
@@ -392,7 +392,7 @@ class OneClaim:
             plan.ungated = [Visit(row) for row in look.open if row.queue in self._claim.rooms]
             if plan.ungated:
                 rooms = self._claim.rooms.values()
-                await self._read_heads(plan.ungated, max(room.slots + room.ahead for room in rooms))
+                await self._read_heads(plan.ungated, max(room.slots for room in rooms))
             return {visit.row.queue: len(visit.heads) for visit in plan.ungated}
         for queue, seen in look.ungated.items():
             for id, task in chain(seen.unknown, *seen.ripe_unknown):
@@ -420,6 +420,7 @@ class OneClaim:
             limit_now=plan.limit_now,
             visited=[Visited(lane, self._passed_over.floor_of(lane), wanted[queue]) for queue, lane in lanes.items()],
             revision=self._look.revision,
+            queues=list(wanted),
             **self._known,
         )
         visits = {queue: Visit(LaneRow(lane, queue, (), 0, None, None, None, "")) for queue, lane in lanes.items()}
@@ -591,7 +592,7 @@ class _BucketsNeeded(Exception):
         self.draws = draws
 
 
-def _together(first: Claimed, second: Claimed) -> Claimed:
+def together(first: Claimed, second: Claimed) -> Claimed:
     """What two claims came to, one after the other."""
     waits = [claimed.next_in for claimed in (first, second) if claimed.next_in is not None]
     return Claimed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -115,6 +116,23 @@ class Look:
             self.open = _lanes(row.open)
         else:
             self.ungated = dict(zip(queues, _decode_ungated(row.ungated), strict=True))
+
+    def later(self, microseconds: int) -> Look:
+        """The same so much later, if nothing has changed."""
+        look = copy(self)
+        look.now += microseconds
+        look.limit_now += microseconds
+        return look
+
+    @property
+    def is_ungated_only(self) -> bool:
+        """Whether jobs without limits, none delayed or unknown, were all that it saw."""
+        lanes = self.ungated.values()
+        return (
+            not (self.opened or self.due or self.woken or self.paused)
+            and any(lane.ready for lane in lanes)
+            and not any(lane.ripe or lane.unknown or any(lane.ripe_unknown) for lane in lanes)
+        )
 
 
 async def read_look(

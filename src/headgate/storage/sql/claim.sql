@@ -418,10 +418,12 @@ JOIN job ON job.rowid IN (
 )
 
 -- part: me_as_read
--- As me, if what is set and which gates are the newest is still of that revision. Who changes it waits for the node.
+-- As me, if what is set and which gates are the newest is still of that revision, and none of the queues is paused. Who
+-- changes what is set waits for the node.
 me AS MATERIALIZED (
     SELECT id FROM headgate.node
-    WHERE id = :node AND (SELECT revision FROM headgate.limit_revision) = :revision
+    WHERE id = :node AND gone IS NULL AND (SELECT revision FROM headgate.limit_revision) = :revision
+        AND NOT EXISTS (SELECT 1 FROM headgate.paused_queue WHERE queue = ANY(:queues::text[]))
     FOR KEY SHARE
 )
 
@@ -456,10 +458,10 @@ taken AS (
             ) AS first
         )
     )
-    RETURNING job.*
+    RETURNING @head
 ),
 @left_lanes
-SELECT @head FROM taken AS job
+SELECT * FROM taken
 
 -- name: take_ungated_ripe [postgres]
 -- As take_ungated, where jobs that asked for a time are due among them.
@@ -502,10 +504,10 @@ taken AS (
     SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = fence + 1,
         cancel_requested = false, charged_at = :limit_now, uncharged = held | passed
     WHERE job.id = ANY(ARRAY(SELECT id FROM chosen))
-    RETURNING job.*
+    RETURNING @head
 ),
 @left_lanes
-SELECT @head FROM taken AS job
+SELECT * FROM taken
 
 -- name: left_in_lanes [postgres]
 -- What is left of these lanes without the jobs that are gone from them: whether there is one that asked for no time, and
