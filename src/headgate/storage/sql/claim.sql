@@ -300,6 +300,11 @@ JOIN lane ON lane.id IN (
     LIMIT :most
 )
 
+-- part: is_free
+-- Whether the job is among those `free` to be written. Not a join, nor what may become one: lists are planned as few
+-- rows, so each row would be compared with each other one.
+(job.id IN (SELECT id FROM free)) IS TRUE
+
 -- part: me
 -- The node itself, held so that nobody declares it dead while it takes jobs: they would be nobody's.
 me AS MATERIALIZED (
@@ -331,6 +336,7 @@ LEFT JOIN (
             OR behind {any:opened text}
             OR (since IS NULL AND wakes_at <= :now)
         )
+        AND queue NOT IN (SELECT queue FROM headgate.paused_queue)
     FOR UPDATE SKIP LOCKED
 ) AS held ON true
 
@@ -574,8 +580,8 @@ UPDATE headgate.job
 SET state = 'running', waiting = false, node = :node, started_at = :now, attempt = attempt + 1, fence = job.fence + 1,
     cancel_requested = false, charged_at = :limit_now, held = starting.held, uncharged = starting.uncharged
 FROM {rows:starting(id text, lane text, fence integer, held bigint, uncharged bigint)}
-JOIN free ON free.id = starting.id
 WHERE job.id = starting.id AND job.lane = starting.lane AND job.fence = starting.fence AND job.state = 'waiting'
+    AND @is_free
 RETURNING job.id
 
 -- name: start_jobs [sqlite]

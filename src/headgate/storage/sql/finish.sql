@@ -20,7 +20,7 @@ WITH free AS (
     FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE headgate.job @plain_ending
-WHERE @is_plain AND (job.unique_key IS NULL OR job.id IN (SELECT id FROM free))
+WHERE @is_plain AND (job.unique_key IS NULL OR @is_free)
 RETURNING job.id
 
 -- name: finish_plain [sqlite]
@@ -33,8 +33,7 @@ WITH free AS (
     SELECT id FROM headgate.job WHERE id = ANY(:ended.id::text[]) AND node = :node ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE headgate.job @plain_ending
-JOIN free ON free.id = ended.id
-WHERE @is_plain
+WHERE @is_plain AND @is_free
 RETURNING job.id
 
 -- part: running_job

@@ -132,8 +132,8 @@ WITH free AS (
 UPDATE headgate.job
 SET state = dropped.state, waiting = false, finished_at = :now, error = dropped.error, held = dropped.kept
 FROM {rows:dropped(id text, lane text, state text, error json, kept bigint)}
-JOIN free ON free.id = dropped.id
 WHERE job.id = dropped.id AND job.lane = dropped.lane AND (job.state = 'waiting' OR job.state = 'blocked')
+    AND @is_free
 RETURNING job.id, job.is_followed, job.batch
 
 -- name: drop_waiting [sqlite]
