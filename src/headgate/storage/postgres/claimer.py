@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from msgspec.structs import replace
@@ -28,7 +28,7 @@ from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.protocol import Claim, Claimed, Dropped
 
 LOOK_LASTS = SECOND // 50
-"""For how long claims go by a look that saw jobs without limits and nothing else; one with limits may wait so long."""
+"""For how long claims go by one look that saw more than they could take. What was not there yet may wait so long."""
 
 MERGE_EVERY = SECOND
 """How often counts are brought up to date at least, where no lane waits for it."""
@@ -56,23 +56,27 @@ class _PassedOver(PassedOver):
 
 
 class _LastLook(NamedTuple):
-    """A look that saw jobs without limits, more than the claim after it could take, and nothing else."""
+    """A look that saw more than the claims after it could take."""
 
     node: str
     look: Look
+    slots: int
     at: int
 
     def later(self, claim: Claim, monotonic: int) -> Look | None:
         """What it would see now, for all that this claim needs to know; None if that is too long ago."""
         passed = monotonic - self.at
-        if passed >= LOOK_LASTS or claim.node != self.node or not claim.rooms.keys() <= self.look.ungated.keys():
-            return None
-        return self.look.later(passed)
+        is_seen = claim.rooms.keys() <= self.look.ungated.keys() and _slots(claim) <= self.slots
+        return self.look.later(passed) if passed < LOOK_LASTS and claim.node == self.node and is_seen else None
+
+
+def _slots(claim: Claim) -> int:
+    return sum(room.slots for room in claim.rooms.values())
 
 
 def _is_full(claim: Claim, claimed: Claimed) -> bool:
     """Whether the claim took all that it had room for."""
-    return bool(claimed.jobs) and len(claimed.jobs) == sum(room.slots for room in claim.rooms.values())
+    return len(claimed.jobs) == _slots(claim) > 0
 
 
 def _with_room_left(claim: Claim, claimed: Claimed) -> Claim:
@@ -105,20 +109,20 @@ class Claimer:
         """Take what may go now."""
         if not claim.rooms:
             return Claimed(jobs=(), next_in=None)
-        begun = await self._claim_by_last_look(claim)
+        # What has ended without having run is told, also if what follows has to begin anew.
+        dropped: list[Dropped] = []
+        begun = await self._claim_by_last_look(claim, dropped)
         if begun is None:
-            return await self._claim_by_looks(claim)
+            return await self._claim_by_looks(claim, dropped)
         if _is_full(claim, begun):
             return begun
         try:
-            return together(begun, await self._claim_by_looks(_with_room_left(claim, begun)))
+            return together(begun, await self._claim_by_looks(_with_room_left(claim, begun), dropped))
         except StorageUnavailable:
             # What was taken is taken.
             return replace(begun, more=True)
 
-    async def _claim_by_looks(self, claim: Claim) -> Claimed:
-        # What has ended without having run is told, also if what follows has to begin anew.
-        dropped: list[Dropped] = []
+    async def _claim_by_looks(self, claim: Claim, dropped: list[Dropped]) -> Claimed:
         for _ in range(TRIES):
             try:
                 claimed = await self._database.run(lambda session: self._claim(session, claim, dropped))
@@ -162,9 +166,10 @@ class Claimer:
             return None if again is None else self._seen(again, claim)
 
         passed_over = _PassedOver(self.floors, self._locked)
-        claimed = await OneClaim(tx, claim, self._live, self._clock, look, passed_over).run(look_again, dropped)
-        if look.is_ungated_only and not row.has_expired and _is_full(claim, claimed):
-            self._last_look = _LastLook(claim.node, look, self._clock.monotonic())
+        one = OneClaim(tx, claim, self._live, self._clock, look, passed_over)
+        claimed = await one.run(look_again, dropped)
+        if not row.has_expired and _is_full(claim, claimed) and look.leaves_work(one.visited, _slots(claim)):
+            self._last_look = _LastLook(claim.node, look, _slots(claim), self._clock.monotonic())
         if row.has_arrivals or self.floors.are_used:
             # Others are about to merge them, or something lies below a floor: soon looked at again.
             claimed = replace(claimed, next_in=min(claimed.next_in or SOON, SOON))
@@ -173,12 +178,14 @@ class Claimer:
     def _is_merge_due(self) -> bool:
         return self._expects_arrivals or self._clock.monotonic() - self._merged_at >= MERGE_EVERY
 
-    async def _claim_by_last_look(self, asked: Claim) -> Claimed | None:
-        """Take jobs without limits, of which there were many a moment ago, without a look; None if there was none."""
+    async def _claim_by_last_look(self, asked: Claim, dropped: list[Dropped]) -> Claimed | None:
+        """Take what was left of what the last look saw a moment ago; None if it takes a new look."""
         last, self._last_look = self._last_look, None
+        if last is None or self._is_merge_due():
+            return None
         claim = self._without_paused(asked)
-        look = None if last is None else last.later(claim, self._clock.monotonic())
-        if look is None or self._is_merge_due():
+        look = last.later(claim, self._clock.monotonic())
+        if look is None:
             return None
         self.floors.begin()
         self._locked.begin()
@@ -187,12 +194,17 @@ class Claimer:
         async def look_again() -> NoReturn:
             raise Overtaken
 
-        def take(session: Session) -> Awaitable[Claimed]:
-            tx = PostgresTransaction(session, look.now, look.limit_now)
-            return OneClaim(tx, claim, self._live, self._clock, look, passed_over).run(look_again, [])
+        async def take(session: Session) -> tuple[Claimed, bool]:
+            tx = PostgresTransaction(session, look.now, look.limit_now, self._time, self._clock)
+            one = OneClaim(tx, claim, self._live, self._clock, look, passed_over)
+            claimed = await one.run(look_again, dropped)
+            return claimed, last.look.leaves_work(one.visited, _slots(claim))
 
-        claimed = await self._database.run(take)
-        if _is_full(asked, claimed):
+        try:
+            claimed, leaves_work = await self._database.run(take)
+        except Overtaken:
+            return None
+        if leaves_work and _is_full(asked, claimed):
             self._last_look = last
         return claimed
 

@@ -179,6 +179,8 @@ class OneClaim:
         self._wanted = 0
         # Whether lanes of another release took the places of those that this node could claim from.
         self._was_hidden = False
+        self.visited: set[RowId] = set()
+        """The lanes whose turn it was."""
 
     async def run(self, look_again: LookAgain, dropped: list[Dropped]) -> Claimed:
         """Take what may go now; of what is `dropped` before something else is looked at, the caller tells."""
@@ -227,7 +229,9 @@ class OneClaim:
         plan.opened = [buckets.of(row) for row in look.opened]
         grants = plan.grants()
         look.behind = await self._lanes_behind(grants, known_only=known_only) if grants else []
-        return plan.choose(grants, look.behind, look.due + look.woken, self._shares)
+        visits = plan.choose(grants, look.behind, look.due + look.woken, self._shares)
+        self.visited.update(visit.row.id for visit in visits)
+        return visits
 
     async def _lanes_behind(self, grants: Mapping[RowId, int], *, known_only: bool) -> list[LaneRow]:
         return await self._tx.fetch(
@@ -337,6 +341,9 @@ class OneClaim:
             raise Overtaken
         newest = {row.id: row for row in rows}
         held = [visit for visit in visits if visit.row.id in newest]
+        if not self._look.is_fresh:
+            # Those that others have visited since then have had their turns.
+            held = [visit for visit in held if visit.row.since == newest[visit.row.id].since]
         for visit in held:
             row, newer = visit.row, newest[visit.row.id]
             row.waiting = newer.waiting or 0

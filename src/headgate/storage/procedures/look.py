@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headgate.jobs.job import Draw
+from headgate.storage.admission import TURN, RowId
 from headgate.storage.claiming import LaneRow
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.buckets import BUCKETS, BucketRow
@@ -69,6 +70,11 @@ class Ungated(msgspec.Struct, array_like=True):
     """Of those that were delayed and are due, by priority."""
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether it has others than jobs that are known and asked for no time."""
+        return bool(self.ripe or self.unknown or any(self.ripe_unknown))
+
+    @property
     def has_any(self) -> bool:
         """Whether there may be a job to take. Unknown ones may stand in front of it."""
         return bool(self.ready or self.ripe or self.unknown)
@@ -99,6 +105,8 @@ class Look:
 
     def __init__(self, row: LookAlone | LookAmongOthers, queues: Sequence[str]) -> None:
         self.now = row.now
+        self.is_fresh = True
+        """Whether no claim has gone by it before."""
         self.limit_now = row.limit_now
         self.has_joined = row.has_joined
         self.revision = row.revision
@@ -122,17 +130,21 @@ class Look:
         look = copy(self)
         look.now += microseconds
         look.limit_now += microseconds
+        look.is_fresh = False
         return look
 
-    @property
-    def is_ungated_only(self) -> bool:
-        """Whether jobs without limits, none delayed or unknown, were all that it saw."""
-        lanes = self.ungated.values()
-        return (
-            not (self.opened or self.due or self.woken or self.paused)
-            and any(lane.ready for lane in lanes)
-            and not any(lane.ripe or lane.unknown or any(lane.ripe_unknown) for lane in lanes)
-        )
+    def leaves_work(self, visited: Collection[RowId], slots: int) -> bool:
+        """Whether there is as much work for another claim, after one that has `visited` these lanes.
+
+        There must be nothing but lanes in line, enough for one turn each to fill the slots, or else no lane at all: few
+        lanes would get more than their shares, and so would jobs without limits.
+        """
+        if self.opened or self.woken or self.paused or any(lane.is_mixed for lane in self.ungated.values()):
+            return False
+        if not self.due:
+            return any(lane.ready for lane in self.ungated.values())
+        self.due = [row for row in self.due if row.id not in visited]
+        return len(self.due) * TURN >= slots
 
 
 async def read_look(
