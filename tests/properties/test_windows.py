@@ -16,6 +16,7 @@ from headgate.limits.dynamic_window import SharedCounter, Shares
 from headgate.limits.fixed_window import WindowCounter
 from headgate.limits.rule import NEVER
 from headgate.limits.sliding_window import SliceCounter
+from tests.properties.test_lua import RULES
 
 # A slow machine is no failure.
 pytestmark = pytest.mark.timeout(180)
@@ -767,3 +768,27 @@ def test_permits_are_granted_exactly_while_those_held_leave_room(
         assert used <= rule.bound(1)
         assert state is None or rule.load(rule.dump(state), NOON) == state
         assert (rule.idle_at(state or NO_PERMITS) == 0) == (not held)
+
+
+# ---------------------------------------------------------------------------------------------------------- all rules
+
+
+@pytest.mark.parametrize("kind", RULES)
+@thorough
+@given(data=st.data())
+def test_a_bucket_grants_as_many_starts_as_can_be_taken_from_it(kind: str, data: st.DataObject) -> None:
+    rule = data.draw(RULES[kind]).for_key("acme", ("globex",))
+    state, now = None, NOON
+    for passed, is_reserved in data.draw(st.lists(st.tuples(st.integers(-30, 130), st.booleans()), max_size=12)):
+        now += passed * rule.period // 100
+        opens_at, after = rule.take(state, now)
+        if opens_at <= now or (is_reserved and opens_at < NEVER):
+            state = after
+    expected, left = 0, state
+    while expected < 20:
+        opens_at, left = rule.take(left, now)
+        if opens_at > now:
+            break
+        expected += 1
+    assert rule.grants(state, now, 20) == expected
+    assert rule.grants(state, now, 1) == min(expected, 1)

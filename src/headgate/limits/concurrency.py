@@ -87,9 +87,6 @@ class Semaphore(Rule[Permits], frozen=True, tag="concurrency", tag_field="kind")
         known = holders.pop(holder)
         return Permits(state.held - known.cost, holders)
 
-    def grants(self, state: Permits | None, now: int, most: int) -> int:
-        return max(0, min(most, self.count - (state or NO_PERMITS).held))
-
     def check_cost(self, cost: int) -> None:
         if cost > self.count:
             raise CostExceedsLimit(

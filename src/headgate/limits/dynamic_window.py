@@ -253,6 +253,14 @@ class _OfKey(Rule[Shares], frozen=True, gc=False):
         keep = at - rule.slices + (now > at * rule.slice)
         return view.instant, _changed(state, key, at, cost, keep, becomes_active=not view.own)
 
+    def grants(self, state: Shares | None, now: int, most: int) -> int:
+        # What the others leave changes with each start; a snapshot knows of no rivals.
+        for granted in range(most):
+            opens_at, state = self.take(state, now)
+            if opens_at > now:
+                return granted
+        return most
+
     def amend(self, state: Shares, charged_at: int, cost: int, started_at: int, actual: int) -> Shares:
         return self.rule.amend(state, charged_at, cost, started_at, actual, key=self.key)
 

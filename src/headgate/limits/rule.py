@@ -118,11 +118,7 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
 
     def grants(self, state: S | None, now: int, most: int) -> int:
         """How many starts of cost 1 it would grant now, at most `most`."""
-        for granted in range(most):
-            opens_at, state = self.take(state, now)
-            if opens_at > now:
-                return granted
-        return most
+        return min(most, self.snapshot(state, now).available)
 
     def counts_until(self, charged_at: int) -> int:
         """The instant from which a start that was charged at `charged_at` may make room for others.
