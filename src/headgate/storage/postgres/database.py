@@ -281,21 +281,15 @@ class Database:
 
     # ----------------------------------------------------------------------------------------- connections
 
-    @contextlib.asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
-        """A connection of the pool."""
-        async with self._connection() as connection:
-            yield Session(connection, self.statements, is_pooled=self.is_pooled, bounds=self.bounds)
-
-    @contextlib.asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Any]:
+    async def _once(self, work: Callable[[Session], Awaitable[R]]) -> R:
+        """Do `work` on a connection of the pool."""
         pool = self._pool
         if pool is None:
             raise StorageUnavailable(f"{self.name} is not open")
         with self._translated():
             connection = await pool.acquire(timeout=COMMAND_TIMEOUT)
             try:
-                yield connection
+                return await work(Session(connection, self.statements, is_pooled=self.is_pooled, bounds=self.bounds))
             except BaseException as error:
                 if isinstance(error, TimeoutError):
                     # The others lead to the same silence.
@@ -324,8 +318,7 @@ class Database:
         """Do `work` on a connection; what lost a deadlock is done again."""
         for tries_left in range(4, -1, -1):
             try:
-                async with self.session() as session:
-                    return await work(session)
+                return await self._once(work)
             except (Deadlocked, asyncpg.UniqueViolationError):
                 # A unique key that was free when it was looked at: the same again is told that it is taken.
                 if not tries_left:
