@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headgate.storage.claiming import Head
-from headgate.storage.postgres.floors import SLACK, SLOW, Floors
+from headgate.storage.postgres.floors import SLACK, SLOW, SWEEP_EVERY, Floors
 from headgate.testing.manual_clock import ManualClock
 
 LANE = "lane"
@@ -44,6 +44,16 @@ def test_what_is_slow_begins_at_what_was_taken_last(floors: Floors) -> None:
     floors.begin()
     assert (floors.of(LANE), floors.of("other")) == (9 * SLACK, 0)
     assert (floors.due, floors.opened) == (39 * SLACK, 59 * SLACK)
+
+
+def test_a_far_server_is_not_a_slow_one(floors: Floors) -> None:
+    floors.begin()
+    floors.taken(LANE, [head(10 * SLACK)])
+    floors.looked(20 * SLOW, 10)
+    floors.took(20 * SLOW)
+    assert floors.sweeps_in is None
+    floors.took(22 * SLOW)
+    assert floors.sweeps_in == SWEEP_EVERY
 
 
 def test_it_sweeps_from_the_start_every_second_and_stops_when_that_is_fast(floors: Floors, clock: ManualClock) -> None:

@@ -170,9 +170,10 @@ class Claimer:
         claimed = await one.run(look_again, dropped)
         if not row.has_expired and _is_full(claim, claimed) and look.leaves_work(one.visited, _slots(claim)):
             self._last_look = _LastLook(claim.node, look, _slots(claim), self._clock.monotonic())
-        if row.has_arrivals or self.floors.are_used:
-            # Others are about to merge them, or something lies below a floor: soon looked at again.
-            claimed = replace(claimed, next_in=min(claimed.next_in or SOON, SOON))
+        # Others are about to merge arrivals, or something may lie below a floor.
+        again_in = SOON if row.has_arrivals else self.floors.sweeps_in
+        if again_in is not None:
+            claimed = replace(claimed, next_in=again_in if claimed.next_in is None else min(claimed.next_in, again_in))
         return replace(claimed, more=True) if has_more else claimed
 
     def _is_merge_due(self) -> bool:
@@ -269,7 +270,7 @@ class Claimer:
             due_floor=self.floors.due,
             opened_floor=self.floors.opened,
         )
-        self.floors.took(self._clock.monotonic() - sent_at)
+        self.floors.looked(self._clock.monotonic() - sent_at, look.took)
         stepped = self._time.heard(sent_at, look.now, look.ahead)
         if stepped:
             await correct_limit_time(tx.session, self._time, look.ahead, stepped)

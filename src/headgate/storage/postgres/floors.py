@@ -33,6 +33,7 @@ class Floors:
         self._opened = 0
         self._swept_at = 0
         self._are_used = False
+        self._round_trip = 0
 
     def begin(self) -> None:
         """A claim begins. It sweeps if the last sweep is a second ago, or was fast."""
@@ -40,15 +41,23 @@ class Floors:
             self._are_used = False
             self._swept_at = self._clock.monotonic()
 
+    def looked(self, microseconds: int, in_server: int) -> None:
+        """A look took so long, of which it was so long in the server."""
+        self._round_trip = microseconds - in_server
+        self._took(in_server)
+
     def took(self, microseconds: int) -> None:
-        """A statement that reads from the front took so long."""
+        """Another statement that reads from the front took so long, on its way and in the server."""
+        self._took(microseconds - self._round_trip)
+
+    def _took(self, microseconds: int) -> None:
         if microseconds > SLOW:
             self._are_used = True
 
     @property
-    def are_used(self) -> bool:
-        """Whether anything is passed over at this moment."""
-        return self._are_used
+    def sweeps_in(self) -> int | None:
+        """Microseconds until a claim sweeps; None if nothing is passed over at this moment."""
+        return max(0, self._swept_at + SWEEP_EVERY - self._clock.monotonic()) if self._are_used else None
 
     def of(self, lane: str) -> int:
         """Where to begin in a lane."""

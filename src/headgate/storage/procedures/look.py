@@ -50,6 +50,8 @@ class LookAmongOthers(LookRow):
     has_arrivals: bool
     has_notes: bool
     has_expired: bool
+    took: int
+    """Microseconds, in the server alone."""
 
 
 AnyLook = TypeVar("AnyLook", LookAlone, LookAmongOthers)

@@ -83,7 +83,8 @@ instant AS MATERIALIZED (
     SELECT
         coalesce(:now::bigint, @server_clock) AS now,
         coalesce(:limit_now::bigint, @server_clock + ahead) AS limit_now,
-        ahead
+        ahead,
+        @server_clock AS began
     FROM headgate.limit_time
 )
 
@@ -204,7 +205,9 @@ SELECT
             SELECT min(wakes_at) AS earliest FROM headgate.lane
             WHERE queue = wanted AND gated AND since IS NULL AND wakes_at > (SELECT now FROM instant)
         ) AS asleep
-    ) AS next_wake
+    ) AS next_wake,
+    -- Columns are evaluated in their order, so all else has been read by then.
+    @server_clock - began AS took
 FROM instant
 
 -- name: look [sqlite]
