@@ -106,6 +106,9 @@ class InKeyTime(Rule[Any], frozen=True):
         opens_at, after = self.real.take(state, now + self.ahead, cost)
         return opens_at - self.ahead, after
 
+    def grants(self, state: Any, now: int, most: int) -> int:
+        return int(self.real.grants(state, now + self.ahead, most))
+
     def amend(self, state: Any, charged_at: int, cost: int, started_at: int, actual: int) -> Any:
         return self.real.amend(state, charged_at + self.ahead, cost, started_at + self.ahead, actual)
 
