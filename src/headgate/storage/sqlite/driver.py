@@ -10,7 +10,6 @@ import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -37,6 +36,7 @@ from headgate.storage.procedures.unique import add_unique, enlist
 from headgate.storage.protocol import Claim, Claimed
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.storage.sqlite import connection as sqlite_file
+from headgate.storage.sqlite.call_thread import CallThread
 from headgate.storage.sqlite.dialect import STATEMENTS
 from headgate.storage.sqlite.enlisted import run_in
 from headgate.storage.sqlite.facts import read_facts
@@ -78,7 +78,7 @@ class SqliteDriver(Driver):
         self._lists: Reader | None = None
         self._searcher: Reader | None = None
         self._searches = Searches(clock, at_once=1)
-        self._write_thread: ThreadPoolExecutor | None = None
+        self._write_thread: CallThread | None = None
         self._neighbours: Neighbours | None = None
         self._ports: list[int] = []
         self._pid = 0
@@ -113,7 +113,7 @@ class SqliteDriver(Driver):
         self._pid = os.getpid()
         self._broken = None
         _opened[self._open_file] += 1
-        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="headgate-sqlite-writer")
+        self._write_thread = CallThread("headgate-sqlite-writer")
         try:
             await self._take_connections(self._write_thread)
             self._neighbours = Neighbours(self.path, self.clock, self._look_around, self._wake, self._break)
@@ -127,7 +127,7 @@ class SqliteDriver(Driver):
         prepare = partial(sqlite_file.prepare, synchronous=self._synchronous, dry_run=dry_run)
         return await asyncio.to_thread(prepare, self.path, self.clock)
 
-    async def _take_connections(self, thread: ThreadPoolExecutor) -> None:
+    async def _take_connections(self, thread: CallThread) -> None:
         connecting = asyncio.get_running_loop().run_in_executor(thread, self._connect)
         # A thread cannot be cancelled, and what it has made nobody else would close.
         try:
@@ -193,7 +193,7 @@ class SqliteDriver(Driver):
                 await reader.close()
         if writer is not None:
             await self._in_thread(thread, writer.close)
-        thread.shutdown(wait=False)
+        thread.shutdown()
         _opened[self._open_file] -= 1
 
     @property
@@ -369,7 +369,7 @@ class SqliteDriver(Driver):
 
     # ------------------------------------------------------------------------------------------- helpers
 
-    async def _in_thread(self, thread: ThreadPoolExecutor, work: Callable[..., R], *arguments: Any) -> R:
+    async def _in_thread(self, thread: CallThread, work: Callable[..., R], *arguments: Any) -> R:
         return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
 
     def _require_usable(self) -> None:

@@ -6,10 +6,10 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from headgate.storage.sqlite.call_thread import CallThread
 from headgate.storage.sqlite.connection import connect
 
 R = TypeVar("R")
@@ -25,7 +25,7 @@ class Reader:
         # It waits for nobody but a file that is just being opened or recovered.
         self._connection = connect(path, synchronous="OFF", timeout=10)
         self._connection.execute("PRAGMA query_only = ON")
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"headgate-sqlite-{name}")
+        self._thread = CallThread(f"headgate-sqlite-{name}")
 
     async def run(self, query: Callable[[sqlite3.Connection], R]) -> R:
         """What `query` returns, called with the connection in the reader's thread."""
@@ -58,4 +58,4 @@ class Reader:
 
     async def close(self) -> None:
         await self.run(sqlite3.Connection.close)
-        self._thread.shutdown(wait=False)
+        self._thread.shutdown()

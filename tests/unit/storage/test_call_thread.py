@@ -1,0 +1,136 @@
+"""The thread of calls: they run one after another, and each answers the loop that it came from."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from headgate.storage.sqlite.call_thread import CallThread
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+NAME = "headgate-test-calls"
+
+
+@pytest.fixture
+def thread() -> Iterator[CallThread]:
+    thread = CallThread(NAME)
+    yield thread
+    thread.shutdown()
+
+
+async def wait_for_its_end() -> None:
+    for thread in threading.enumerate():
+        if thread.name == NAME:
+            await asyncio.to_thread(thread.join, 5)
+            assert not thread.is_alive()
+
+
+async def test_calls_run_in_its_thread_in_their_order(thread: CallThread) -> None:
+    ran: list[int] = []
+
+    def run(number: int) -> str:
+        ran.append(number)
+        return threading.current_thread().name
+
+    names = await asyncio.gather(*(thread.submit(run, number) for number in range(20)))
+    assert ran == list(range(20))
+    assert set(names) == {NAME}
+
+
+async def test_the_loop_runs_calls_in_it_as_in_any_executor(thread: CallThread) -> None:
+    assert await asyncio.get_running_loop().run_in_executor(thread, pow, 2, 10) == 1024
+
+
+async def test_an_error_is_its_callers(thread: CallThread) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await thread.submit(divmod, 1, 0)
+    assert await thread.submit(divmod, 7, 2) == (3, 1)
+
+
+async def test_a_caller_that_is_cancelled_disturbs_nobody(thread: CallThread) -> None:
+    may_end = threading.Event()
+    first, second = thread.submit(may_end.wait), thread.submit(pow, 2, 3)
+    first.cancel()
+    may_end.set()
+    assert await second == 8
+
+
+async def test_a_call_that_is_cancelled_before_its_turn_is_not_run(thread: CallThread) -> None:
+    may_end = threading.Event()
+    ran: list[int] = []
+    first, second = thread.submit(may_end.wait), thread.submit(ran.append, 1)
+    second.cancel()
+    may_end.set()
+    await first
+    await thread.submit(pow, 2, 2)
+    assert ran == []
+
+
+def test_calls_of_two_loops_answer_their_own(thread: CallThread) -> None:
+    async def ask(number: int) -> int:
+        return await thread.submit(pow, number, 2)
+
+    assert [asyncio.run(ask(number)) for number in (3, 4)] == [9, 16]
+
+
+def test_a_loop_that_was_closed_meanwhile_is_not_answered(thread: CallThread) -> None:
+    may_end = threading.Event()
+
+    async def leave() -> None:
+        thread.submit(may_end.wait)
+
+    asyncio.run(leave())
+    may_end.set()
+
+    async def ask() -> int:
+        return await thread.submit(pow, 2, 2)
+
+    assert asyncio.run(ask()) == 4
+
+
+def test_virtual_time_stands_still_while_it_works(thread: CallThread) -> None:
+    async def main(clock: VirtualClock) -> int:
+        began = clock.monotonic()
+        timer = asyncio.get_running_loop().call_later(3600, lambda: None)
+        await asyncio.get_running_loop().run_in_executor(thread, time.sleep, 0.05)
+        timer.cancel()
+        return clock.monotonic() - began
+
+    assert run_virtual(main) == 0
+
+
+async def test_it_ends_after_the_calls_that_wait(thread: CallThread) -> None:
+    last = thread.submit(pow, 2, 5)
+    thread.shutdown()
+    thread.shutdown()
+    assert await last == 32
+    await wait_for_its_end()
+
+
+async def test_it_ends_with_its_owner() -> None:
+    thread = CallThread(NAME)
+    await thread.submit(pow, 2, 5)
+    del thread
+    gc.collect()
+    await wait_for_its_end()
+
+
+async def test_it_keeps_nothing_alive_that_it_has_run(thread: CallThread) -> None:
+    class Work:
+        def __call__(self) -> None:
+            raise ValueError("it fails")
+
+    work = Work()
+    known = weakref.ref(work)
+    with pytest.raises(ValueError, match="it fails"):
+        await thread.submit(work)
+    del work
+    await thread.submit(pow, 2, 2)
+    gc.collect()
+    assert known() is None
