@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import uuid
 
@@ -68,3 +70,23 @@ def test_many_threads_never_make_the_same_id() -> None:
 
 def test_two_sources_of_one_microsecond_differ_in_their_random_part() -> None:
     assert len({IdSource().next(NOON)[18:] for _ in range(1_000)}) == 1_000
+
+
+FORKED = """
+import os
+from headgate.jobs.identity import IdSource
+
+source = IdSource()
+source.next(1)
+if child := os.fork():
+    os.waitpid(child, 0)
+print(*(source.next(2) for _ in range(100)))
+"""
+
+
+def test_a_forked_process_makes_other_ids() -> None:
+    # Alone in a process: with other threads, Python warns of a fork.
+    made = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, timeout=60)
+    assert made.stderr == ""
+    ids = made.stdout.split()
+    assert len(ids) == len(set(ids)) == 200
