@@ -45,7 +45,7 @@ class Opening:
 
     def require(self) -> None:
         """Raise NotOpen unless the app is open."""
-        if not self.is_open:
+        if not self._entered:
             raise NotOpen
 
     # Not one context manager: a loop that ends closes all generators at once, and none within another can be closed so.

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from headgate.errors import DeclarationError
 from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, JobTemplate, job_template, options_of_call
 from headgate.tasks.task import Call, Task
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Calls of a task, one after the other, that are enqueued under the same options.
 
     `queue` is the one that they are for.
@@ -28,9 +26,15 @@ class Part:
 def parts_of(task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Part]:
     """The calls under their own options, else under those of the task. Raises DeclarationError."""
     options = task.options
+    for called in {call.task for call in calls}:
+        if called is not None and called.options is not options and called.options is not NO_OPTIONS:
+            return _parts_by_options(task, calls)
     # Nearly always it is one part.
-    if all(call.task is None or call.task.options is options or call.task.options is NO_OPTIONS for call in calls):
-        return [Part(options, task.template, options.get("queue") or task.queue, calls)] if calls else []
+    return [Part(options, task.template, options.get("queue") or task.queue, calls)] if calls else []
+
+
+def _parts_by_options(task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Part]:
+    options = task.options
 
     def asked(call: Call[Any]) -> EnqueueOptions:
         own = NO_OPTIONS if call.task is None else call.task.options

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, Unpack
+
+import msgspec
 
 from headgate.jobs.audit import AuditLevel
 from headgate.jobs.retry import RetryPolicy
@@ -30,8 +31,7 @@ R = TypeVar("R")
 C = TypeVar("C")
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[R]):
+class Call(msgspec.Struct, Generic[R], frozen=True):
     """The arguments of one job to be, checked by the type checker; made by `task.call(…)`.
 
     It knows the `task` that it calls, with the options of `task.using(…)`; None only of arguments without a task.
@@ -64,7 +64,8 @@ class Task(Generic[P, R]):
         handler: type[Any] | None = None,
     ) -> None:
         self._client = client
-        self._options: EnqueueOptions = NO_OPTIONS
+        self.options: EnqueueOptions = NO_OPTIONS
+        """How it is enqueued, where `using(…)` says otherwise than its declaration."""
         self.function = function
         self.name = name
         self.queue = queue
@@ -115,11 +116,6 @@ class Task(Generic[P, R]):
         """One job to be, for `enqueue_many`, `chain` and `batch`; with `using(…)` before it, under other options."""
         return Call(args, kwargs, self)
 
-    @property
-    def options(self) -> EnqueueOptions:
-        """How it is enqueued, where `using(…)` says otherwise than its declaration."""
-        return self._options
-
     def using(self, **options: Unpack[EnqueueOptions]) -> Task[P, R]:
         """This task with other options for what is enqueued through it: `task.using(delay=60, priority=5).enqueue(…)`.
 
@@ -128,8 +124,8 @@ class Task(Generic[P, R]):
         """
         copy: Task[P, R] = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
-        copy._options = options_over(self, options)
-        copy.template = job_template(copy, copy._options)
+        copy.options = options_over(self, options)
+        copy.template = job_template(copy, copy.options)
         return copy
 
     def on_started(self, callback: Callable[[JobContext], C]) -> Callable[[JobContext], C]:

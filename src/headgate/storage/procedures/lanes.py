@@ -8,6 +8,7 @@ from anybody. Where there is one writer, lanes are written at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -38,21 +39,17 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     is_ready: bool = False
     wakes_at: int | None = None
 
-    @property
-    def lane(self) -> str:
-        return self.to.id
 
-    @property
-    def queue(self) -> str:
-        return self.to.queue
+class _ArrivalRow(NamedTuple):
+    """An arrival as it is passed; its fields are in the order in which the statement names them."""
 
-    @property
-    def draws(self) -> tuple[Draw, ...]:
-        return self.to.draws
-
-    @property
-    def variant(self) -> str:
-        return self.to.variant
+    lane: str
+    queue: str
+    draws: tuple[Draw, ...]
+    variant: str
+    jobs: int
+    is_ready: bool
+    wakes_at: int | None
 
 
 def lane_of(queue: str, draws: Sequence[Draw], terms: GateTerms | None, passes: DrawSet = NO_DRAWS) -> Lane:
@@ -68,13 +65,17 @@ def arrival_of(lane: Lane, run_at: int, *, delayed: bool) -> Arrival:
 
 async def arrive(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
     """Count jobs that came and jobs that left."""
-    come = list(arrivals)
+    come = [
+        _ArrivalRow(to.id, to.queue, to.draws, to.variant, arrival.jobs, arrival.is_ready, arrival.wakes_at)
+        for arrival in arrivals
+        for to in (arrival.to,)
+    ]
     if not come:
         return
     if not tx.has_one_writer:
         await tx.execute("arrive", come=come, since=tx.limit_now)
         return
-    left = {arrival.lane for arrival in come if arrival.jobs < 0}
+    left = {row.lane for row in come if row.jobs < 0}
     behind = await tx.values("behind_of_lanes", lanes=list(left)) if left else []
     await tx.execute("arrive", come=come, since=tx.take_places(len(come)))
     if behind:

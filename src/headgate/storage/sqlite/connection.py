@@ -126,7 +126,7 @@ def begin(connection: sqlite3.Connection, patience: float, clock: Clock, on_slow
 def _insist(
     connection: sqlite3.Connection, statement: str, patience: float, clock: Clock, on_slow: Callable[[float], None]
 ) -> None:
-    began = clock.monotonic()
+    began: int | None = None
     told = False
     while True:
         try:
@@ -135,7 +135,9 @@ def _insist(
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in _BUSY:
                 raise
-            waited = (clock.monotonic() - began) / SECOND
+            now = clock.monotonic()
+            began = now if began is None else began
+            waited = (now - began) / SECOND
             if waited > patience:
                 raise
             if waited > 1 and not told:

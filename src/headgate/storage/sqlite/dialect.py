@@ -7,7 +7,7 @@ row at a time, a busy event loop made the writer thread wait for the lock at eac
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -96,13 +96,13 @@ class Statement(NamedTuple):
             for name, value in parameters.items()
         }
 
-    def insertions(self, rows: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+    def insertions(self, rows: Sequence[Any]) -> Iterable[tuple[str, Sequence[Any]]]:
         """The statement for each block of the rows, and its values in their order."""
         assert self.inserted is not None
         table = self.tables[self.inserted]
-        if len(rows) == 1:
-            yield self.for_one, table.read_one(rows[0])
-            return
+        return [(self.for_one, table.read_one(rows[0]))] if len(rows) == 1 else self._in_blocks(table, rows)
+
+    def _in_blocks(self, table: Table, rows: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
         columns = table.read_columns(rows)
         spelled = tuple(
             None if len(values) == len(rows) else "NULL" if values[0] is None else "?" for values in columns

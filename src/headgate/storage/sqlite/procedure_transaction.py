@@ -74,9 +74,11 @@ class SqliteTransaction:
     async def execute(self, statement: str, /, **parameters: Any) -> int:
         known = STATEMENTS[statement]
         if known.inserted is not None:
-            blocks = known.insertions(parameters[known.inserted])
+            count = 0
             try:
-                return sum(self._connection.execute(sql, values).rowcount for sql, values in blocks)
+                for sql, values in known.insertions(parameters[known.inserted]):
+                    count += self._connection.execute(sql, values).rowcount
+                return count
             except OverflowError as error:
                 # An integer of more than 64 bits. Read from JSON it would break a constraint of its column.
                 raise sqlite3.IntegrityError(str(error)) from error
