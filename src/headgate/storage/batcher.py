@@ -29,7 +29,7 @@ class Batcher(Generic[W]):
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending.append((write, done))
         if self._flight is None:
-            self._flight = asyncio.get_running_loop().create_task(self._fly(), name="headgate-commits")
+            self._take_off()
         return await done
 
     async def drain(self) -> None:
@@ -37,17 +37,25 @@ class Batcher(Generic[W]):
         while self._flight is not None:
             await asyncio.wait([self._flight])
 
+    def _take_off(self) -> None:
+        self._flight = asyncio.get_running_loop().create_task(self._fly(), name="headgate-commits")
+        # Not at the end of the flight itself: one that is cancelled before its first step has none.
+        self._flight.add_done_callback(self._land)
+
     async def _fly(self) -> None:
-        try:
-            while self._pending:
-                group, self._pending = self._pending[: self._most], self._pending[self._most :]
-                await self._settle(group)
-        finally:
-            self._flight = None
-            # Left only when the flight itself is cancelled: then nobody waits for a commit that never comes.
+        while self._pending:
+            group, self._pending = self._pending[: self._most], self._pending[self._most :]
+            await self._settle(group)
+
+    def _land(self, flight: asyncio.Task[None]) -> None:
+        self._flight = None
+        if flight.cancelled() or flight.exception() is not None:
+            # Nobody waits for a commit that never comes.
             for _, done in self._pending:
                 done.cancel()
             self._pending.clear()
+        elif self._pending:
+            self._take_off()
 
     async def _settle(self, group: list[tuple[W, asyncio.Future[Any]]]) -> None:
         try:

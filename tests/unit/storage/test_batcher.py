@@ -198,3 +198,22 @@ async def test_when_its_flight_is_cancelled_nobody_waits_for_ever(batcher: Batch
     done, pending = await asyncio.wait([*in_flight, *waiting], timeout=1)
     assert not pending
     assert all(each.cancelled() for each in done)
+
+
+async def test_when_its_flight_is_cancelled_before_it_begins_nobody_waits_for_ever(
+    batcher: Batcher[str], commits: Commits
+) -> None:
+    # As at the end of a loop, which cancels all its tasks.
+    (early,) = write(batcher, "a")
+    await asyncio.sleep(0)
+    (flight,) = [task for task in asyncio.all_tasks() if task.get_name() == "headgate-commits"]
+    flight.cancel()
+    async with asyncio.timeout(1):
+        await batcher.drain()
+    await asyncio.wait([early], timeout=1)
+    assert early.cancelled()
+    assert commits.groups == []
+    (later,) = write(batcher, "b")
+    await commits.begun(1)
+    commits.let_go()
+    assert await later == "b committed"
