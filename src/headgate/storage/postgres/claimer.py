@@ -270,7 +270,8 @@ class Claimer:
             due_floor=self.floors.due,
             opened_floor=self.floors.opened,
         )
-        self.floors.looked(self._clock.monotonic() - sent_at, look.took)
+        # Where time is told, none passes in the server.
+        self.floors.looked(self._clock.monotonic() - sent_at, look.took if own is None else 0)
         stepped = self._time.heard(sent_at, look.now, look.ahead)
         if stepped:
             await correct_limit_time(tx.session, self._time, look.ahead, stepped)
