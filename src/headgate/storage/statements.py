@@ -7,6 +7,7 @@ PostgreSQL's, and SQLite ignores it. What the two spell differently is a macro:
 
 - `{rows:late(id text, error json, place)}` is a table of the rows in parameter `late`: objects with an attribute for
   each column. A column of type json takes any value that msgspec encodes; `place` numbers the rows.
+- `{columns:late}` are the names of the columns of that table.
 - `{values:new(id text, payload text; task text, error json)}` is such a table in a statement that inserts its rows: a
   column that is the same in all rows is sent once. A semicolon stands before columns that differ less often, or which
   are often the same; PostgreSQL has a statement for each number of such groups that differ. On SQLite it is the only
@@ -18,6 +19,7 @@ PostgreSQL's, and SQLite ignores it. What the two spell differently is a macro:
 - `{array:limit_name, key}` is a JSON array of values, as text.
 - `{draws:job.draws}` is a table `draw (limit_name, key, place)` of the draws in a column, `place` from 0 on; where they
   are no JSON there is one, on a limit that nobody declares.
+- `{record:job but state, result}` are the columns of a table that are fields of its record, without these.
 - `{no index}state` keeps SQLite from choosing an index by this condition.
 """
 
@@ -25,17 +27,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib import resources
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
+from headgate.jobs.job import JobRecord
 from headgate.storage.json_text import as_json, optional_json
 
 _HEADER = re.compile(r"^-- (?P<kind>name|part): (?P<name>\w+)(?: \[(?P<database>\w+)\])?$")
 _INCLUDE = re.compile(r"@(\w+)")
-_MACRO = re.compile(r"\{(?P<kind>rows|values|any|field|array|draws):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL)
+_MACRO = re.compile(
+    r"\{(?P<kind>rows|values|any|field|array|draws|record):(?P<body>[^}]*)\}|\{(?P<word>[a-z ]+)\}", re.DOTALL
+)
 _ROWS = re.compile(r"(?P<parameter>\w+)\((?P<columns>[^)]*)\)")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+
+
+RECORDS = {"job": JobRecord}
+"""What is read of a table whole: its columns are the fields of the record."""
 
 
 class Column(NamedTuple):
@@ -95,7 +107,7 @@ class Table:
 
     def read(self, rows: Sequence[Any]) -> Sequence[Any]:
         """The values of each row, in the order of the columns; of a single column the values themselves."""
-        if rows and getattr(type(rows[0]), "_fields", None) == self.columns and len(self.columns) > 1:
+        if rows and len(self.columns) > 1 and _is_in_order(type(rows[0]), self.columns):
             return rows
         return [self._get(row) for row in rows]
 
@@ -122,6 +134,11 @@ class Table:
         return values
 
 
+def _is_in_order(kind: type, columns: tuple[str, ...]) -> bool:
+    """Whether rows of this kind are sent as they are: tuples of the columns."""
+    return kind is tuple or getattr(kind, "_fields", None) == columns
+
+
 class Template(NamedTuple):
     """A statement for one database, before its parameters are bound, and those of them that are tables."""
 
@@ -141,6 +158,14 @@ def compile_statements(dialect: Dialect) -> dict[str, Template]:
     return {block.name: _compile(block.text, parts, dialect) for block in blocks if not block.is_part}
 
 
+def columns_of(part: str) -> tuple[str, ...]:
+    """The columns of the table of rows that a part is, in their order."""
+    (text,) = [block.text for block in _load() if block.is_part and block.name == part]
+    found = _ROWS.search(text)
+    assert found is not None
+    return Table(_columns(found["columns"])).columns
+
+
 class _Block(NamedTuple):
     name: str
     database: str | None
@@ -152,6 +177,7 @@ class _Block(NamedTuple):
         return "\n".join(self.lines).strip()
 
 
+@lru_cache(1)
 def _load() -> list[_Block]:
     blocks: dict[tuple[str, str | None], _Block] = {}
     for file in sorted((resources.files("headgate.storage") / "sql").iterdir(), key=lambda file: file.name):
@@ -181,9 +207,7 @@ def _compile(text: str, parts: Mapping[str, str], dialect: Dialect) -> Template:
                 found = _ROWS.fullmatch(macro["body"])
                 if found is None:
                     raise ValueError(f"{macro[0]} is not {{{kind}:name(column type, …)}}")
-                groups = enumerate(found["columns"].split(";"))
-                columns = [_column(column, group) for group, text in groups for column in text.split(",")]
-                parameter = found["parameter"]
+                columns, parameter = _columns(found["columns"]), found["parameter"]
                 tables[parameter] = Table(columns, is_inserted=kind == "values")
                 return dialect.rows(parameter, columns) if kind == "rows" else dialect.values(parameter, columns)
             case "any":
@@ -196,9 +220,24 @@ def _compile(text: str, parts: Mapping[str, str], dialect: Dialect) -> Template:
                 return dialect.array(macro["body"])
             case "draws":
                 return dialect.draws(macro["body"])
+            case "record":
+                table, _, others = macro["body"].partition(" but ")
+                return ", ".join(f"{table}.{name}" for name in _fields_but(RECORDS[table], others))
         return dialect.words[macro["word"]]
 
-    return Template(dialect.finish(_MACRO.sub(expand, text)), tables)
+    sql = _MACRO.sub(expand, text)
+    for parameter, table in tables.items():
+        sql = sql.replace(f"{{columns:{parameter}}}", ", ".join(table.columns))
+    return Template(dialect.finish(sql), tables)
+
+
+def _fields_but(record: type[msgspec.Struct], others: str) -> list[str]:
+    left_out = {"unreadable", *re.split(r",\s*", others)}
+    return [name for name in record.__struct_fields__ if name not in left_out]
+
+
+def _columns(text: str) -> list[Column]:
+    return [_column(column, group) for group, part in enumerate(text.split(";")) for column in part.split(",")]
 
 
 def _column(text: str, group: int) -> Column:

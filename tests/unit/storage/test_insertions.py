@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from headgate.storage.postgres.dialect import Insertion, PostgresDialect, statements_of
-from headgate.storage.procedures.add import _LaneRow, _NewRow
+from headgate.storage.procedures.add import _COLUMNS, _LaneRow
 from headgate.storage.sqlite.dialect import STATEMENTS, SqliteDialect, Statement
 from headgate.storage.statements import Column, Table, Template
 
@@ -98,8 +98,8 @@ def test_rows_are_read_by_name_where_their_fields_are_in_another_order() -> None
 
 def test_new_jobs_and_their_lanes_are_in_the_order_of_their_statement() -> None:
     """Otherwise each of them is read field by field."""
-    assert STATEMENTS["add_jobs"].tables["new"].columns == _NewRow._fields
+    assert STATEMENTS["add_jobs"].tables["new"].columns == _COLUMNS
     statement = statements_of("headgate")["add_jobs"]
     assert isinstance(statement, Insertion)
     shape = {name: table.columns for name, table in statement.tables.items()}
-    assert shape == {"new": _NewRow._fields, "lanes": _LaneRow._fields}
+    assert shape == {"new": _COLUMNS, "lanes": _LaneRow._fields}

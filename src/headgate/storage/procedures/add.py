@@ -7,16 +7,19 @@ stored without a transaction around it, and a repeat after a lost reply, which f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
+from msgspec.structs import astuple
+
 from headgate.jobs.batch import NewBatch
-from headgate.jobs.job import Draw, JobError, JobOptions, JobState, NewJob, Origin
-from headgate.jobs.terms import GateTerms
+from headgate.jobs.job import Draw, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
 from headgate.storage.following import Place, leaders_of, rejected
 from headgate.storage.procedures.following import places_of, store_ties
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Arrival, Lane, arrive
+from headgate.storage.statements import columns_of
 
 INSERTED_AT_ONCE = 5000
 """How many jobs of a transaction one statement stores, so that none comes near to its timeout."""
@@ -24,35 +27,16 @@ INSERTED_AT_ONCE = 5000
 _WAITS = Place(JobState.WAITING)
 _NOWHERE = Origin()
 
+_ADDED = ("lane", "state", "error", "gate", "give_up_at", "follows", "batch", "schedule", "audit")
+"""Columns of a new job that are not those of `NewJob`, or not as they are there."""
 
-class _NewRow(NamedTuple):
-    """A job as it is inserted; its fields are in the order in which the statement names them."""
+_COLUMNS = columns_of("new_job_rows")
+_FIELDS = {name: place for place, name in enumerate((*NewJob.__struct_fields__, *_ADDED))}
+_in_order = itemgetter(*map(_FIELDS.__getitem__, _COLUMNS))
+_ID, _LANE, _STATE, _DELAYED, _RUN_AT = map(_COLUMNS.index, ("id", "lane", "state", "delayed", "run_at"))
 
-    id: str
-    payload: str
-    run_at: int
-    enqueued_at: int
-    lane: str
-    draws: tuple[Draw, ...]
-    task: str
-    queue: str
-    gate: str
-    priority: int
-    delayed: bool
-    expires_at: int | None
-    give_up_at: int | None
-    costs: tuple[int, ...] | None
-    headers: dict[str, str] | None
-    options: JobOptions | None
-    terms: GateTerms | None
-    state: str
-    error: JobError | None
-    unique_key: str | None
-    origin: Origin | None
-    follows: str | None
-    batch: str | None
-    schedule: str | None
-    audit: int
+_NewRow = tuple[Any, ...]
+"""A job as it is inserted, in the order of `_COLUMNS`."""
 
 
 class _LaneRow(NamedTuple):
@@ -94,7 +78,7 @@ async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, 
         return
     lanes: dict[str, Lane] = {}
     rows = _rows(jobs, placed, lanes)
-    final = [row.id for row in rows if row.state in ("failed", "cancelled")]
+    final = [row[_ID] for row in rows if row[_STATE] in ("failed", "cancelled")]
     if final:
         # A repeat after a lost reply: what is stored stays as it is, and has been counted.
         stored = set(await tx.values("stored_ids", ids=final))
@@ -104,7 +88,7 @@ async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, 
         if count < len(rows):
             # Where none was stored, the connection's last rowid is of another table.
             added = set(await tx.values("just_added", count=count)) if count else set()
-            rows = list({row.id: row for row in rows if row.id in added}.values())
+            rows = list({row[_ID]: row for row in rows if row[_ID] in added}.values())
         await arrive(tx, _arrivals(rows, lanes))
     else:
         places = enumerate(lanes.items())
@@ -127,32 +111,19 @@ def _rows(jobs: Sequence[NewJob], placed: Mapping[str, Place], lanes: dict[str, 
         place = placed.get(job.id) or (_WAITS if job.rejection is None else rejected(job))
         origin = job.origin or _NOWHERE
         rows.append(
-            _NewRow(
-                job.id,
-                job.payload,
-                job.run_at,
-                job.enqueued_at,
-                lane,
-                job.draws,
-                job.task,
-                job.queue,
-                job.gate or job.task,
-                job.priority,
-                job.delayed,
-                job.expires_at,
-                job.give_up_at if place.enters_lane else None,
-                job.costs,
-                job.headers,
-                job.options,
-                job.terms,
-                "blocked" if place.is_blocked else str(place.state),
-                place.error,
-                job.unique_key,
-                job.origin,
-                origin.follows,
-                origin.batch,
-                origin.schedule,
-                int(job.audit),
+            _in_order(
+                (
+                    *astuple(job),
+                    lane,
+                    "blocked" if place.is_blocked else str(place.state),
+                    place.error,
+                    job.gate or job.task,
+                    job.give_up_at if place.enters_lane else None,
+                    origin.follows,
+                    origin.batch,
+                    origin.schedule,
+                    int(job.audit),
+                )
             )
         )
     return rows
@@ -162,14 +133,14 @@ def _arrivals(rows: Iterable[_NewRow], lanes: Mapping[str, Lane]) -> list[Arriva
     """What comes to each lane. It is counted here, as that took SQLite two more passes over all rows."""
     counts: dict[str, list[Any]] = {}
     for row in rows:
-        if row.state != "waiting":
+        if row[_STATE] != "waiting":
             continue
-        count = counts.get(row.lane)
+        count = counts.get(row[_LANE])
         if count is None:
-            count = counts[row.lane] = [0, False, None]
+            count = counts[row[_LANE]] = [0, False, None]
         count[0] += 1
-        if not row.delayed:
+        if not row[_DELAYED]:
             count[1] = True
-        elif count[2] is None or row.run_at < count[2]:
-            count[2] = row.run_at
+        elif count[2] is None or row[_RUN_AT] < count[2]:
+            count[2] = row[_RUN_AT]
     return [Arrival(lanes[lane], *count) for lane, count in counts.items()]

@@ -1,11 +1,8 @@
 -- New jobs.
 
--- part: new_job
--- The columns of a new job that are passed; `waiting` and `finished_at` follow from its state.
-id, task, queue, gate, lane, payload, priority, delayed, run_at, enqueued_at, expires_at, give_up_at, draws, costs, headers,
-options, terms, state, error, unique_key, origin, follows, batch, schedule, audit
-
 -- part: new_job_rows
+-- The columns of a new job that are passed: the fields of `NewJob` and what procedures/add.py adds; `waiting` and
+-- `finished_at` follow from its state.
 {values:new(
     id text, payload text, run_at bigint, enqueued_at bigint;
     lane text, draws json;
@@ -18,8 +15,8 @@ options, terms, state, error, unique_key, origin, follows, batch, schedule, audi
 -- Store new jobs, and that they have arrived in their lanes. Those that are stored already stay as they are, and those for
 -- which another one waits under their unique key are not stored.
 WITH new AS (
-    INSERT INTO headgate.job (@new_job, waiting, finished_at)
-    SELECT @new_job, state = 'waiting', CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END
+    INSERT INTO headgate.job ({columns:new}, waiting, finished_at)
+    SELECT {columns:new}, state = 'waiting', CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END
     FROM @new_job_rows
     ON CONFLICT DO NOTHING
     RETURNING lane, delayed, run_at, waiting
@@ -35,8 +32,8 @@ GROUP BY lanes.id, lanes.queue, lanes.draws, lanes.variant, lanes.place
 ORDER BY lanes.place
 
 -- name: add_jobs [sqlite]
-INSERT INTO job (@new_job, waiting, finished_at)
-SELECT @new_job, state = 'waiting', CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END
+INSERT INTO job ({columns:new}, waiting, finished_at)
+SELECT {columns:new}, state = 'waiting', CASE WHEN state NOT IN ('waiting', 'blocked') THEN enqueued_at END
 FROM @new_job_rows
 WHERE true
 ON CONFLICT (id) DO NOTHING

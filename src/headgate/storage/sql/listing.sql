@@ -8,11 +8,10 @@ SELECT id, queue, waiting FROM headgate.lane UNION ALL SELECT lane, queue, jobs 
 SELECT id, queue, waiting FROM lane
 
 -- part: job_record
--- A job as people read it.
-job.id, job.task, job.queue, CASE WHEN job.state = 'blocked' THEN 'waiting' ELSE job.state END AS state,
-CAST(job.payload AS text) AS payload, job.priority, job.delayed, job.run_at, job.enqueued_at, job.expires_at, job.attempt,
-job.fence, job.lost, job.node, job.started_at, job.finished_at, job.cancel_requested, CAST(job.result AS text) AS result,
-job.error, job.draws, job.headers, job.options,
+-- A job as people read it: a field of `JobRecord` that is not worked out here is a column.
+{record:job but state, payload, result, throttled_until, waits_for, lane_waiting, is_blocked},
+CASE WHEN job.state = 'blocked' THEN 'waiting' ELSE job.state END AS state,
+CAST(job.payload AS text) AS payload, CAST(job.result AS text) AS result,
 CASE
     WHEN bucket.opens_at > :limit_now AND bucket.opens_at < :never::bigint THEN :now + bucket.opens_at - :limit_now
 END AS throttled_until,
@@ -21,7 +20,6 @@ CASE
     WHEN job.waiting THEN coalesce((SELECT sum(line.waiting) FROM (@lane_counts) AS line WHERE line.id = job.lane), 0)::bigint
     ELSE 0
 END AS lane_waiting,
-job.costs, job.terms, job.held, job.charged_at, job.uncharged, job.unique_key, job.origin, job.audit, job.progress,
 job.state = 'blocked' AS is_blocked
 
 -- part: few_lanes [postgres]
