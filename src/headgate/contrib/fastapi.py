@@ -8,13 +8,12 @@ api.add_route("/healthz", health(jobs))
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from headgate import DeclarationError, Headgate, NotOpen, StorageUnavailable
+from headgate.jobs.identity import process_name
 
 try:
     from starlette.requests import Request
@@ -76,7 +75,7 @@ async def _trouble(jobs: Headgate, *, worker: bool) -> str | None:
         return "the app is not open, or its worker has crashed"
     except StorageUnavailable:
         return "the store does not answer"
-    name = f"{socket.gethostname()}:{os.getpid()}"
+    name = process_name()
     if worker and not any(node.name == name and node.state == "alive" for node in nodes):
         return "the worker of this process does not beat"
     return None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +42,7 @@ from headgate.engine.slots import Slots
 from headgate.engine.teller import Teller
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import NodeCrashed, NodeStarted, NodeStopped, NodeStopping
-from headgate.jobs.identity import IdSource
+from headgate.jobs.identity import IdSource, process_name
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention
 from headgate.storage.fetched import Fetched
 from headgate.storage.store import Store
@@ -111,7 +109,7 @@ class Node:
         self._wakeup = ClaimWakeup()
         self._membership = Membership(
             storage,
-            name=f"{socket.gethostname()}:{os.getpid()}",
+            name=process_name(),
             queues=settings.queues,
             version=settings.version,
             clock=clock,

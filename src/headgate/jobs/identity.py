@@ -1,9 +1,14 @@
-"""Job ids: UUIDv7, ordered by time, and strictly increasing inside one process (RFC 9562, method 1 with a counter)."""
+"""Job ids: UUIDv7, ordered by time, and strictly increasing inside one process (RFC 9562, method 1 with a counter).
+
+And the name of a process, which nodes and the jobs that it enqueues bear.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
 import threading
+from functools import cache
 from random import Random
 from struct import Struct
 
@@ -14,6 +19,8 @@ _random_bits: list[int] = []
 if hasattr(os, "register_at_fork"):  # not on Windows
     # A forked process would give out the same again.
     os.register_at_fork(after_in_child=_random_bits.clear)
+
+MAX_PROCESS_NAME = 200
 
 
 class IdSource:
@@ -48,3 +55,14 @@ def _next_random_bits() -> int:
         first, *others = _FETCHED.unpack(os.urandom(_FETCHED.size))
         _random_bits.extend(others)
         return int(first)
+
+
+@cache
+def process_name() -> str:
+    """The name of this process, as `host:pid`; at most 200 characters."""
+    host, pid = socket.gethostname().encode("utf-8", "backslashreplace").decode(), str(os.getpid())
+    return f"{host[: MAX_PROCESS_NAME - len(pid) - 1]}:{pid}"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=process_name.cache_clear)

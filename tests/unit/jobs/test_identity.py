@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 import threading
 import uuid
 
-from headgate.jobs.identity import IdSource
+import pytest
+
+from headgate.jobs.identity import IdSource, process_name
 
 NOON = 1_767_268_800_000_000
 
@@ -90,3 +94,33 @@ def test_a_forked_process_makes_other_ids() -> None:
     assert made.stderr == ""
     ids = made.stdout.split()
     assert len(ids) == len(set(ids)) == 200
+
+
+def test_a_process_is_named_by_its_host_and_id() -> None:
+    assert process_name() == f"{socket.gethostname()}:{os.getpid()}"
+
+
+def test_a_forked_process_has_a_name_of_its_own() -> None:
+    program = """
+import os
+from headgate.jobs.identity import process_name
+before = process_name()
+child = os.fork()
+if child == 0:
+    os._exit(0 if process_name() == f"{before.rpartition(':')[0]}:{os.getpid()}" != before else 1)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_name_of_a_host_is_cut_and_may_be_any_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "\udcff" + "h" * 300)
+    process_name.cache_clear()
+    try:
+        name = process_name()
+    finally:
+        monkeypatch.undo()
+        process_name.cache_clear()
+    assert len(name) == 200
+    assert name.startswith("\\udcffhhh")
+    assert name.endswith(f":{os.getpid()}")

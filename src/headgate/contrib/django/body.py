@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import Any
@@ -19,6 +17,7 @@ from headgate.contrib.django.arguments import Arguments, Parameters
 from headgate.contrib.django.options import options_of
 from headgate.contrib.django.results import fail, started_result, stored_result, succeed
 from headgate.contrib.django.standard import base, signals
+from headgate.jobs.identity import process_name
 
 UNSPENT = (Snooze, RateLimited, asyncio.CancelledError)
 """What ends an attempt without an end of its job that anybody is told of."""
@@ -101,7 +100,7 @@ class Body:
     def _running(self, job: JobContext, call: Arguments) -> Any:
         # What went before is looked up where there may be any, and where the handler is going to see it.
         if job.attempt == 1 and not self._task.takes_context:
-            result = started_result(self._task, self._alias, job, call, f"{socket.gethostname()}:{os.getpid()}")
+            result = started_result(self._task, self._alias, job, call, process_name())
         else:
             result = self._stored(job)
         self._attempts[job.id] = result
