@@ -17,6 +17,7 @@ import pytest
 
 from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, RetryPolicy, batch, chain
 from headgate.admin import JobQuery
+from headgate.jobs.identity import process_name
 from headgate.storage.protocol import Claim, Room
 from tests.faces.one_module import OneModule, answer, call, go_into
 
@@ -284,8 +285,9 @@ def test_a_job_shows_what_it_has_otherwise_than_its_task(project: Project) -> No
     (shown,) = answer("jobs", "show", id)
     assert (shown["unique_key"], shown["timeout"], shown["retry"]["retries"], shown["batch"]) == ("k-1", 7.0, 9, None)
     assert shown["expires_at"] is not None
+    assert shown["enqueued_by"] == process_name()
     text = call("jobs", "show", id).output
-    for words in ("unique key", "k-1", "timeout", "7 s", '"retries":9', "expires"):
+    for words in ("enqueued by", process_name(), "unique key", "k-1", "timeout", "7 s", '"retries":9', "expires"):
         assert words in text, words
 
 

@@ -497,6 +497,7 @@ def _print_details(details: JobDetails, explained: Explanation, now: datetime) -
             ("attempts lost with a node", record.lost),
             ("priority", status.priority),
             ("enqueued", status.enqueued_at),
+            ("enqueued by", status.enqueued_by),
             ("run at", status.run_at),
             ("started", status.started_at),
             ("finished", status.finished_at),

@@ -13,6 +13,7 @@ import msgspec
 
 from headgate.jobs.audit import AuditLevel
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, without
+from headgate.jobs.identity import process_name
 from headgate.jobs.state import JobState as JobState
 from headgate.jobs.terms import GateTerms
 
@@ -89,6 +90,8 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     At most one job of a task waits under one `unique_key`; `on_conflict` says what becomes of the next one.
 
     `gate` names what its draws, costs and terms were computed by; only a node that knows it starts the job.
+
+    `enqueued_by` names the process that enqueues it, as `host:pid`; for people only.
     """
 
     id: str
@@ -113,6 +116,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=Tru
     audit: AuditLevel = AuditLevel.FULL
     on_conflict: Literal["keep", "replace", "raise"] = "keep"
     gate: str = ""
+    enqueued_by: str | None = msgspec.field(default_factory=process_name)
 
     @property
     def known_by(self) -> str:
@@ -172,7 +176,8 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     is for a permit; `lane_waiting` is how many jobs wait in that lane, this one included. `held` is the set of its
     draws whose permits it holds. `charged_at` (limit time) is when its running attempt was charged, for all its draws
     but those in the set `uncharged`. A waiting job that `is_blocked` is in no lane: it follows another, which is not
-    final yet. What is `unreadable` of its row is named there, with the reason, and blank here.
+    final yet. `enqueued_by` is the process that enqueued it. What is `unreadable` of its row is named there, with the
+    reason, and blank here.
     """
 
     id: str
@@ -210,6 +215,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
     audit: AuditLevel = AuditLevel.FULL
     progress: Progress | None = None
     is_blocked: bool = False
+    enqueued_by: str | None = None
     unreadable: str | None = None
 
     def as_claimed(self) -> ClaimedJob:

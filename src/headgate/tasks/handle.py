@@ -35,7 +35,8 @@ class JobStatus:
     `predicted_start` when its limits will let it start if nothing changes (None where that depends on others), and
     `lane_waiting` how many jobs wait in the same lane, this one included. A waiting job whose `run_at` is ahead is
     `is_scheduled`. `progress` is what its handler said last. One that `is_blocked` waits until the job or batch that
-    it `follows` (an id) is final; it is in no lane before that. What is `unreadable` of its stored row is named there,
+    it `follows` (an id) is final; it is in no lane before that. `enqueued_by` is the process that enqueued it, as
+    `host:pid`; of what a schedule enqueues it is the node. What is `unreadable` of its stored row is named there,
     with the reason: its attempts fail with a `PayloadError` until that is mended.
     """
 
@@ -59,6 +60,7 @@ class JobStatus:
     progress: JobProgress | None = None
     is_blocked: bool = False
     follows: str | None = None
+    enqueued_by: str | None = None
     unreadable: str | None = None
 
 
@@ -84,6 +86,7 @@ def status_of(record: JobRecord, now: int) -> JobStatus:
         progress=None if said is None else JobProgress(said.fraction, said.message, to_datetime(said.at)),
         is_blocked=record.is_blocked,
         follows=None if record.origin is None else record.origin.follows,
+        enqueued_by=record.enqueued_by,
         unreadable=record.unreadable,
     )
 

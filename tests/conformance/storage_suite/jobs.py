@@ -6,8 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headgate.clock import SECOND
+from headgate.jobs.identity import process_name
 from headgate.jobs.job import Draw, JobOptions, JobState, RetryTerms
 from headgate.storage.protocol import Claim, JobFilter, QueueCounts, Room
 from headgate.storage.store import Store
@@ -46,6 +48,19 @@ class JobsConformance(Conformance):
         assert (record.started_at, record.finished_at, record.result, record.error) == (None, None, None, None)
         assert not record.cancel_requested
         assert record.lane_waiting == 1
+
+    async def test_a_job_says_which_process_enqueued_it(self, hands: Hands, clock: ManualClock) -> None:
+        """From its first day to its last, whatever other processes do with it."""
+        here = hands.new()
+        names = ("web-1:77", "web-1:77", "h" * 190 + ":123456789", None)
+        there = [replace(hands.new(), enqueued_by=name) for name in names]
+        await hands.storage.add([here, *there])
+        told = {new.id: new.enqueued_by for new in (here, *there)}
+        assert told[here.id] == process_name()
+        assert {id: (await hands.record(id)).enqueued_by for id in told} == told
+        await hands.give_back((await hands.take())[0], "snoozed", run_at=clock.now())
+        page = await hands.storage.jobs(JobFilter())
+        assert {record.id: record.enqueued_by for record in page} == told
 
     async def test_a_job_that_was_never_added_is_none(self, hands: Hands) -> None:
         assert await hands.storage.job("nobody") is None

@@ -157,6 +157,16 @@ class UniqueKeysConformance(Conformance):
         assert (taken.id, taken.payload, taken.attempt) == (first, "2", 1)
         assert await hands.take_ids() == []
 
+    async def test_a_replaced_job_says_when_and_by_which_process_it_was_enqueued_first(
+        self, hands: Hands, clock: ManualClock
+    ) -> None:
+        first = replace(unique(hands), enqueued_by="web-1:77")
+        await hands.storage.add([first])
+        clock.advance(5)
+        assert await self.add(hands, on_conflict="replace") == first.id
+        record = await hands.record(first.id)
+        assert (record.enqueued_at, record.enqueued_by) == (first.enqueued_at, "web-1:77")
+
     async def test_an_immediate_job_that_a_delayed_one_replaces_runs_once_then_and_with_what_came_last(
         self, hands: Hands, clock: ManualClock
     ) -> None:

@@ -8,7 +8,7 @@
     lane text, draws json;
     task text, queue text, gate text, priority smallint, delayed boolean;
     expires_at bigint, give_up_at bigint, costs json, headers json, options json, terms json, state text, error json,
-    unique_key text, origin json, follows text, batch text, schedule text, audit smallint
+    enqueued_by text, unique_key text, origin json, follows text, batch text, schedule text, audit smallint
 )}
 
 -- name: add_jobs [postgres]

@@ -165,6 +165,8 @@ CREATE TABLE headgate.job (
     result            text,
     error             text,
     unique_key        text COLLATE "C",
+    -- The process that enqueued it, for people only.
+    enqueued_by       text,
     -- What it belongs to: the job or batch that it follows, its batch, its schedule and when it is due there. What is
     -- looked for stands in columns of its own; generated ones would cost 1.2 µs each whenever a job starts or ends.
     origin            text,

@@ -128,6 +128,8 @@ CREATE TABLE job (
     result            TEXT,
     error             TEXT,
     unique_key        TEXT,
+    -- The process that enqueued it, for people only.
+    enqueued_by       TEXT,
     -- What it belongs to: the job or batch that it follows, its batch, its schedule and when it is due there.
     origin            TEXT CHECK (origin IS NULL OR json_valid(origin)),
     -- The same, to be found by. Not generated: SQLite would compute them anew with every change of the row.

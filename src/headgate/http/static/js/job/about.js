@@ -27,6 +27,7 @@ export function about(job) {
     ["Enqueued", both(status.enqueued_at)],
     ["Due", both(status.run_at)],
   ];
+  if (status.enqueued_by) found.push(["Enqueued by", h("span", { class: "mono" }, status.enqueued_by)]);
   if (status.started_at) found.push(["Started", both(status.started_at)]);
   if (waited !== null && waited >= 0 && status.attempt <= 1) found.push(["Waited", format.duration(waited)]);
   if (status.finished_at) found.push(["Finished", both(status.finished_at)]);
