@@ -34,8 +34,6 @@ MOST_LOGGED = 10_000
 _BLANKS: tuple[Any, ...] = (None, [], {}, "", 0, False)
 
 _decode_row = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_decode_draws = msgspec.json.Decoder(tuple[Draw, ...]).decode
-_decode_terms = msgspec.json.Decoder(GateTerms).decode
 
 _logged: set[tuple[str, str, str]] = set()
 
@@ -82,10 +80,6 @@ class RowDecoder(Generic[R]):
             return self._decode_all(text)
         except (msgspec.DecodeError, UnicodeError):
             return [self.repaired([_value(raw) for raw in _decode_row(row)]) for row in _decode_row(text)]
-
-    def decode_one(self, text: str | bytes) -> R:
-        """A statement's only row."""
-        return self.decode(f"[{text if isinstance(text, str) else text.decode()}]")[0]
 
     def of(self, row: Sequence[Any]) -> R:
         """One row from its columns, as they are stored, in the order of its fields."""
@@ -150,24 +144,6 @@ def load_state(rule: AnyRule, draw: Draw, stored: str, now: int) -> Any:
     except Exception as error:  # whatever it stumbles over in the bytes
         note_unreadable("bucket", f"{draw.limit}:{draw.key}", f"state: {error}")
         return rule.load(UNREADABLE, now)
-
-
-def draws_and_terms(job_id: str, draws: str, terms: str | None) -> tuple[tuple[Draw, ...], GateTerms | None]:
-    """What a job draws on and what its limits ask of it, from their columns."""
-    try:
-        return _decode_draws(draws), None if terms is None else _decode_terms(terms)
-    except (msgspec.DecodeError, UnicodeError):
-        pass
-    read: list[Any] = []
-    for name, text, decode in (("draws", draws, _decode_draws), ("terms", terms, _decode_terms)):
-        try:
-            read.append(None if text is None else decode(text))
-        except (msgspec.DecodeError, UnicodeError) as error:
-            read.append(error)
-            note_unreadable("job", job_id, f"{name}: {error}")
-    drawn, asked = read
-    is_read = not isinstance(asked, Exception)
-    return _in_agreement(None if isinstance(drawn, Exception) else drawn, asked if is_read else None, is_read=is_read)
 
 
 def _in_agreement(
