@@ -6,7 +6,7 @@ Instants are wall microseconds, except where a name says limit time (`limit_now`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,9 +15,6 @@ from headgate.jobs.gating import Gates, KnownGates
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobState
 from headgate.limits.limit import AnyRule
 from headgate.storage.fetched import Balance
-
-R = TypeVar("R")
-
 
 GATE_LIVES = 180 * SECOND
 """How long what a release declares counts that no node notes any more, if whoever notes it does not say (µs)."""
@@ -309,19 +306,3 @@ class ViewCount(msgspec.Struct, frozen=True, array_like=True):
     queue: str
     view: JobView
     jobs: int
-
-
-def asked_buckets(
-    limit: str | None, key: str | None, count: int, prefix: str | None, after: BucketPlace | None
-) -> dict[str, Any]:
-    """What `buckets` is asked for, as a statement is told."""
-    return {
-        "limit": limit,
-        "key": key,
-        "count": count,
-        "prefix": prefix,
-        "after_opens": None if after is None else int(after.opens),
-        "after_waiting": 0 if after is None else after.waiting,
-        "after_limit": "" if after is None else after.limit,
-        "after_key": "" if after is None else after.key,
-    }

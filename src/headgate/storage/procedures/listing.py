@@ -30,7 +30,6 @@ from headgate.storage.protocol import (
     Standing,
     ViewCount,
     WaitingCount,
-    asked_buckets,
 )
 from headgate.storage.row_ids import bucket_id
 from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
@@ -40,6 +39,9 @@ FEW_IN_LANES = 5_000
 
 FEW_IN_INDEX = 50_000
 """Where none does: jobs of an index that are all read and sorted to list some of them, which takes up to 0.1 s."""
+
+
+_BEFORE_ALL = BucketPlace(True, 1 << 62, "", "")
 
 
 class _LaneCount(msgspec.Struct, array_like=True):
@@ -259,7 +261,8 @@ async def buckets(
     tx: Transaction, limit: str | None, key: str | None, count: int, prefix: str | None, after: BucketPlace | None
 ) -> list[BucketRecord]:
     """As `Store.buckets`."""
-    return await tx.fetch(_BUCKETS, "buckets", **asked_buckets(limit, key, count, prefix, after))
+    beyond = {f"after_{name}": value for name, value in asdict(after or _BEFORE_ALL).items()}
+    return await tx.fetch(_BUCKETS, "buckets", limit=limit, key=key, count=count, prefix=prefix, **beyond)
 
 
 async def throttled(tx: Transaction, count: int) -> list[BucketRecord]:

@@ -536,9 +536,8 @@ FROM (
         AND (:key::text IS NULL OR key = :key)
         AND (:prefix::text IS NULL OR substr(key, 1, length(:prefix)) = :prefix)
 ) AS bucket
-WHERE :after_opens::integer IS NULL
-    OR (opens_at IS NULL, -waiting, limit_name, key)
-        > (:after_opens::integer = 0, -:after_waiting::bigint, :after_limit::text, :after_key::text)
+WHERE (opens_at IS NULL, -waiting, limit_name, key)
+    > (NOT :after_opens::boolean, -:after_waiting::bigint, :after_limit::text, :after_key::text)
 ORDER BY opens_at IS NULL, waiting DESC, limit_name, key
 LIMIT :count
 
