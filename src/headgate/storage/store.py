@@ -316,7 +316,7 @@ class Store:
 
     async def resume_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
         """End a pause, and wake whoever watches; False if there was none."""
-        return await self.driver.write(lambda tx: upkeep.resume_queue(tx, queue, deed), wakes=True)
+        return await self.driver.write(lambda tx: upkeep.pause_queue(tx, queue, deed, ends=True), wakes=True)
 
     async def obstacles(self) -> Sequence[Obstacle]:
         """What stands in the way of the store right now, longest first; nothing where nothing can."""

@@ -97,18 +97,9 @@ async def evict(tx: Transaction, count: int) -> int:
         return evicted + await evict_schedule_notes(tx, count)
 
 
-async def pause_queue(tx: Transaction, queue: str, deed: Deed | None) -> bool:
-    """As `Store.pause_queue`."""
-    return await _change_queue(tx, "pause_queue", queue, deed)
-
-
-async def resume_queue(tx: Transaction, queue: str, deed: Deed | None) -> bool:
-    """As `Store.resume_queue`."""
-    return await _change_queue(tx, "resume_queue", queue, deed)
-
-
-async def _change_queue(tx: Transaction, statement: str, queue: str, deed: Deed | None) -> bool:
-    is_changed = await tx.execute(statement, queue=queue, now=tx.now) == 1
+async def pause_queue(tx: Transaction, queue: str, deed: Deed | None, *, ends: bool = False) -> bool:
+    """As `Store.pause_queue`, or `resume_queue` where the pause `ends`."""
+    is_changed = await tx.execute("resume_queue" if ends else "pause_queue", queue=queue, now=tx.now) == 1
     if is_changed:
         await keep_deed(tx, deed)
     return is_changed
