@@ -106,7 +106,7 @@ async def _before(storage: Store, name: str, code: Code, *, is_stored: bool) -> 
         for record in await storage.schedules(name=older):
             if record.is_declared and record.call.task in (code.task, *code.names):
                 return record
-    for record in () if is_stored else await storage.schedules_formerly(name):
+    for record in () if is_stored else await storage.schedules(formerly=name):
         if record.is_declared and record.name not in code.schedules:
             return record
     return None

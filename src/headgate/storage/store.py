@@ -479,10 +479,10 @@ class Store:
         return await self.driver.write(lambda tx: schedules.take_over_schedule(tx, record, was, replaces), wakes=True)
 
     async def schedules(
-        self, *, name: str | None = None, after: str = "", count: int = 1000
+        self, *, name: str | None = None, formerly: str | None = None, after: str = "", count: int = 1000
     ) -> Sequence[ScheduleRecord]:
-        """Schedules by name: the one of that name, or a page of those above `after`."""
-        return await self.driver.read(lambda tx: schedules.schedules(tx, name, after, count), "list")
+        """A page of schedules by name, above `after`: all, the one of that `name`, or those that had one `formerly`."""
+        return await self.driver.read(lambda tx: schedules.schedules(tx, name, formerly, after, count), "list")
 
     async def due_schedules(
         self, tasks: frozenset[str], *, unable: frozenset[str] = frozenset(), count: int = 100
@@ -497,10 +497,6 @@ class Store:
         return await self.driver.read(
             lambda tx: schedules.overdue_schedules(tx, before, tasks, unable, count), "engine"
         )
-
-    async def schedules_formerly(self, name: str) -> Sequence[ScheduleRecord]:
-        """The schedules that had this name before they were taken over."""
-        return await self.driver.read(lambda tx: schedules.schedules_formerly(tx, name), "lookup")
 
     async def fire(self, fired: Sequence[Fired]) -> Sequence[bool]:
         """Add the jobs of occurrences and advance their schedules, in one commit; False for each that has changed.

@@ -317,8 +317,8 @@ class SchedulesConformance(Conformance):
         assert await hands.storage.take_over_schedule(new, was="old", replaces=known.revision)
         (stored,) = await hands.storage.schedules()
         assert (stored.name, stored.formerly, stored.course.next_at) == ("new", "old", clock.now() + 9)
-        assert list(await hands.storage.schedules_formerly("old")) == [stored]
-        assert list(await hands.storage.schedules_formerly("new")) == []
+        assert list(await hands.storage.schedules(formerly="old")) == [stored]
+        assert list(await hands.storage.schedules(formerly="new")) == []
         assert await own.counts("new") == (2, 2)
         assert await hands.storage.check() == []
         # Read before the name was another one: it is enqueued under neither.

@@ -120,15 +120,12 @@ async def evict_schedule_notes(tx: Transaction, count: int) -> int:
     return await tx.execute("evict_schedule_notes", count=count)
 
 
-async def schedules(tx: Transaction, name: str | None, after: str, count: int) -> list[ScheduleRecord]:
+async def schedules(
+    tx: Transaction, name: str | None, formerly: str | None, after: str, count: int
+) -> list[ScheduleRecord]:
     """As `Store.schedules`."""
-    rows = await tx.fetch(_SCHEDULES, "schedules", name=name, after=after, count=count)
+    rows = await tx.fetch(_SCHEDULES, "schedules", name=name, formerly=formerly, after=after, count=count)
     return [row.record for row in rows]
-
-
-async def schedules_formerly(tx: Transaction, name: str) -> list[ScheduleRecord]:
-    """As `Store.schedules_formerly`."""
-    return [row.record for row in await tx.fetch(_SCHEDULES, "schedules_formerly", name=name)]
 
 
 async def due_schedules(tx: Transaction, tasks: frozenset[str], unable: frozenset[str], count: int) -> DueSchedules:

@@ -12,16 +12,12 @@ name, call, rules, started_at, next_at, last_at, runs, open, last_job, paused_at
 skipped_at
 
 -- name: schedules
--- The schedule of that name, or a page of schedules by name.
+-- A page of schedules by name: all, the one of that name, or those that had one before.
 SELECT @schedule_columns
 FROM headgate.schedule
-WHERE name > :after AND (:name::text IS NULL OR name = :name)
+WHERE name > :after AND (:name::text IS NULL OR name = :name) AND (:formerly::text IS NULL OR formerly = :formerly)
 ORDER BY name
 LIMIT :count
-
--- name: schedules_formerly
--- The schedules that had this name before.
-SELECT @schedule_columns FROM headgate.schedule WHERE formerly = :name ORDER BY name
 
 -- part: served
 task {any:tasks text} AND NOT (name {any:unable text})
