@@ -19,7 +19,7 @@ PostgreSQL's, and SQLite ignores it. What the two spell differently is a macro:
 - `{array:limit_name, key}` is a JSON array of values, as text.
 - `{draws:job.draws}` is a table `draw (limit_name, key, place)` of the draws in a column, `place` from 0 on; where they
   are no JSON there is one, on a limit that nobody declares.
-- `{record:job but state, result}` are the columns of a table that are fields of its record, without these.
+- `{record:batch}` are the columns of a table that are fields of its record; `{record:job but state}` are all but one.
 - `{no index}state` keeps SQLite from choosing an index by this condition.
 """
 
@@ -34,7 +34,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from headgate.jobs.job import JobRecord
+from headgate.jobs.batch import BatchRecord
+from headgate.jobs.job import Attempt, JobRecord
 from headgate.storage.json_text import as_json, optional_json
 
 _HEADER = re.compile(r"^-- (?P<kind>name|part): (?P<name>\w+)(?: \[(?P<database>\w+)\])?$")
@@ -46,7 +47,7 @@ _ROWS = re.compile(r"(?P<parameter>\w+)\((?P<columns>[^)]*)\)")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 
-RECORDS = {"job": JobRecord}
+RECORDS: Mapping[str, type[msgspec.Struct]] = {"job": JobRecord, "batch": BatchRecord, "attempt": Attempt}
 """What is read of a table whole: its columns are the fields of the record."""
 
 

@@ -184,11 +184,11 @@ FROM (
 GROUP BY id
 
 -- name: batch
-SELECT id, total, pending, succeeded, failed, cancelled, enqueued_at, finished_at FROM headgate.batch WHERE id = :id
+SELECT {record:batch} FROM headgate.batch WHERE id = :id
 
 -- name: batches
 -- A page of batches, the newest first.
-SELECT id, total, pending, succeeded, failed, cancelled, enqueued_at, finished_at
+SELECT {record:batch}
 FROM headgate.batch
 WHERE id < coalesce(:cursor::text, '~')
 ORDER BY id DESC
@@ -196,7 +196,7 @@ LIMIT :count
 
 -- name: batches_pending
 -- A page of the batches that are not final, the newest first.
-SELECT id, total, pending, succeeded, failed, cancelled, enqueued_at, finished_at
+SELECT {record:batch}
 FROM headgate.batch
 WHERE pending > 0 AND id < coalesce(:cursor::text, '~')
 ORDER BY id DESC
@@ -204,7 +204,7 @@ LIMIT :count
 
 -- name: attempts
 -- The attempts of a job that did not succeed, oldest first.
-SELECT number, node, started_at, ended_at, outcome, error FROM headgate.attempt WHERE job = :id ORDER BY id
+SELECT {record:attempt} FROM headgate.attempt WHERE job = :id ORDER BY id
 
 -- name: waiting
 -- What waiting jobs wait for, by queue and task; of at most so many of them.
@@ -661,11 +661,14 @@ EXISTS (SELECT 1 FROM {draws:job.draws} WHERE NOT draw.limit_name {any:limits te
     )
 )
 
+-- part: gated_job
+-- Waiting jobs with what their limits are asked with.
+SELECT id, task, queue, CAST(payload AS text) AS payload, headers, draws, costs, terms, gate FROM headgate.job
+
 -- name: gated_jobs
 -- Waiting jobs of these tasks that carry other gates than these, by id; :limits leaves only those that draw on a limit
 -- that is not among them.
-SELECT id, task, queue, CAST(payload AS text) AS payload, headers, draws, costs, terms, gate
-FROM headgate.job
+@gated_job
 WHERE id > :after AND (waiting OR state = 'blocked') AND task {any:tasks text} AND NOT gate {any:gates text}
     AND (:limits::text[] IS NULL OR @draws_on_others)
 ORDER BY id
@@ -673,8 +676,7 @@ LIMIT :count
 
 -- name: gated_jobs_by_id
 -- Those of these jobs that wait and are of these tasks, by id.
-SELECT id, task, queue, CAST(payload AS text) AS payload, headers, draws, costs, terms, gate
-FROM headgate.job
+@gated_job
 WHERE id {any:ids text} AND finished_at IS NULL AND node IS NULL AND {no index}task {any:tasks text}
 ORDER BY id
 
