@@ -5,8 +5,8 @@ the block of one database, where a statement is better written twice. `@found_jo
 `-- part: found_job`. Statements name their tables as `headgate.job` and their parameters as `:name`; `::type` is
 PostgreSQL's, and SQLite ignores it. What the two spell differently is a macro:
 
-- `{rows:late(id text, error json, place)}` is a table of the rows in parameter `late`: objects with an attribute for
-  each column. A column of type json takes any value that msgspec encodes; `place` numbers the rows.
+- `{rows:late(id text, error json, place)}` is a table of the rows in parameter `late`: tuples, or objects with an
+  attribute for each column. A column of type json takes any value that msgspec encodes; `place` numbers the rows.
 - `{columns:late}` are the names of the columns of that table.
 - `{values:new(id text, payload text; task text, error json)}` is such a table in a statement that inserts its rows: a
   column that is the same in all rows is sent once. A semicolon stands before columns that differ less often, or which

@@ -100,26 +100,6 @@ class _Follower(msgspec.Struct):
         return is_let_go(self.outcome or "success", ended)
 
 
-class _Released(msgspec.Struct):
-    id: str
-    lane: str
-    patience: int | None
-
-
-class _Cancelled(msgspec.Struct):
-    id: str
-    error: JobError | None
-
-
-class _NewBatch(msgspec.Struct):
-    id: str
-    total: int
-    enqueued_at: int
-    succeeded: int
-    failed: int
-    cancelled: int
-
-
 class _Member(msgspec.Struct):
     id: str
     draws: tuple[Draw, ...]
@@ -152,7 +132,7 @@ async def store_ties(
         await tx.execute("mark_followed", ids=sorted(followed))
     if batches:
         rows = [
-            _NewBatch(batch.id, batch.total, batch.enqueued_at, count.succeeded, count.failed, count.cancelled)
+            (batch.id, batch.total, batch.enqueued_at, count.succeeded, count.failed, count.cancelled)
             for batch, count in zip(batches, new_batch_counts(batches, jobs, placed), strict=True)
         ]
         await tx.execute("add_batches", new=rows, now=tx.now)
@@ -238,10 +218,7 @@ async def _tell(tx: Transaction, followers: Sequence[_Follower], leaders: Mappin
     released = [job for job in followers if job.is_let_go(leaders[job.leader])]
     cancelled = [job for job in followers if not job.is_let_go(leaders[job.leader])]
     if released:
-        rows = [
-            _Released(job.id, job.lane.id, None if job.terms is None else job.terms.patience or None)
-            for job in released
-        ]
+        rows = [(job.id, job.lane.id, None if job.terms is None else job.terms.patience or None) for job in released]
         await tx.execute("release", released=rows, now=tx.now)
         # Whose time has come meanwhile is ready.
         await arrive(
@@ -256,7 +233,7 @@ async def _tell(tx: Transaction, followers: Sequence[_Follower], leaders: Mappin
 async def cancel_blocked(tx: Transaction, jobs: Sequence[tuple[str, JobError | None]]) -> None:
     """Cancel blocked jobs, which are locked."""
     if jobs:
-        await tx.execute("cancel_blocked", ended=[_Cancelled(id, error) for id, error in jobs], now=tx.now)
+        await tx.execute("cancel_blocked", ended=jobs, now=tx.now)
 
 
 async def lock_leader(tx: Transaction, leader: str | None) -> None:

@@ -11,13 +11,6 @@ from headgate.storage.driver import Transaction
 from headgate.storage.stored_rows import RowDecoder
 
 
-class _Own(msgspec.Struct):
-    """A gate of this release, by its subject."""
-
-    task: str
-    signature: str
-
-
 class _Newest(msgspec.Struct):
     task: str
     is_done: bool
@@ -35,7 +28,7 @@ _NEWEST = RowDecoder(_Newest, "gate")
 
 async def note_gates(tx: Transaction, gates: Mapping[str, str], lives: int) -> NotedGates:
     """As `Store.note_gates`. Where the newest gates have changed, `await_claims` has to follow."""
-    own = _own(gates)
+    own = list(gates.items())
     await tx.execute("gates_changed", own=own)
     await tx.execute("note_gates", own=own, now=tx.now, lives=lives)
     has_changed = await tx.execute("newest_changed", tasks=list(gates), now=tx.now, lives=lives) > 0
@@ -47,13 +40,9 @@ async def note_gates(tx: Transaction, gates: Mapping[str, str], lives: int) -> N
 
 async def gates_done(tx: Transaction, gates: Mapping[str, str]) -> None:
     """As `Store.gates_done`."""
-    await tx.execute("gates_done", own=_own(gates))
+    await tx.execute("gates_done", own=list(gates.items()))
 
 
 async def await_claims(tx: Transaction) -> None:
     """Return once no node is in the middle of a claim that began before."""
     await tx.values("lock_nodes")
-
-
-def _own(gates: Mapping[str, str]) -> list[_Own]:
-    return [_Own(task, signature) for task, signature in gates.items()]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from headgate.jobs.history import ALL, KEPT_FOR, SHORTEST, Flush, JobsStep, LimitStep
 from headgate.jobs.job import NewJob
 from headgate.storage.driver import Transaction
@@ -18,14 +16,6 @@ _LENGTHS = list(KEPT_FOR)
 
 _JOBS_STEPS = RowDecoder(JobsStep, "history")
 _LIMIT_STEPS = RowDecoder(LimitStep, "history")
-
-
-class _LimitRow(msgspec.Struct):
-    step: int
-    limit_name: str
-    key: str | None
-    at: int
-    used: int
 
 
 async def add_history(
@@ -42,8 +32,8 @@ async def add_history(
             "add_jobs_history", steps=sorted(jobs, key=lambda each: (each.step, each.queue, each.task, each.at))
         )
     if limits:
-        rows = [_LimitRow(each.step, each.limit, each.key, each.at, each.used) for each in limits]
-        rows.sort(key=lambda row: (row.step, row.limit_name, row.key is None, row.key or "", row.at))
+        ordered = sorted(limits, key=lambda each: (each.step, each.limit, each.key is None, each.key or "", each.at))
+        rows = [(each.step, each.limit, each.key, each.at, each.used) for each in ordered]
         await tx.execute("add_limit_history", steps=rows)
 
 

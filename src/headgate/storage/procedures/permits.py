@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-import msgspec
-
 from headgate.jobs.job import Draw
 from headgate.limits.concurrency import (
     OF_BATCH,
@@ -19,22 +17,6 @@ from headgate.limits.rule import NEVER
 from headgate.storage.driver import Transaction
 from headgate.storage.permits import Given, leaving_holders, permits_left
 from headgate.storage.procedures.buckets import BucketRow, lock_buckets
-
-
-class _LeftOver(msgspec.Struct):
-    """The permits of a bucket after some have come back."""
-
-    id: str
-    permits: Permits
-    limit_now: int
-
-    @property
-    def state(self) -> str:
-        return dump_permits(self.permits)
-
-    @property
-    def idle_at(self) -> int:
-        return NEVER if self.permits.holders else self.limit_now
 
 
 async def give_permits(tx: Transaction, jobs: Iterable[Given]) -> Set[Draw]:
@@ -72,5 +54,5 @@ async def give_up_unused(tx: Transaction, draw: Draw) -> int:
 
 async def _write(tx: Transaction, left: Sequence[tuple[BucketRow, Permits]]) -> None:
     if left:
-        rows = [_LeftOver(row.id, permits, tx.limit_now) for row, permits in left]
+        rows = [(row.id, dump_permits(held), NEVER if held.holders else tx.limit_now) for row, held in left]
         await tx.execute("write_permits", left_over=rows, limit_now=tx.limit_now)

@@ -5,48 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import astuple
 
-from headgate.jobs.job import Progress
 from headgate.jobs.report import LogLine, Report, too_many
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.finish import AttemptId, still_running
 from headgate.storage.stored_rows import RowDecoder
-
-
-class _Line(msgspec.Struct):
-    """A line of a job."""
-
-    job: str
-    line: LogLine
-
-    @property
-    def number(self) -> int:
-        return self.line.number
-
-    @property
-    def at(self) -> int:
-        return self.line.at
-
-    @property
-    def attempt(self) -> int:
-        return self.line.attempt
-
-    @property
-    def level(self) -> int:
-        return self.line.level
-
-    @property
-    def logger(self) -> str:
-        return self.line.logger
-
-    @property
-    def message(self) -> str:
-        return self.line.message
-
-
-class _Said(msgspec.Struct):
-    id: str
-    progress: Progress
 
 
 class _Reported(msgspec.Struct):
@@ -63,10 +27,10 @@ async def report(tx: Transaction, node: str, reports: Sequence[Report], most_lin
     found = await tx.fetch(_REPORTED, "lock_reported", node=node, said=reports)
     locked = {(row.id, row.fence) for row in found}
     kept = [each for each in reports if (each.id, each.fence) in locked]
-    said = [_Said(each.id, each.progress) for each in kept if each.progress is not None]
+    said = [(each.id, each.progress) for each in kept if each.progress is not None]
     if said:
         await tx.execute("set_progress", said=said)
-    lines = [_Line(each.id, line) for each in kept for line in each.lines]
+    lines = [(each.id, *astuple(line)) for each in kept for line in each.lines]
     if lines:
         await tx.execute("keep_lines", logged=lines, most=most_lines, marker=too_many(most_lines))
     written: dict[AttemptId, bool | None] = dict.fromkeys(locked, True)

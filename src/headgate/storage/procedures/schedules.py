@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -52,11 +51,6 @@ class _ScheduleRow(msgspec.Struct):
         )
 
 
-class _Revision(NamedTuple):
-    name: str
-    revision: int
-
-
 _SCHEDULES = RowDecoder(_ScheduleRow, "schedule", call=blank_call, rules=ScheduleRules(trigger=""))
 
 
@@ -80,7 +74,7 @@ async def put_schedule(tx: Transaction, record: ScheduleRecord, replaces: int | 
 async def take_over_schedule(tx: Transaction, record: ScheduleRecord, was: str, replaces: int) -> bool:
     """As `Store.take_over_schedule`."""
     await _announce_new(tx)
-    if not await tx.values("lock_schedules", wanted=[_Revision(was, replaces)]):
+    if not await tx.values("lock_schedules", wanted=[(was, replaces)]):
         return False
     if await tx.execute("add_schedule", **record.columns()) != 1:
         return False
@@ -93,7 +87,7 @@ async def take_over_schedule(tx: Transaction, record: ScheduleRecord, was: str, 
 
 async def fire(tx: Transaction, fired: Sequence[Fired]) -> list[bool]:
     """As `Store.fire`."""
-    wanted = [_Revision(each.name, each.revision) for each in fired]
+    wanted = [(each.name, each.revision) for each in fired]
     names = set(await tx.values("lock_schedules", wanted=wanted))
     written = [each for each in fired if each.name in names]
     if written:

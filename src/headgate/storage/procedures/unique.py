@@ -138,7 +138,7 @@ class _Addition:
     async def read(self, keys: Iterable[Key]) -> None:
         """Read what stands under these keys."""
         self._known = {key: [] for key in keys}
-        rows = [_Key(*key) for key in self._known]
+        rows = list(self._known)
         for standing in await self._tx.fetch(_STANDING, "standing_under", keys=rows) if rows else []:
             self._known[standing.task, standing.unique_key].append(standing)
 
@@ -177,7 +177,7 @@ class _Addition:
         assert key is not None
         # What was read holds for the first job under a key, once.
         rows = self._known.pop(key, None)
-        return await self._tx.fetch(_STANDING, "standing_under", keys=[_Key(*key)]) if rows is None else rows
+        return await self._tx.fetch(_STANDING, "standing_under", keys=[key]) if rows is None else rows
 
     async def _stored(self, job: NewJob) -> bool:
         """Whether it could be inserted, and nothing had come and begun to run before it was."""
@@ -254,11 +254,6 @@ class _Addition:
         if in_lane:
             await arrive(self._tx, [Arrival(before, -1), arrival_of(lane, job.run_at, delayed=job.delayed)])
         return True
-
-
-class _Key(msgspec.Struct):
-    task: str
-    unique_key: str
 
 
 def _stands(rows: Iterable[Standing]) -> Stands:
