@@ -25,33 +25,6 @@ from headgate.storage.protocol import Amendment, Deposit
 from headgate.storage.row_ids import bucket_id
 
 
-class _Balance(NamedTuple):
-    """A bucket in which a balance lies, as it is stored."""
-
-    draw: Draw
-    balance: Balance
-
-    @property
-    def id(self) -> str:
-        return bucket_id(self.draw)
-
-    @property
-    def limit_name(self) -> str:
-        return self.draw.limit
-
-    @property
-    def key(self) -> str:
-        return self.draw.key
-
-    @property
-    def state(self) -> str:
-        return dump_balance(self.balance)
-
-    @property
-    def idle_at(self) -> int:
-        return self.balance.idle_at
-
-
 class Timer(NamedTuple):
     """When a bucket opens for the lanes behind it."""
 
@@ -103,24 +76,31 @@ async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> None:
     draws = [deposit.draw for deposit in deposits]
     await ensure_rows(tx, draws)
     await lock_buckets(tx, draws)
-    rows = [_Balance(deposit.draw, deposit.balance) for deposit in deposits]
-    await tx.execute("charge", charged=rows)
-    timers = [Timer(row.id, tx.limit_now if row.balance.left else row.balance.opens_at) for row in rows]
+    await tx.execute("charge", charged=[_with_balance(deposit.draw, deposit.balance) for deposit in deposits])
+    timers = [
+        Timer(bucket_id(deposit.draw), tx.limit_now if deposit.balance.left else deposit.balance.opens_at)
+        for deposit in deposits
+    ]
     await tx.execute("set_timers", timer=timers)
+
+
+def _with_balance(draw: Draw, balance: Balance) -> tuple[Any, ...]:
+    """A bucket in which a balance lies, as it is stored."""
+    return bucket_id(draw), draw.limit, draw.key, dump_balance(balance), balance.idle_at
 
 
 async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> list[int]:
     """As `Store.withdraw`."""
     states = {row.draw: row.state for row in await lock_buckets(tx, [deposit.draw for deposit in deposits])}
     left: list[int] = []
-    emptied: list[_Balance] = []
+    emptied: list[tuple[Any, ...]] = []
     for deposit in deposits:
         balance = load_balance(states.get(deposit.draw))
         # Another deposit may lie there by now, and is another's to withdraw.
         mine = balance.left if balance.charged_at == deposit.balance.charged_at else 0
         left.append(mine)
         if mine:
-            emptied.append(_Balance(deposit.draw, replace(balance, left=0)))
+            emptied.append(_with_balance(deposit.draw, replace(balance, left=0)))
     if emptied:
         await tx.execute("charge", charged=emptied)
     return left

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import asdict
 
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.schedules.schedule import Course, ScheduleRules, Skipped
@@ -35,20 +36,9 @@ class _ScheduleRow(msgspec.Struct):
 
     @property
     def record(self) -> ScheduleRecord:
-        return ScheduleRecord(
-            self.name,
-            self.call,
-            self.rules,
-            Course(self.started_at, self.next_at, self.last_at, self.runs, self.open),
-            self.last_job,
-            self.paused_at,
-            self.revision,
-            self.is_declared,
-            self.formerly,
-            self.skipped,
-            self.skipped_at,
-            self.unreadable,
-        )
+        columns = asdict(self)
+        course = Course(**{name: columns.pop(name) for name in Course.__struct_fields__})
+        return ScheduleRecord(course=course, **columns)
 
 
 _SCHEDULES = RowDecoder(_ScheduleRow, "schedule", call=blank_call, rules=ScheduleRules(trigger=""))

@@ -7,6 +7,7 @@ holds a bucket waits for one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -135,15 +136,6 @@ class _Plain(msgspec.Struct):
     terms: GateTerms | None
     delayed: bool
     run_at: int
-
-
-class _Asked(msgspec.Struct):
-    id: str
-    draws: tuple[Draw, ...]
-    costs: tuple[int, ...] | None
-    terms: GateTerms | None
-    lane: str
-    gate: str
 
 
 _FOUND = RowDecoder(Found, "job", state=JobState.WAITING)
@@ -323,19 +315,19 @@ async def regate(tx: Transaction, jobs: Sequence[Regated]) -> int:
 async def _regate_plain(tx: Transaction, jobs: Sequence[Regated]) -> set[str]:
     """Move those of the jobs, all at once, that hold nothing and have never been tried; the ids of those moved."""
     by_id = {job.id: job for job in jobs}
-    moved: list[_Asked] = []
+    moved: dict[str, tuple[Any, ...]] = {}
     arrivals: list[Arrival] = []
     for row in await tx.fetch(_PLAIN, "lock_plain", ids=list(by_id)):
         job = by_id[row.id]
         if row.draws == job.before:
             lane = lane_of(row.queue, job.draws, job.terms)
-            moved.append(_Asked(job.id, job.draws, job.costs, job.terms, lane.id, job.gate))
+            moved[job.id] = (job.id, job.draws, job.costs, job.terms, lane.id, job.gate)
             arrivals.append(Arrival(lane_of(row.queue, row.draws, row.terms), -1))
             arrivals.append(arrival_of(lane, row.run_at, delayed=row.delayed))
     if moved:
-        await tx.execute("regate_plain", asked=moved)
+        await tx.execute("regate_plain", asked=list(moved.values()))
         await arrive(tx, arrivals)
-    return {job.id for job in moved}
+    return set(moved)
 
 
 async def _regate(tx: Transaction, job: Regated) -> bool:
