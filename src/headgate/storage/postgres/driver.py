@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import asyncpg
@@ -23,7 +23,6 @@ from headgate.storage.batcher import Batcher
 from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, has_woken
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import PostgresFacts, StoreFacts, TableFacts
-from headgate.storage.key_locks import KeyLocks
 from headgate.storage.migrations import Migration
 from headgate.storage.postgres.claimer import Claimer
 from headgate.storage.postgres.database import PATIENCE, SUMMARIES, Database, Session, checked_url, place_of
@@ -96,7 +95,7 @@ class PostgresDriver(Driver):
             "scan": self._database.survey,
             "search": self._database.search,
         }
-        self._keys = KeyLocks()
+        self._keys = _KeyLocks()
         self._unique = asyncio.Semaphore(max(1, connections // 2))
         self._identity = ""
         self._wake_ups: WakeUps | None = None
@@ -410,3 +409,32 @@ def _held(job_id: str, what: str) -> JobHeld:
         f"job {job_id} was not changed: somebody's open transaction holds {what}, to replace or to follow it; "
         "try again when that has ended (`headgate status` shows what is in the way)"
     )
+
+
+class _KeyLocks:
+    """One lock a key within this process, kept while somebody wants it. Several are taken in one order by everybody."""
+
+    def __init__(self) -> None:
+        self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
+
+    @contextlib.asynccontextmanager
+    async def held(self, keys: Iterable[Hashable]) -> AsyncIterator[None]:
+        """Hold the locks of these keys."""
+        async with contextlib.AsyncExitStack() as stack:
+            for key in sorted(set(keys), key=repr):
+                await stack.enter_async_context(self._held(key))
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _held(self, key: Hashable) -> AsyncIterator[None]:
+        lock, wanted = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = lock, wanted + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, wanted = self._locks[key]
+            if wanted == 1:
+                del self._locks[key]
+            else:
+                self._locks[key] = lock, wanted - 1
