@@ -46,12 +46,7 @@ WHERE next_at IS NOT NULL AND paused_at IS NULL AND next_at < :before AND NOT (@
 ORDER BY next_at, name
 LIMIT :count
 
--- name: add_schedule [postgres]
--- Store a new schedule; jobs of an earlier one of its name may not be final yet, and what is noted of it is forgotten.
-WITH gone AS (
-    DELETE FROM headgate.schedule_note
-    WHERE schedule = :name AND NOT EXISTS (SELECT 1 FROM headgate.schedule WHERE name = :name)
-)
+-- part: insert_schedule
 INSERT INTO headgate.schedule (
     name, task, call, rules, started_at, next_at, last_at, runs, open, last_job, paused_at, revision,
     is_declared, formerly, skipped, skipped_at
@@ -60,19 +55,19 @@ SELECT
     :name, :task, :call, :rules, :started_at, :next_at, :last_at, :runs,
     (SELECT count(*) FROM headgate.job WHERE schedule = :name AND finished_at IS NULL), :last_job, :paused_at, 1,
     :is_declared, :formerly, :skipped, :skipped_at
+WHERE true
 ON CONFLICT (name) DO NOTHING
 
+-- name: add_schedule [postgres]
+-- Store a new schedule; jobs of an earlier one of its name may not be final yet, and what is noted of it is forgotten.
+WITH gone AS (
+    DELETE FROM headgate.schedule_note
+    WHERE schedule = :name AND NOT EXISTS (SELECT 1 FROM headgate.schedule WHERE name = :name)
+)
+@insert_schedule
+
 -- name: add_schedule [sqlite]
-INSERT INTO schedule (
-    name, task, call, rules, started_at, next_at, last_at, runs, open, last_job, paused_at, revision,
-    is_declared, formerly, skipped, skipped_at
-)
-VALUES (
-    :name, :task, :call, :rules, :started_at, :next_at, :last_at, :runs,
-    (SELECT count(*) FROM job WHERE schedule = :name AND finished_at IS NULL), :last_job, :paused_at, 1,
-    :is_declared, :formerly, :skipped, :skipped_at
-)
-ON CONFLICT (name) DO NOTHING
+@insert_schedule
 
 -- name: change_schedule
 -- Declare a schedule again; its count is taken from the outside only if it begins anew.
