@@ -22,7 +22,7 @@ from benchmarks.support import SWITCH_INTERVAL
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.rate_limit import RateLimit
-from headgate.storage.protocol import Claim, Room
+from headgate.storage.records import Claim, Room
 from headgate.tasks.queue import DEFAULT_QUEUE
 
 TASK = "claimed"

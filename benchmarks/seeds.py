@@ -11,7 +11,7 @@ from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.limit import AnyRule
-from headgate.storage.protocol import Claim, Room
+from headgate.storage.records import Claim, Room
 from headgate.storage.store import Store
 from headgate.tasks.queue import DEFAULT_QUEUE
 

@@ -27,7 +27,7 @@ from headgate.jobs.job import JobState, NewJob
 from headgate.observe.log import log_event, logged_kinds
 from headgate.storage.address import Address
 from headgate.storage.enlisting import require_blocking, run_at_once
-from headgate.storage.protocol import JobFilter
+from headgate.storage.records import JobFilter
 from headgate.storage.store import Store
 from headgate.tasks.child_mark import IN_CHILD
 from headgate.tasks.flow import TiedCall

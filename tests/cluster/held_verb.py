@@ -34,7 +34,7 @@ from headgate import (
 )
 from headgate.jobs.job import NewJob
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.protocol import Claim, Room
+from headgate.storage.records import Claim, Room
 from tests.durability.postgres import becomes
 from tests.until import until
 

@@ -25,7 +25,7 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.protocol import Amendment, Claim, Room
+from headgate.storage.records import Amendment, Claim, Room
 from tests.conformance.storage_suite import most_in_a_window
 from tests.limit_settings import change
 

@@ -12,7 +12,7 @@ from headgate.jobs.job import Draw, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.protocol import Claim, Room
+from headgate.storage.records import Claim, Room
 from headgate.testing.manual_clock import ManualClock
 
 TENANTS = 10_000

@@ -20,7 +20,7 @@ from headgate import Headgate, Mutex, RetryPolicy, StrictRate, current_job
 from headgate.clock import SystemClock
 from headgate.jobs.event import Event, LeaseNotRenewed, NodeDisowned, NodeLost, NodeStarted
 from headgate.storage.choice import choose_storage
-from headgate.storage.protocol import Claim, Claimed
+from headgate.storage.records import Claim, Claimed
 from tests.durability.worker import say
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from headgate.clock import Clock, SystemClock
 from headgate.jobs.job import Draw, NewJob
 from headgate.limits.limit import AnyRule
-from headgate.storage.protocol import Claim, Room
+from headgate.storage.records import Claim, Room
 from headgate.storage.sqlite.storage import SqliteStorage
 
 NODE = "node-a"

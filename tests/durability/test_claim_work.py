@@ -14,7 +14,7 @@ from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.limit import AnyRule
 from headgate.limits.strict_rate import StrictRate
-from headgate.storage.protocol import Claim, Claimed
+from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.durability.stores import claim_for, new_job, on_writer, open_store

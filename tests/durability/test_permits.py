@@ -19,7 +19,7 @@ from headgate.jobs.lifecycle import Finished
 from headgate.jobs.terms import GateTerms, Holding
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.rate_limit import RateLimit as Rate
-from headgate.storage.protocol import Claim
+from headgate.storage.records import Claim
 from headgate.testing.manual_clock import ManualClock
 from tests.durability.stores import claim_for, new_job, open_store
 from tests.durability.test_claim_work import Meter, add

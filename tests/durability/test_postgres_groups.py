@@ -13,7 +13,7 @@ from headgate.clock import SystemClock
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob, Origin
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.protocol import Claim, Room
+from headgate.storage.records import Claim, Room
 from tests.durability.postgres import ask
 
 pytestmark = [pytest.mark.slow]

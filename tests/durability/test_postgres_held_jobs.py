@@ -20,7 +20,7 @@ from headgate.jobs.job import ClaimedJob, Draw, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.protocol import JobFilter
+from headgate.storage.records import JobFilter
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import Hands, at_once, rate, strict
 from tests.durability.postgres import becomes

@@ -22,7 +22,7 @@ from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.jobs.report import PLACES, LogLine, Report
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.protocol import BucketPlace, Claim, JobFilter, Room
+from headgate.storage.records import BucketPlace, Claim, JobFilter, Room
 from tests.durability.plans import EXPLAINING, HOUR, Backlog, Plans, Ran
 from tests.durability.postgres import ask
 from tests.postgres_server import server_in

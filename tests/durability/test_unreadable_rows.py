@@ -20,7 +20,7 @@ from headgate import Every, Headgate, Job, JobState, Mutex, RateLimit, RetryPoli
 from headgate.errors import UnreadableSchedule
 from headgate.jobs.history import JobsStep
 from headgate.storage import stored_rows
-from headgate.storage.protocol import Claim, Room
+from headgate.storage.records import Claim, Room
 from tests.until import until
 
 BROKEN = "{no json"

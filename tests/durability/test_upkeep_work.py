@@ -17,7 +17,7 @@ from headgate.jobs.job import NewJob, Origin
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.limit import AnyRule
 from headgate.limits.strict_rate import StrictRate
-from headgate.storage.protocol import Recovered
+from headgate.storage.records import Recovered
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.virtual_time import VirtualClock, run_virtual

@@ -27,7 +27,7 @@ from headgate.storage import driver
 from headgate.storage.procedures.claim import claim_alone
 from headgate.storage.procedures.finish import AllFinished, finish_all
 from headgate.storage.procedures.settings import CachedRules
-from headgate.storage.protocol import Claim, Claimed
+from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite import driver as sqlite_driver
 from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.neighbours import Neighbours

@@ -12,7 +12,7 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.lifecycle import Ending
 from headgate.limits.bucket_store import Taken
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
-from headgate.storage.protocol import Recovered
+from headgate.storage.records import Recovered
 from headgate.storage.sqlite.memory import MemoryStorage
 
 

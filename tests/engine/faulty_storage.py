@@ -10,7 +10,7 @@ from typing import Any
 
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import Draw, NewJob
-from headgate.storage.protocol import Amendment, Claim, Claimed
+from headgate.storage.records import Amendment, Claim, Claimed
 from headgate.storage.store import Store
 
 FAULTY = frozenset(

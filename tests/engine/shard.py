@@ -25,7 +25,7 @@ from headgate.limits.concurrency import Semaphore, load_permits
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Rule
 from headgate.storage.admission import BucketVisit
-from headgate.storage.protocol import Amendment, Claim, Claimed
+from headgate.storage.records import Amendment, Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 
 BATCH = 10

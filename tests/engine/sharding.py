@@ -22,7 +22,7 @@ from headgate.jobs.job import ClaimedJob, Draw, JobState, NewJob
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.limit import AnyRule, Limit
-from headgate.storage.protocol import Amendment
+from headgate.storage.records import Amendment
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.tasks.task import Task
 from headgate.testing.virtual_time import START, VirtualClock, VirtualTimeLoop, run_virtual

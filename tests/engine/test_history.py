@@ -23,7 +23,7 @@ from headgate.jobs.event import StorageTroubled
 from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw
-from headgate.storage.protocol import Amendment
+from headgate.storage.records import Amendment
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

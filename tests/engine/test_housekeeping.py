@@ -9,7 +9,7 @@ from typing import Any
 from headgate import Headgate
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import StorageTroubled
-from headgate.storage.protocol import Dropped
+from headgate.storage.records import Dropped
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

@@ -23,7 +23,7 @@ from headgate.clock import SECOND
 from headgate.engine.punctuality import TOLERATED
 from headgate.errors import StorageUnavailable
 from headgate.limits.limit import AnyRule, Limit
-from headgate.storage.protocol import Amendment, Claim, Claimed
+from headgate.storage.records import Amendment, Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.test_promises import counted

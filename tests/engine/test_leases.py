@@ -15,7 +15,7 @@ from headgate import Concurrency, Headgate, JobState, Mutex, RetryPolicy, curren
 from headgate.clock import SECOND, SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, JobFailure, JobReturned, LeaseNotRenewed, NodeDisowned
-from headgate.storage.protocol import Claim, Claimed
+from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 from tests.engine.faulty_storage import Faults, FaultyStorage, History

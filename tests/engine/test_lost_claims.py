@@ -6,7 +6,7 @@ import asyncio
 
 from headgate import FixedWindow, Headgate, JobState, Mutex, current_job
 from headgate.errors import StorageUnavailable
-from headgate.storage.protocol import Claim, Claimed, Room
+from headgate.storage.records import Claim, Claimed, Room
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

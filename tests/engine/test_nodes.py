@@ -13,7 +13,7 @@ import pytest
 from headgate import Concurrency, DeclarationError, Headgate, JobState, StrictRate
 from headgate.clock import SECOND
 from headgate.errors import UnknownQueue
-from headgate.storage.protocol import Claim, Claimed
+from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

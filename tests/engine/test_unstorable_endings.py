@@ -12,7 +12,7 @@ from headgate import Headgate, JobFailed, RateLimit, RetryPolicy, StrictRate, cu
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import Event, StorageTroubled
 from headgate.jobs.lifecycle import Ending, Finished
-from headgate.storage.protocol import Amendment
+from headgate.storage.records import Amendment
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 

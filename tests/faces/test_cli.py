@@ -467,7 +467,7 @@ def test_status_shows_nodes_by_machine(project: Project) -> None:
 OBSTRUCTED = """
 from headgate import Headgate
 from headgate.clock import SECOND, SystemClock
-from headgate.storage.protocol import Obstacle
+from headgate.storage.records import Obstacle
 from headgate.storage.sqlite.storage import SqliteStorage
 
 

@@ -18,7 +18,7 @@ import pytest
 from headgate import Headgate, Job, JobCancelled, JobFailed, JobState, RetryPolicy, batch, chain
 from headgate.admin import JobQuery
 from headgate.jobs.identity import process_name
-from headgate.storage.protocol import Claim, Room
+from headgate.storage.records import Claim, Room
 from tests.faces.one_module import OneModule, answer, call, go_into
 
 R = TypeVar("R")

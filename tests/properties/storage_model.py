@@ -27,7 +27,7 @@ from headgate.storage.admission import gated_share
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED, poison_error
 from headgate.storage.following import LEADER_NOT_SUCCEEDED, Cause, leader_error
 from headgate.storage.live_rules import LimitSetting
-from headgate.storage.protocol import Amendment, Claim, Claimed, Dropped
+from headgate.storage.records import Amendment, Claim, Claimed, Dropped
 
 Lane = tuple[str, tuple[Draw, ...], bool, tuple[str, ...]]
 """Queue, draws, whether its jobs do not wait, and whose permits they share."""

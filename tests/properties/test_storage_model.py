@@ -42,7 +42,7 @@ from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.protocol import Amendment, Claim, Claimed, JobFilter, Room
+from headgate.storage.records import Amendment, Claim, Claimed, JobFilter, Room
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store

@@ -15,7 +15,7 @@ from headgate.admin.findings import Finding, findings_of
 from headgate.cli.process_facts import ProcessFacts, process_facts, process_findings
 from headgate.clock import from_datetime
 from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts, StoreFacts, TableFacts
-from headgate.storage.protocol import Obstacle
+from headgate.storage.records import Obstacle
 
 NOW = datetime(2026, 5, 1, 8, tzinfo=UTC)
 GIB = 2**30

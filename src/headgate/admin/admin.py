@@ -36,7 +36,7 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
-from headgate.storage.protocol import BucketRecord, Obstacle, QueueCounts, Standing, ViewCount, WaitingCount
+from headgate.storage.records import BucketRecord, Obstacle, QueueCounts, Standing, ViewCount, WaitingCount
 from headgate.storage.store import Store
 from headgate.tasks.handle import JobStatus, status_of
 from headgate.tasks.options import require_priority

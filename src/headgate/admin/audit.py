@@ -9,7 +9,7 @@ from datetime import datetime
 
 from headgate.clock import SECOND
 from headgate.limits.limit import AnyRule
-from headgate.storage.protocol import RecordedStart
+from headgate.storage.records import RecordedStart
 
 
 @dataclass(frozen=True, slots=True)

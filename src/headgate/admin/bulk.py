@@ -14,7 +14,7 @@ from headgate.errors import DuplicateJob, IllegalTransition, JobHeld, JobNotFoun
 from headgate.jobs.job import JobRecord
 from headgate.jobs.lifecycle import FOLLOWS, require_scheduled
 from headgate.jobs.state import JobState
-from headgate.storage.protocol import JobView
+from headgate.storage.records import JobView
 from headgate.storage.store import Store
 
 CHUNK = 200

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from headgate.admin.nodes import NodeStatus
 from headgate.storage.facts import StoreFacts
-from headgate.storage.protocol import Obstacle, WaitingCount
+from headgate.storage.records import Obstacle, WaitingCount
 from headgate.tasks.schedule import ScheduleStatus
 
 

@@ -10,7 +10,7 @@ from headgate.admin.holders import PermitHolder, worded
 from headgate.admin.nodes import node_status
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.job import JobRecord, JobState
-from headgate.storage.protocol import NodeRecord
+from headgate.storage.records import NodeRecord
 from headgate.tasks.handle import JobStatus
 
 

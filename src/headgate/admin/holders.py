@@ -9,7 +9,7 @@ from typing import Literal
 
 from headgate.jobs.state import JobState
 from headgate.limits.concurrency import OF_BATCH, load_permits
-from headgate.storage.protocol import BucketRecord
+from headgate.storage.records import BucketRecord
 from headgate.storage.store import Store
 
 MOST_HOLDERS = 20

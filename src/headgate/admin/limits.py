@@ -22,7 +22,7 @@ from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.storage.admission import FOR_ALL_KEYS, BucketView
 from headgate.storage.live_rules import EditSetting, LimitSetting, LiveRules, is_pattern, pattern_of
-from headgate.storage.protocol import BucketPlace, BucketRecord, RecordedStart
+from headgate.storage.records import BucketPlace, BucketRecord, RecordedStart
 from headgate.storage.store import Store
 from headgate.storage.stored_rows import load_state
 

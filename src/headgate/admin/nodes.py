@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from headgate.clock import to_datetime
-from headgate.storage.protocol import NodeRecord
+from headgate.storage.records import NodeRecord
 
 SILENT_AFTER = 30.0
 """Seconds without a heartbeat; the default lease."""

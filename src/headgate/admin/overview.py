@@ -14,7 +14,7 @@ from headgate.admin.queues import QueueStatus
 from headgate.admin.slow_counts import Counted, SlowCounts
 from headgate.clock import to_datetime
 from headgate.jobs.state import JobState
-from headgate.storage.protocol import JobView, Obstacle, QueueCounts, ViewCount, WaitingCount
+from headgate.storage.records import JobView, Obstacle, QueueCounts, ViewCount, WaitingCount
 from headgate.tasks.schedule import ScheduleStatus
 
 if TYPE_CHECKING:

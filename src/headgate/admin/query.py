@@ -11,7 +11,7 @@ from headgate.clock import from_datetime
 from headgate.errors import DeclarationError
 from headgate.jobs.state import JobState
 from headgate.limits.key import bucket_key
-from headgate.storage.protocol import JobFilter, JobView
+from headgate.storage.records import JobFilter, JobView
 
 LARGEST_PAGE = 500
 

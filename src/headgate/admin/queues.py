@@ -9,7 +9,7 @@ from datetime import datetime
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import UnknownQueue
 from headgate.jobs.audit import Deed
-from headgate.storage.protocol import QueueCounts, QueueRecord
+from headgate.storage.records import QueueCounts, QueueRecord
 from headgate.storage.store import Store
 
 

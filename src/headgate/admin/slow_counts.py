@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from headgate.clock import SECOND, Clock
 from headgate.errors import HeadgateError
-from headgate.storage.protocol import QueueCounts, WaitingCount
+from headgate.storage.records import QueueCounts, WaitingCount
 
 FRESH_FOR = SECOND
 """Microseconds for which what was counted is shown, at least."""

@@ -14,7 +14,7 @@ from headgate.cli.output import json_option, print_json, progress_bar
 from headgate.cli.query import seconds
 from headgate.cli.question import confirm, require_answer
 from headgate.jobs.job import JobState
-from headgate.storage.protocol import FINAL_STATES
+from headgate.storage.records import FINAL_STATES
 
 
 @click.command()

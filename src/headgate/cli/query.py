@@ -15,7 +15,7 @@ from headgate.admin import JobQuery
 from headgate.arguments import duration_in
 from headgate.clock import FARTHEST, SECOND
 from headgate.jobs.job import JobState
-from headgate.storage.protocol import JobView
+from headgate.storage.records import JobView
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -28,7 +28,7 @@ from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.escaping import printable
 from headgate.jobs.state import JobState
-from headgate.storage.protocol import Obstacle
+from headgate.storage.records import Obstacle
 from headgate.tasks.schedule import ScheduleStatus
 
 COUNTS_FOR = 0.25

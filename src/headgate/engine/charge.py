@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping
 from headgate.jobs.job import ClaimedJob, Draw
 from headgate.jobs.lifecycle import Charge
 from headgate.limits.limit import AnyRule
-from headgate.storage.protocol import Amendment
+from headgate.storage.records import Amendment
 
 
 class AttemptCharge:

@@ -11,7 +11,7 @@ from headgate.engine.historian import Historian
 from headgate.engine.recorder import Recorder
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.lifecycle import Charge
-from headgate.storage.protocol import Amendment
+from headgate.storage.records import Amendment
 
 
 class ChargeRouter:

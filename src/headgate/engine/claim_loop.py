@@ -21,7 +21,7 @@ from headgate.engine.slots import Slots
 from headgate.errors import StorageUnavailable
 from headgate.jobs.job import ClaimedJob
 from headgate.limits.limit import AnyRule
-from headgate.storage.protocol import Claim, Claimed, Room
+from headgate.storage.records import Claim, Claimed, Room
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 

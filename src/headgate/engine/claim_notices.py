@@ -11,7 +11,7 @@ from headgate.engine.regater import Regater
 from headgate.engine.teller import Teller
 from headgate.engine.throttle_log import ThrottleLog
 from headgate.jobs.event import JobThrottled, LimitsClosed, TaskUnknown
-from headgate.storage.protocol import Claimed, Throttled
+from headgate.storage.records import Claimed, Throttled
 
 
 class ClaimNotices:

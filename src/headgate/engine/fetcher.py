@@ -13,7 +13,7 @@ from headgate.engine.store_fetcher import StoreFetcher
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw
 from headgate.limits.limit import Limit
-from headgate.storage.protocol import Amendment, Starved
+from headgate.storage.records import Amendment, Starved
 from headgate.storage.store import Store
 
 

@@ -25,7 +25,7 @@ from headgate.jobs.history import SHORTEST, Flush, JobsStep, LimitStep, step_at
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished
-from headgate.storage.protocol import Amendment
+from headgate.storage.records import Amendment
 from headgate.storage.store import Store
 
 WRITE_EVERY = 10

@@ -12,7 +12,7 @@ from headgate.storage.admission import ask_of
 from headgate.storage.endings import rejection_error
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
-from headgate.storage.protocol import Dropped, Standing
+from headgate.storage.records import Dropped, Standing
 from headgate.storage.store import Store
 
 

@@ -12,7 +12,7 @@ from headgate.jobs.event import JobFailure, JobFinished, StorageTroubled
 from headgate.jobs.history import KEPT_FOR
 from headgate.jobs.job import JobState
 from headgate.jobs.retention import Retention
-from headgate.storage.protocol import FINAL_STATES, Dropped
+from headgate.storage.records import FINAL_STATES, Dropped
 from headgate.storage.store import Store
 
 FORGET_EVERY = 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.storage.protocol import NodeRecord
+from headgate.storage.records import NodeRecord
 
 
 class PeerLeases:

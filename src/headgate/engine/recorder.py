@@ -18,7 +18,7 @@ from headgate.errors import StorageUnavailable
 from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned, StorageTroubled
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
-from headgate.storage.protocol import Amendment
+from headgate.storage.records import Amendment
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from headgate.jobs.job import ClaimedJob
-from headgate.storage.protocol import Room
+from headgate.storage.records import Room
 
 
 class Slots:

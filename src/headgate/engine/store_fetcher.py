@@ -20,7 +20,7 @@ from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule, Limit
 from headgate.storage.admission import BucketVisit
 from headgate.storage.fetched import ASK_AGAIN, Balance, Fetched
-from headgate.storage.protocol import Amendment, Deposit, Starved
+from headgate.storage.records import Amendment, Deposit, Starved
 from headgate.storage.store import Store
 
 LEFT_FOR = 0.1

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from headgate.clock import SECOND
 from headgate.jobs.event import JobThrottled
-from headgate.storage.protocol import Throttled
+from headgate.storage.records import Throttled
 
 WINDOW = 30 * SECOND
 MOST_BUCKETS = 10_000

@@ -20,7 +20,7 @@ from headgate.http.refusal import Refusal
 from headgate.jobs.job import JobError, JobOptions, JobRecord
 from headgate.jobs.report import LogLine
 from headgate.jobs.state import JobState
-from headgate.storage.protocol import JobView
+from headgate.storage.records import JobView
 from headgate.tasks.handle import JobProgress, JobStatus
 
 MOST_COUNTED = 10_000

@@ -15,7 +15,7 @@ from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor
 from headgate.http.refusal import Refusal
 from headgate.limits.kinds import RateKind
 from headgate.storage.live_rules import Scope
-from headgate.storage.protocol import BucketPlace
+from headgate.storage.records import BucketPlace
 
 MOST_AUDITED = 50_000
 """Starts that one audit looks at: they are read and judged in the process that serves."""

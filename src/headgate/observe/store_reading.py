@@ -14,7 +14,7 @@ from headgate.errors import HeadgateError
 from headgate.observe import metric
 from headgate.observe.instrument import Observed
 from headgate.observe.labels import Labels
-from headgate.storage.protocol import BucketRecord, NodeRecord, QueueCounts, QueueRecord, WaitingCount
+from headgate.storage.records import BucketRecord, NodeRecord, QueueCounts, QueueRecord, WaitingCount
 from headgate.storage.store import Store
 
 logger = logging.getLogger("headgate.metrics")

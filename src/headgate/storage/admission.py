@@ -20,7 +20,7 @@ from headgate.limits.concurrency import NO_PERMITS, batches_of
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.storage.fetched import charged_elsewhere, is_starved
-from headgate.storage.protocol import Room, Starved
+from headgate.storage.records import Room, Starved
 
 TURN = 4
 """How many jobs a lane may take before the next lane has its turn."""

@@ -33,7 +33,7 @@ from headgate.storage.admission import (
 )
 from headgate.storage.endings import DroppedRow, late_ending, rejection_error
 from headgate.storage.permits import Given
-from headgate.storage.protocol import Claim, Claimed, Dropped, Starved, Throttled
+from headgate.storage.records import Claim, Claimed, Dropped, Starved, Throttled
 from headgate.storage.row_ids import bucket_id
 from headgate.storage.stored_rows import note_unreadable
 

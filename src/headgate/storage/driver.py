@@ -22,7 +22,7 @@ from headgate.storage.stored_rows import RowDecoder
 
 if TYPE_CHECKING:
     from headgate.storage.procedures.settings import CachedRules
-    from headgate.storage.protocol import Claim, Claimed
+    from headgate.storage.records import Claim, Claimed
 
 R = TypeVar("R")
 

@@ -12,7 +12,7 @@ from headgate.limits.rule import NEVER
 from headgate.storage.admission import BucketView
 from headgate.storage.fetched import is_balance
 from headgate.storage.live_rules import LiveRules
-from headgate.storage.protocol import BucketRecord, Standing
+from headgate.storage.records import BucketRecord, Standing
 from headgate.storage.stored_rows import load_state
 
 REHEARSED = 200

@@ -48,7 +48,7 @@ from headgate.storage.procedures import gates as gate_notes
 from headgate.storage.procedures.following import without_held
 from headgate.storage.procedures.reports import logs, report
 from headgate.storage.procedures.settings import read_settings
-from headgate.storage.protocol import (
+from headgate.storage.records import (
     FINAL_STATES,
     GATE_LIVES,
     Amendment,

@@ -18,7 +18,7 @@ from headgate.engine.node import Node
 from headgate.engine.teller import Teller
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.outcome import Outcome, Refused, Snoozed
-from headgate.storage.protocol import Claimed, Room
+from headgate.storage.records import Claimed, Room
 from headgate.tasks.place import Place
 from headgate.tasks.task import Task
 

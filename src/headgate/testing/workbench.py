@@ -16,7 +16,7 @@ from headgate.errors import JobCancelled, JobFailed
 from headgate.jobs.job import JobState
 from headgate.jobs.outcome import Refused
 from headgate.storage.enlisting import run_at_once
-from headgate.storage.protocol import Claim, JobFilter, Room
+from headgate.storage.records import Claim, JobFilter, Room
 from headgate.tasks.signals import RateLimited, Snooze
 from headgate.tasks.task import Call, Task
 from headgate.testing.enqueued import Enqueued, Wanted, enqueued, told_missing, told_present

@@ -14,7 +14,7 @@ from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import MAX_COUNT, StrictRate
-from headgate.storage.protocol import JobFilter
+from headgate.storage.records import JobFilter
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import Conformance, Hands

@@ -7,7 +7,7 @@ import pytest
 from headgate.clock import SECOND
 from headgate.jobs.job import Draw, JobState
 from headgate.storage.admission import TURN
-from headgate.storage.protocol import JobFilter, Throttled
+from headgate.storage.records import JobFilter, Throttled
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import (

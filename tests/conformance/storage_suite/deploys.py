@@ -8,7 +8,7 @@ from headgate.clock import SECOND
 from headgate.jobs.gating import KnownGates, Regated
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.terms import GateTerms, Holding
-from headgate.storage.protocol import GATE_LIVES
+from headgate.storage.records import GATE_LIVES
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, release, strict
 

@@ -10,7 +10,7 @@ from headgate.jobs.job import JobError, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.endings import EXPIRED_ERROR
-from headgate.storage.protocol import (
+from headgate.storage.records import (
     JobFilter,
     QueueCounts,
 )

@@ -14,7 +14,7 @@ from headgate.jobs.job import Draw, JobState, Origin
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED
 from headgate.storage.following import FOLLOWERS_AT_ONCE, LEADER_NOT_SUCCEEDED
-from headgate.storage.protocol import JobFilter
+from headgate.storage.records import JobFilter
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, at_once, strict
 from tests.conformance.storage_suite.ties import (

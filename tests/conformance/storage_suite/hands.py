@@ -23,7 +23,7 @@ from headgate.limits.limit import AnyRule, HoldUntil
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
-from headgate.storage.protocol import BucketRecord, Claim, Claimed, QueueCounts, Recovered, Room
+from headgate.storage.records import BucketRecord, Claim, Claimed, QueueCounts, Recovered, Room
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.limit_settings import change

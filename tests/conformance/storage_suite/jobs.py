@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND
 from headgate.jobs.identity import process_name
 from headgate.jobs.job import Draw, JobOptions, JobState, RetryTerms
-from headgate.storage.protocol import Claim, JobFilter, QueueCounts, Room
+from headgate.storage.records import Claim, JobFilter, QueueCounts, Room
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import (

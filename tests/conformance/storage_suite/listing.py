@@ -11,7 +11,7 @@ from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
 from headgate.jobs.job import JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
-from headgate.storage.protocol import BucketPlace, BucketRecord, JobFilter, ViewCount, WaitingCount
+from headgate.storage.records import BucketPlace, BucketRecord, JobFilter, ViewCount, WaitingCount
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, strict
 

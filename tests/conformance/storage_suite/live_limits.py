@@ -22,7 +22,7 @@ from headgate.limits.rule import NEVER
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.live_rules import LimitSetting, Scope
-from headgate.storage.protocol import Amendment
+from headgate.storage.records import Amendment
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import MINUTE, Conformance, Hands, at_once, rate, shared, strict

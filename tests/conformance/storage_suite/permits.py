@@ -13,7 +13,7 @@ from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.limit import HoldUntil
 from headgate.limits.rule import NEVER
-from headgate.storage.protocol import JobFilter
+from headgate.storage.records import JobFilter
 from headgate.storage.store import Store
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, at_once, recover, strict

@@ -11,7 +11,7 @@ from headgate.clock import SECOND
 from headgate.jobs.job import JobState, Origin
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts
-from headgate.storage.protocol import QueueCounts, QueueRecord
+from headgate.storage.records import QueueCounts, QueueRecord
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, strict
 

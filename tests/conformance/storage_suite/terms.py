@@ -15,7 +15,7 @@ from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.endings import EXPIRED_ERROR
-from headgate.storage.protocol import Amendment, QueueCounts, RecordedStart
+from headgate.storage.records import Amendment, QueueCounts, RecordedStart
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import (

@@ -11,7 +11,7 @@ from headgate.engine.historian import Historian
 from headgate.jobs.event import JobStarted
 from headgate.jobs.history import ALL, SHORTEST, JobsStep
 from headgate.jobs.lifecycle import Finished
-from headgate.storage.protocol import FINAL_STATES
+from headgate.storage.records import FINAL_STATES
 
 if TYPE_CHECKING:
     from tests.engine.simulation.world import World

@@ -19,7 +19,7 @@ from headgate.http.redaction import ALWAYS, HIDDEN, Redaction
 from headgate.http.routes import ENDPOINTS
 from headgate.jobs.audit import Deed
 from headgate.jobs.job import JobError
-from headgate.storage.protocol import Obstacle
+from headgate.storage.records import Obstacle
 from headgate.storage.sqlite.memory import MemoryStorage
 from tests.faces.http.stage import PASSWORD, Seeds, browser, client, make_app, seed
 

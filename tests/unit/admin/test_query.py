@@ -12,7 +12,7 @@ from headgate.cli.query import FLAGS, METAVARS
 from headgate.errors import DeclarationError
 from headgate.http.jobs import JobsQuery
 from headgate.jobs.job import JobState
-from headgate.storage.protocol import JobFilter
+from headgate.storage.records import JobFilter
 
 
 def test_what_stands_in_a_call_are_the_fields_of_a_query() -> None:

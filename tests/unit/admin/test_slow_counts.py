@@ -9,7 +9,7 @@ from datetime import datetime
 from headgate.admin.slow_counts import Beside, Counted
 from headgate.clock import to_datetime
 from headgate.errors import StorageUnavailable
-from headgate.storage.protocol import QueueCounts
+from headgate.storage.records import QueueCounts
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 

@@ -14,7 +14,7 @@ from headgate.limits.concurrency import Permits, Semaphore
 from headgate.storage.admission import BucketView
 from headgate.storage.claiming import ClaimPlan, Head, LaneRow, Visit
 from headgate.storage.fetched import Balance, Fetched
-from headgate.storage.protocol import Claim, Claimed, Room
+from headgate.storage.records import Claim, Claimed, Room
 
 NOW = 1_000 * SECOND
 RULE = Fetched(StrictRate("100/h", margin=0).rule)

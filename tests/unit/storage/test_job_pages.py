@@ -11,7 +11,7 @@ from headgate.jobs.lifecycle import Finished
 from headgate.limits.limit import AnyRule
 from headgate.limits.strict_rate import StrictRate
 from headgate.storage.procedures import listing
-from headgate.storage.protocol import JobFilter
+from headgate.storage.records import JobFilter
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.durability.stores import NODE, claim_for, new_job

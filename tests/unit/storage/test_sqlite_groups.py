@@ -20,7 +20,7 @@ from headgate.limits.kinds import dump_rule
 from headgate.limits.limit import AnyRule
 from headgate.schedules.schedule import Course, ScheduleRules
 from headgate.storage.live_rules import LimitSetting
-from headgate.storage.protocol import Claim, Room
+from headgate.storage.records import Claim, Room
 from headgate.storage.schedules import ScheduleRecord
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.testing.manual_clock import ManualClock

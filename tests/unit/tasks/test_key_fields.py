@@ -376,6 +376,6 @@ async def test_no_job_of_a_checked_declaration_runs_without_its_limit(app: Headg
 
 
 def _all() -> Any:
-    from headgate.storage.protocol import JobFilter
+    from headgate.storage.records import JobFilter
 
     return JobFilter(count=100)

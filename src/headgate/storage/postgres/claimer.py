@@ -25,7 +25,7 @@ from headgate.storage.procedures.following import without_held
 from headgate.storage.procedures.look import LOOK_AMONG_OTHERS, Look, LookAmongOthers, open_lane, read_look
 from headgate.storage.procedures.replacement_notes import give_back_noted
 from headgate.storage.procedures.settings import CachedRules
-from headgate.storage.protocol import Claim, Claimed, Dropped
+from headgate.storage.records import Claim, Claimed, Dropped
 
 LOOK_LASTS = SECOND // 50
 """For how long claims go by one look that saw more than they could take. What was not there yet may wait so long."""

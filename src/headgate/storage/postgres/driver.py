@@ -40,7 +40,7 @@ from headgate.storage.procedures.finish import AttemptId, finish, finish_plain
 from headgate.storage.procedures.following import FollowersHeld, without_held
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.procedures.unique import add_unique
-from headgate.storage.protocol import Claim, Claimed
+from headgate.storage.records import Claim, Claimed
 
 R = TypeVar("R")
 

@@ -41,7 +41,7 @@ from headgate.storage.procedures.look import LANES, LOOK_ALONE, Look, open_lane,
 from headgate.storage.procedures.permits import give_permits
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.procedures.waiting import TIED, Tied
-from headgate.storage.protocol import Claim, Claimed, Dropped
+from headgate.storage.records import Claim, Claimed, Dropped
 from headgate.storage.row_ids import bucket_id
 from headgate.storage.stored_rows import RowDecoder
 

@@ -21,7 +21,7 @@ from headgate.storage.procedures.audit import keep_deed
 from headgate.storage.procedures.buckets import close_buckets, ensure_rows, hold_buckets, lock_buckets
 from headgate.storage.procedures.settings import CachedRules, read_settings
 from headgate.storage.procedures.waiting import release_idle
-from headgate.storage.protocol import Amendment, Deposit
+from headgate.storage.records import Amendment, Deposit
 from headgate.storage.row_ids import bucket_id
 
 

@@ -19,7 +19,7 @@ from headgate.storage.driver import Transaction
 from headgate.storage.json_text import as_json, limit_needle
 from headgate.storage.procedures.buckets import BucketName
 from headgate.storage.procedures.lanes import Lane, lane_of
-from headgate.storage.protocol import (
+from headgate.storage.records import (
     BucketPlace,
     BucketRecord,
     JobFilter,

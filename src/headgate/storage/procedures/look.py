@@ -14,7 +14,7 @@ from headgate.storage.admission import TURN, RowId
 from headgate.storage.claiming import LaneRow
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.buckets import BUCKETS, BucketRow
-from headgate.storage.protocol import Claim
+from headgate.storage.records import Claim
 from headgate.storage.row_ids import lane_id
 from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder, note_unreadable
 

@@ -25,7 +25,7 @@ from headgate.storage.procedures.finish import (
 )
 from headgate.storage.procedures.following import tell_followers
 from headgate.storage.process import is_running, pid_space, process_started
-from headgate.storage.protocol import Beat, NodeRecord, Recovered
+from headgate.storage.records import Beat, NodeRecord, Recovered
 from headgate.storage.stored_rows import RowDecoder
 
 Gone = Literal["left", "dead"]

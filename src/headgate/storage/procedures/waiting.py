@@ -31,7 +31,7 @@ from headgate.storage.procedures.buckets import lock_buckets
 from headgate.storage.procedures.lanes import Arrival, Lane, arrival_of, arrive, lane_of, leave, reopen_behind
 from headgate.storage.procedures.permits import give_permits, give_up_unused
 from headgate.storage.procedures.unique import rivals
-from headgate.storage.protocol import Dropped
+from headgate.storage.records import Dropped
 from headgate.storage.stored_rows import RowDecoder
 
 

@@ -33,7 +33,7 @@ from headgate.storage.procedures.claim import claim_alone
 from headgate.storage.procedures.finish import AllFinished, finish_all
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.procedures.unique import add_unique, enlist
-from headgate.storage.protocol import Claim, Claimed
+from headgate.storage.records import Claim, Claimed
 from headgate.storage.searching import SEARCH_TIMEOUT, Searches, too_long
 from headgate.storage.sqlite import connection as sqlite_file
 from headgate.storage.sqlite.call_thread import CallThread
