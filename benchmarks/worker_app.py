@@ -15,7 +15,8 @@ class Probed:
     """An app with a gated and an ungated task that say when they began."""
 
     def __init__(self, url: str | None = None) -> None:
-        self.app = Headgate(url)
+        # A worker is told in its environment; whoever only imports this has none.
+        self.app = Headgate(url or os.environ.get("HEADGATE_URL", "memory://"))
         self._say: Callable[[int], None] | None = None
         limit = StrictRate("1/d", key="{key}", name=LIMIT)
         self.gated: Task[..., None] = self.app.task(name="gated", limits=[limit])(self._gated)
