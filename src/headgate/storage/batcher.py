@@ -1,4 +1,4 @@
-"""Groups of writes are one commit: while one is in flight, new writes gather for the next."""
+"""Groups of writes are one commit: while one is under way, new writes gather for the next."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ class Batcher(Generic[W]):
         self._commit = commit
         self._most = most
         self._pending: list[tuple[W, asyncio.Future[Any]]] = []
-        self._flight: asyncio.Task[None] | None = None
+        self._committing: asyncio.Task[None] | None = None
 
     async def write(self, write: W) -> Any:
         """Return when the group of this write has committed. A caller that is cancelled meanwhile does not undo it."""
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending.append((write, done))
-        if self._flight is None:
-            self._take_off()
+        if self._committing is None:
+            self._start()
         return await done
 
     async def drain(self) -> None:
-        """Return when nothing is in flight or waiting."""
-        while self._flight is not None:
-            await asyncio.wait([self._flight])
+        """Return when nothing is being committed or waits for it."""
+        while self._committing is not None:
+            await asyncio.wait([self._committing])
 
-    def _take_off(self) -> None:
-        self._flight = asyncio.get_running_loop().create_task(self._fly(), name="headgate-commits")
-        # Not at the end of the flight itself: one that is cancelled before its first step has none.
-        self._flight.add_done_callback(self._land)
+    def _start(self) -> None:
+        self._committing = asyncio.get_running_loop().create_task(self._commit_pending(), name="headgate-commits")
+        # Not at the end of the task itself: one that is cancelled before its first step has none.
+        self._committing.add_done_callback(self._ended)
 
-    async def _fly(self) -> None:
+    async def _commit_pending(self) -> None:
         while self._pending:
             group, self._pending = self._pending[: self._most], self._pending[self._most :]
             await self._settle(group)
 
-    def _land(self, flight: asyncio.Task[None]) -> None:
-        self._flight = None
-        if flight.cancelled() or flight.exception() is not None:
+    def _ended(self, committing: asyncio.Task[None]) -> None:
+        self._committing = None
+        if committing.cancelled() or committing.exception() is not None:
             # Nobody waits for a commit that never comes.
             for _, done in self._pending:
                 done.cancel()
             self._pending.clear()
         elif self._pending:
-            self._take_off()
+            self._start()
 
     async def _settle(self, group: list[tuple[W, asyncio.Future[Any]]]) -> None:
         try:
