@@ -20,6 +20,36 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 HOUR = 3600
 
 
+def test_one_job_after_another_takes_one_claim_each() -> None:
+    """The fault: the slot that a job freed and its ending each made the node ask for jobs, of which there were none."""
+
+    async def main(clock: VirtualClock) -> None:
+        class Counting(MemoryStorage):
+            claims = 0
+
+            async def claim(self, claim: Claim) -> Claimed:
+                self.claims += 1
+                return await super().claim(claim)
+
+        store = Counting(clock)
+        app = Headgate(storage=store, clock=clock)
+
+        @app.task
+        async def call() -> None:
+            await asyncio.sleep(0.01)
+
+        async with app:
+            await asyncio.sleep(1)
+            store.claims = 0
+            for _ in range(20):
+                job = await call.enqueue()
+                await job.result()
+                await asyncio.sleep(0.01)
+            assert store.claims == 20
+
+    run_virtual(main)
+
+
 def test_at_rest_a_node_asks_for_jobs_only_when_something_may_have_changed() -> None:
     """The fault: a worker polled, so an idle one cost its database as much as a busy one, or found jobs late."""
 

@@ -12,59 +12,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headgate.clock import FARTHEST, SECOND
+from headgate.clock import SECOND
 from headgate.limits.bucket_store import Bucket, Taken
-from headgate.limits.dynamic_window import SharedCounter
-from headgate.limits.fixed_window import WindowCounter
 from headgate.limits.limit import AnyRule
-from headgate.limits.rate_limit import Gcra
 from headgate.limits.redis.buckets import RedisBuckets
-from headgate.limits.sliding_window import SliceCounter
-from headgate.limits.strict_rate import SlidingLog
 from tests.properties.bucket_model import BucketModel
+from tests.properties.rule_strategies import LOWEST, RULES
 
 # A slow machine is no failure.
 pytestmark = pytest.mark.timeout(180)
 
 NOON = 1_767_268_800 * SECOND
-DAY = 86400 * SECOND
 
 _made = count()
 
 # Each example speaks to a server: a slow machine is no failure.
 on_a_server = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-
-LOWEST = 3
-"""Every rule grants at least that much, and nothing costs more: what could never go is another test."""
-
-counts = st.integers(LOWEST, 12) | st.sampled_from([997, 1000])
-periods = st.integers(1, 50) | st.integers(1, 100) | st.sampled_from([SECOND, 60 * SECOND, 7_777_777, DAY])
-
-RULES: dict[str, st.SearchStrategy[Any]] = {
-    "rate": st.builds(
-        Gcra,
-        count=counts | st.sampled_from([1_000_000, 7]),
-        period=periods,
-        burst=st.integers(LOWEST, 20) | st.just(1_000_000),
-        start_empty=st.booleans(),
-    ).filter(lambda rule: 1_000_000 * rule.period // rule.count < FARTHEST // 10),
-    "strict": st.builds(SlidingLog, count=counts, period=periods),
-    "fixed": st.integers(0, 20).flatmap(
-        lambda margin: st.builds(
-            WindowCounter, count=counts, period=periods.map(lambda period: period + margin), margin=st.just(margin)
-        )
-    ),
-    "sliding": st.builds(SliceCounter, count=counts, slice=periods, slices=st.integers(1, 6)),
-    "dynamic": st.builds(
-        SharedCounter,
-        capacity=st.just(0) | st.integers(LOWEST, 12),
-        min_count=st.integers(1, LOWEST),
-        max_count=st.integers(LOWEST, 12),
-        slice=periods,
-        slices=st.integers(1, 4),
-        max_keys=st.integers(1, 4),
-    ).filter(lambda rule: not rule.capacity or rule.max_count <= rule.capacity),
-}
 
 costs = st.integers(1, LOWEST)
 ids = st.sampled_from(["a", "b", "c"])

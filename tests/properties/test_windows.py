@@ -16,7 +16,7 @@ from headgate.limits.dynamic_window import SharedCounter, Shares
 from headgate.limits.fixed_window import WindowCounter
 from headgate.limits.rule import NEVER
 from headgate.limits.sliding_window import SliceCounter
-from tests.properties.test_lua import RULES
+from tests.properties.rule_strategies import RULES
 
 # A slow machine is no failure.
 pytestmark = pytest.mark.timeout(180)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from headgate.engine.slots import Slots
 
 
@@ -29,3 +32,21 @@ def test_counting_free_slots_takes_nobodys_turn() -> None:
 
 def test_a_queue_that_is_not_served_has_no_slot() -> None:
     assert Slots({"mail": 1}).free_in("video") == 0
+
+
+def test_a_freed_slot_is_a_reason_to_claim_only_if_the_last_claim_was_short_of_slots() -> None:
+    slots = Slots({"mail": 2})
+    job: Any = SimpleNamespace(queue="mail")
+    slots.note_claimed(slots.rooms(), [job])
+    slots.take("mail")
+    assert not slots.release("mail")
+    slots.note_claimed(slots.rooms(), [job, job])
+    slots.take("mail")
+    assert slots.release("mail")
+    slots.note_claimed(slots.rooms(), [])
+    slots.take("mail")
+    rooms = slots.rooms()
+    assert slots.release("mail"), "a claim that is on its way did not ask for it"
+    slots.note_claimed(rooms, [])
+    slots.take("mail")
+    assert not slots.release("mail")

@@ -29,6 +29,7 @@ class Surroundings:
         self.version = 1
         self.failing = False
         self.woken = asyncio.Event()
+        self.only_endings: bool | None = None
         self.lost: list[HeadgateError] = []
         self.looks = asyncio.Semaphore(0)
 
@@ -39,6 +40,7 @@ class Surroundings:
         return self.version
 
     def wake(self, *, only_endings: bool = False) -> None:
+        self.only_endings = only_endings
         self.woken.set()
 
     @contextlib.asynccontextmanager
@@ -117,6 +119,11 @@ async def test_a_datagram_wakes_and_only_our_word_does(around: Surroundings) -> 
             assert not around.woken.is_set()
             sender.sendto(b"headgate", ("127.0.0.1", neighbours.port))
             await asyncio.wait_for(around.woken.wait(), 5)
+            assert around.only_endings is False
+            around.woken.clear()
+            sender.sendto(b"headgate endings", ("127.0.0.1", neighbours.port))
+            await asyncio.wait_for(around.woken.wait(), 5)
+            assert around.only_endings is True
 
 
 async def test_a_call_reaches_the_others_and_survives_those_that_are_gone(around: Surroundings) -> None:

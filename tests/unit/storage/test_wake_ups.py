@@ -1,0 +1,88 @@
+"""Notifications of PostgreSQL: what they say, how often they are sent, and whom they wake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headgate.storage.postgres.wake_ups import SEND_EVERY, SEND_EVERY_BUSY, WakeUps
+from headgate.testing.manual_clock import ManualClock
+
+
+class Notified(WakeUps):
+    """Keeps what it would send."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        database: Any = SimpleNamespace(schema="headgate")
+        super().__init__(database, None, clock, self._woken)
+        self.sent: list[str] = []
+        self.heard: list[bool] = []
+
+    def _woken(self, *, only_endings: bool = False) -> None:
+        self.heard.append(only_endings)
+
+    async def _tell(self, news: str) -> None:
+        self.sent.append(news)
+
+    def hear(self, news: str) -> None:
+        self._hear(None, 0, self.channel, news)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def wake_ups(clock: ManualClock) -> AsyncIterator[Notified]:
+    notified = Notified(clock)
+    await notified.open(hears=False)
+    yield notified
+    await notified.close()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_endings_are_said_to_be_endings_unless_something_else_has_changed(
+    wake_ups: Notified, clock: ManualClock
+) -> None:
+    wake_ups.tell(only_endings=True)
+    await settle()
+    wake_ups.tell(only_endings=True)
+    wake_ups.tell()
+    wake_ups.tell(only_endings=True)
+    await settle()
+    clock.advance(SEND_EVERY)
+    await settle()
+    endings, change = wake_ups.sent
+    assert endings == f"{change} endings"
+
+
+async def test_where_much_changes_less_is_sent(wake_ups: Notified, clock: ManualClock) -> None:
+    for _ in range(100):
+        wake_ups.tell()
+    await settle()
+    wake_ups.tell()
+    await settle()
+    clock.advance(SEND_EVERY)
+    await settle()
+    assert len(wake_ups.sent) == 1
+    clock.advance(SEND_EVERY_BUSY - SEND_EVERY)
+    await settle()
+    assert len(wake_ups.sent) == 2
+
+
+async def test_others_wake_this_process_by_what_they_say_and_it_does_not_wake_itself(wake_ups: Notified) -> None:
+    wake_ups.tell()
+    await settle()
+    (own,) = wake_ups.sent
+    for news in (own, f"{own} endings", "1-abc endings", "1-abc", ""):
+        wake_ups.hear(news)
+    assert wake_ups.heard == [True, False, False]
