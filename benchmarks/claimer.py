@@ -18,7 +18,7 @@ import uvloop
 
 from benchmarks.runner import ROOT
 from benchmarks.stores import storage_at
-from benchmarks.support import SWITCH_INTERVAL
+from headgate.cli.worker_process import tune_process
 from headgate.jobs.job import JobState
 from headgate.jobs.lifecycle import Finished
 from headgate.limits.rate_limit import RateLimit
@@ -104,7 +104,7 @@ async def _claim_all(url: str, room: int, node: str) -> dict[str, float]:
 
 def main() -> None:
     url, room, node = sys.argv[1:]
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    tune_process()
     print(json.dumps(uvloop.run(_claim_all(url, int(room), node))), flush=True)
 
 

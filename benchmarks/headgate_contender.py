@@ -1,4 +1,4 @@
-"""Headgate on PostgreSQL as one of the contenders: the worker is the one of `headgate worker`."""
+"""Headgate as one of the contenders: the worker is the one of `headgate worker`."""
 
 from __future__ import annotations
 

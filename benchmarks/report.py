@@ -25,8 +25,9 @@ What holds everywhere, unless a row says otherwise:
 
 - Headgate on SQLite runs with `synchronous=FULL`, its default: what was acknowledged has reached the disk. So do huey
   (`fsync=True`) and the plain `sqlite3` code that is called *raw*. All files lie on the same disk, in WAL mode.
-- A worker that has a process of its own is `headgate worker`. Benchmarks that embed the worker call
-  `sys.setswitchinterval(0.0005)` as that command does, where the row does not say "default switch interval".
+- A worker that has a process of its own is `headgate worker`. Benchmarks that embed the worker set the
+  interpreter's switch interval and garbage collection as that command does, where the row does not say "Python's
+  defaults". The same is done for huey.
 - PostgreSQL is a server on the same machine over TCP, as it comes: `fsync` and `synchronous_commit` are on. Each
   scenario has its own, new and empty. Workers beside it run on uvloop, as `headgate worker` does where it is installed.
 - Jobs carry one integer or one short string. Handlers are `async def`; huey's are functions in its worker threads.

@@ -15,9 +15,6 @@ from pathlib import Path
 from benchmarks.runner import ROOT
 from headgate import Headgate
 
-SWITCH_INTERVAL = 0.0005
-"""What `headgate worker` sets."""
-
 
 def new_file(folder: Path) -> Path:
     """A database file that nobody else uses."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import time
 from collections import Counter
@@ -15,11 +14,12 @@ from huey import SqliteHuey
 from huey.consumer import Consumer
 
 from benchmarks.latency_probe import Ears, gaps, mouth
-from benchmarks.support import SWITCH_INTERVAL, Latencies, most_in_any_window, new_file, now, own_process, used_share
+from benchmarks.support import Latencies, most_in_any_window, new_file, now, own_process, used_share
+from headgate.cli.worker_process import tune_process
 
 
 def throughput(folder: Path, *, jobs: int, threads: int, results: bool) -> dict[str, float]:
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    tune_process()
     huey = _huey(folder, store_none=results)
     done = threading.Event()
     ended = 0
@@ -39,6 +39,31 @@ def throughput(folder: Path, *, jobs: int, threads: int, results: bool) -> dict[
     done.wait()
     while results and huey.storage.result_store_size() < jobs:
         time.sleep(0.002)
+    seconds = time.perf_counter() - began
+    consumer.stop(graceful=True)
+    return {"rate": jobs / seconds}
+
+
+def drain(folder: Path, *, jobs: int, threads: int) -> dict[str, float]:
+    """What was enqueued before the consumer's threads began."""
+    tune_process()
+    huey = _huey(folder)
+    done = threading.Event()
+    ended = 0
+
+    @huey.task()
+    def noop(number: int) -> None:
+        nonlocal ended
+        ended += 1
+        if ended == jobs:
+            done.set()
+
+    for number in range(jobs):
+        noop(number)
+    consumer = Consumer(huey, workers=threads, periodic=False)
+    began = time.perf_counter()
+    consumer.start()
+    done.wait()
     seconds = time.perf_counter() - began
     consumer.stop(graceful=True)
     return {"rate": jobs / seconds}

@@ -37,13 +37,16 @@ def throughput(folder: Path, *, jobs: int, bulk: int, batch: int) -> dict[str, f
     began = time.perf_counter()
     for first in range(0, jobs, bulk):
         _insert(connection, range(first, first + bulk))
-    done = 0
-    while done < jobs:
-        rows = connection.execute(CLAIM, (time.time_ns(), batch)).fetchall()
-        connection.execute("BEGIN IMMEDIATE")
-        connection.executemany(FINISH, [(time.time_ns(), id) for id, _ in rows])
-        connection.execute("COMMIT")
-        done += len(rows)
+    _run(connection, jobs, batch)
+    return {"rate": jobs / (time.perf_counter() - began)}
+
+
+def drain(folder: Path, *, jobs: int, batch: int) -> dict[str, float]:
+    """Claim and finish in commits of `batch` each what was there before."""
+    connection = _connect(folder)
+    _insert(connection, range(jobs))
+    began = time.perf_counter()
+    _run(connection, jobs, batch)
     return {"rate": jobs / (time.perf_counter() - began)}
 
 
@@ -54,6 +57,16 @@ def enqueue(folder: Path, *, jobs: int, bulk: int) -> dict[str, float]:
     for first in range(0, jobs, bulk):
         _insert(connection, range(first, first + bulk))
     return {"rate": jobs / (time.perf_counter() - began)}
+
+
+def _run(connection: sqlite3.Connection, jobs: int, batch: int) -> None:
+    done = 0
+    while done < jobs:
+        rows = connection.execute(CLAIM, (time.time_ns(), batch)).fetchall()
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany(FINISH, [(time.time_ns(), id) for id, _ in rows])
+        connection.execute("COMMIT")
+        done += len(rows)
 
 
 def _insert(connection: sqlite3.Connection, numbers: range) -> None:

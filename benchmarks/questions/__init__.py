@@ -34,6 +34,7 @@ QUESTIONS: dict[str, Question] = {
         limiting.LINE,
         shared.QUESTION,
         gates.QUESTION,
+        drain.ON_SQLITE,
         drain.QUESTION,
         postgres_enqueue.QUESTION,
         postgres_latency.QUESTION,

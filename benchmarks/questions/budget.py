@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 from benchmarks.question import Goal, Metric, Question, Scenario
-from benchmarks.support import SWITCH_INTERVAL, most_in_any_window, new_file, now, recorded_runs, used_share
+from benchmarks.support import most_in_any_window, new_file, now, recorded_runs, used_share
 from headgate import Headgate, RateLimit, StrictRate
+from headgate.cli.worker_process import tune_process
 from headgate.limits.limit import Limit
 from headgate.limits.strict_rate import DEFAULT_MARGIN
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -40,7 +40,7 @@ def virtual(folder: Path, *, count: int, per: int, strict: bool, jobs: int) -> d
 
 def real(folder: Path, *, count: int, per: int, seconds: float, jobs: int) -> dict[str, float]:
     """Some seconds of real time, on SQLite."""
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    tune_process()
     started, runs = asyncio.run(_real(f"sqlite:///{new_file(folder)}", count, per, seconds, jobs))
     return _kept(started, runs, count, per, strict=True)
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from pathlib import Path
 
 from benchmarks.latency_probe import Ears, gaps
 from benchmarks.question import Goal, Metric, Question, Scenario
-from benchmarks.support import SWITCH_INTERVAL, Latencies, new_file
+from benchmarks.support import Latencies, new_file
 from benchmarks.worker import headgate_worker
 from benchmarks.worker_app import Probed
 from headgate import Headgate
+from headgate.cli.worker_process import tune_process
 
 
 def embedded(folder: Path, *, probes: int, memory: bool = False) -> dict[str, float]:
     """Producer and worker in one process."""
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    tune_process()
     return asyncio.run(_embedded("memory://" if memory else f"sqlite:///{new_file(folder)}", probes))
 
 

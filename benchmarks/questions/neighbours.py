@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from pathlib import Path
 
 from benchmarks.question import Goal, Metric, Question, Scenario
-from benchmarks.support import SWITCH_INTERVAL, most_in_any_window, new_file, now, recorded_runs
+from benchmarks.support import most_in_any_window, new_file, now, recorded_runs
 from headgate import Headgate, StrictRate
+from headgate.cli.worker_process import tune_process
 
 
 def headgate(
@@ -24,7 +24,7 @@ def headgate(
     work: float,
     memory: bool = False,
 ) -> dict[str, float]:
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    tune_process()
     url = "memory://" if memory else f"sqlite:///{new_file(folder)}"
     return asyncio.run(_headgate(url, tenants, ahead, each, count, per, slots, work))
 

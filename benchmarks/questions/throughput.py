@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from pathlib import Path
 
 from benchmarks.question import Goal, Metric, Question, Scenario
-from benchmarks.support import SWITCH_INTERVAL, new_file, until_finished
+from benchmarks.support import new_file, until_finished
 from headgate import Headgate, RateLimit
+from headgate.cli.worker_process import tune_process
 
 BULK = 500
 
 
 def headgate(
-    folder: Path, *, jobs: int, slots: int, keys: int = 0, memory: bool = False, default_switching: bool = False
+    folder: Path, *, jobs: int, slots: int, keys: int = 0, memory: bool = False, untuned: bool = False
 ) -> dict[str, float]:
     """One process enqueues and runs; with `keys`, each job draws on one of so many budgets that are never used up."""
-    if not default_switching:
-        sys.setswitchinterval(SWITCH_INTERVAL)
+    if not untuned:
+        tune_process()
     url = "memory://" if memory else f"sqlite:///{new_file(folder)}"
     return asyncio.run(_headgate(url, jobs, slots, keys))
 
@@ -75,10 +75,10 @@ QUESTION = Question(
             against=_PEERS,
         ),
         Scenario(
-            name="Headgate, default switching",
+            name="Headgate, Python's defaults",
             run=_HEADGATE,
-            conditions="100 slots with Python's default switch interval of 5 ms",
-            params={"jobs": 20_000, "slots": 100, "default_switching": True},
+            conditions="100 slots; switch interval and garbage collection as Python has them",
+            params={"jobs": 20_000, "slots": 100, "untuned": True},
             quick={"jobs": 10_000},
             against=_PEERS,
         ),
@@ -95,7 +95,6 @@ QUESTION = Question(
             run=_HUEY,
             conditions=(
                 "SqliteHuey(fsync=True); enqueued one by one (it has no bulk), 4 worker threads in the same process, "
-                "the same switch interval; "
                 "one integer; nothing is recorded for a result of None"
             ),
             params={"jobs": 4_000, "threads": 4, "results": False},
