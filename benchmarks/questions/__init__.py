@@ -4,6 +4,7 @@ from benchmarks.question import Question
 from benchmarks.questions import (
     budget,
     claims,
+    costs,
     drain,
     enqueue,
     gates,
@@ -22,6 +23,7 @@ from benchmarks.questions import (
 QUESTIONS: dict[str, Question] = {
     question.name: question
     for question in (
+        costs.QUESTION,
         throughput.QUESTION,
         enqueue.QUESTION,
         latency.QUESTION,
