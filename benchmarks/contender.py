@@ -58,6 +58,7 @@ class Contender(Protocol):
 
 NAMES = {
     "headgate": "benchmarks.headgate_contender:HeadgateContender",
+    "raw": "benchmarks.peers.raw_postgres:RawPostgres",
     "procrastinate": "benchmarks.peers.procrastinate_postgres:Procrastinate",
     "pgqueuer": "benchmarks.peers.pgqueuer_postgres:Pgqueuer",
     "dbos": "benchmarks.peers.dbos_postgres:Dbos",

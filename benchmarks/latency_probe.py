@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 import struct
@@ -10,6 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
+
+from benchmarks.board import Board
+from benchmarks.contender import Load, contender
+from benchmarks.support import Latencies
+
+WARM = 20
+"""Probes at the beginning that do not count: the worker is coming up."""
 
 SAID = struct.Struct("<qq")
 
@@ -59,3 +67,37 @@ def gaps(probes: int, shortest: float = 0.005, longest: float = 0.035) -> Iterat
     uneven = random.Random(probes)
     for _ in range(probes):
         yield uneven.uniform(shortest, longest)
+
+
+async def probe(name: str, url: str, load: Load, board: Board, rate: float) -> dict[str, float]:
+    """Enqueue so many jobs a second, or without a rate uneven ones a few at a time; workers write on the board."""
+    asked = [0] * len(board.began())
+    producer = contender(name, url, load)
+
+    async def ask(number: int) -> None:
+        asked[number] = time.monotonic_ns()
+        await producer.enqueue(number)
+
+    async with producer.open(), asyncio.TaskGroup() as group:
+        waits = list(gaps(len(asked), 0.02, 0.08))
+        next_at = time.monotonic()
+        for number in range(len(asked)):
+            group.create_task(ask(number))
+            if number < WARM:
+                await _until_begun(board, number + 1)
+                next_at = time.monotonic()
+            next_at += 1 / rate if rate else waits[number]
+            await asyncio.sleep(max(0.0, next_at - time.monotonic()))
+        await _until_begun(board, len(asked))
+    latencies = Latencies()
+    for asked_at, began_at in zip(asked[WARM:], board.began()[WARM:], strict=True):
+        latencies.add((began_at - asked_at) / 1e9)
+    return latencies.metrics()
+
+
+async def _until_begun(board: Board, jobs: int) -> None:
+    deadline = time.monotonic() + 60
+    while 0 in board.began()[:jobs]:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{board.began()[:jobs].count(0)} jobs have not begun")
+        await asyncio.sleep(0.005)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import time
 from pathlib import Path
 
-from benchmarks.support import new_file
+from benchmarks.latency_probe import Ears, gaps
+from benchmarks.support import Latencies, new_file, own_process
 
 SCHEMA = """
 CREATE TABLE job (
@@ -33,7 +35,7 @@ FINISH = "UPDATE job SET state = 'succeeded', finished_at = ?, result = 'null' W
 
 def throughput(folder: Path, *, jobs: int, bulk: int, batch: int) -> dict[str, float]:
     """Insert in commits of `bulk`, then claim and finish in commits of `batch` each."""
-    connection = _connect(folder)
+    connection = _new(new_file(folder))
     began = time.perf_counter()
     for first in range(0, jobs, bulk):
         _insert(connection, range(first, first + bulk))
@@ -43,7 +45,7 @@ def throughput(folder: Path, *, jobs: int, bulk: int, batch: int) -> dict[str, f
 
 def drain(folder: Path, *, jobs: int, batch: int) -> dict[str, float]:
     """Claim and finish in commits of `batch` each what was there before."""
-    connection = _connect(folder)
+    connection = _new(new_file(folder))
     _insert(connection, range(jobs))
     began = time.perf_counter()
     _run(connection, jobs, batch)
@@ -52,11 +54,30 @@ def drain(folder: Path, *, jobs: int, batch: int) -> dict[str, float]:
 
 def enqueue(folder: Path, *, jobs: int, bulk: int) -> dict[str, float]:
     """Insert in commits of `bulk`."""
-    connection = _connect(folder)
+    connection = _new(new_file(folder))
     began = time.perf_counter()
     for first in range(0, jobs, bulk):
         _insert(connection, range(first, first + bulk))
     return {"rate": jobs / (time.perf_counter() - began)}
+
+
+def latency(folder: Path, *, probes: int) -> dict[str, float]:
+    """Insert and commit, wake another process, which claims and commits: two commits and a datagram."""
+    file = new_file(folder)
+    connection = _new(file)
+    bell = f"{file}-bell"
+    latencies = Latencies()
+    with Ears(folder) as ears, own_process("benchmarks.peers.raw_consumer", str(file), ears.path, bell):
+        ring = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+        def enqueue(number: int) -> None:
+            _insert(connection, range(number, number + 1))
+            ring.sendto(b"!", bell)
+
+        for number, gap in enumerate(gaps(probes), start=1):
+            time.sleep(gap)
+            latencies.add(ears.ask(lambda number=number: enqueue(number), number))
+    return latencies.metrics()
 
 
 def _run(connection: sqlite3.Connection, jobs: int, batch: int) -> None:
@@ -76,9 +97,14 @@ def _insert(connection: sqlite3.Connection, numbers: range) -> None:
     connection.execute("COMMIT")
 
 
-def _connect(folder: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(new_file(folder), isolation_level=None)
+def connect(file: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(file, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def _new(file: Path) -> sqlite3.Connection:
+    connection = connect(file)
     connection.executescript(SCHEMA)
     return connection

@@ -123,6 +123,7 @@ async def _drained(board: Board, jobs: int, store: _Server | _File) -> dict[str,
 _RUN = "benchmarks.questions.drain:drain"
 _HEADGATE = "`headgate worker`, 100 slots (default)"
 _PGQUEUER = "AsyncpgDriver on one connection, batch_size=100, no cap on tasks, `optimize_autovacuum`, uvloop"
+_RAW = "plain asyncpg, uvloop: a connection claims 100 at a time, another finishes as many as have begun meanwhile"
 _PROCRASTINATE = "PsycopgConnector, concurrency=30 as in its how-to, uvloop; a pool of 4 to 20 connections"
 _DBOS = "a queue without limits, polled every 50 ms (default: 1 s); workflows are plain functions in its threads"
 
@@ -131,6 +132,7 @@ def _scenarios() -> Iterator[Scenario]:
     loads = (
         ("Headgate", "headgate", _HEADGATE, 20_000, 100, (1, 2, 4)),
         ("Headgate, 400 slots", "headgate", "the same with concurrency=400", 20_000, 400, (1, 2)),
+        ("raw", "raw", _RAW, 20_000, 0, (1,)),
         ("pgqueuer", "pgqueuer", _PGQUEUER, 20_000, 0, (1, 2, 4)),
         ("procrastinate", "procrastinate", _PROCRASTINATE, 1_000, 30, (1, 2)),
         ("DBOS", "dbos", _DBOS, 2_000, 0, (1, 2)),
@@ -146,7 +148,7 @@ def _scenarios() -> Iterator[Scenario]:
                 quick={"jobs": jobs // 4},
                 against={
                     f"{peer}, as many": f"{peer}, {_workers(processes)}"
-                    for peer in ("pgqueuer", "procrastinate", "DBOS")
+                    for peer in ("raw", "pgqueuer", "procrastinate", "DBOS")
                     if processes in counts[peer]
                 }
                 if name == "headgate"

@@ -3,72 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.board import Board
 from benchmarks.contender import Load, contender
 from benchmarks.contender_worker import workers
-from benchmarks.latency_probe import gaps
+from benchmarks.latency_probe import WARM, probe
 from benchmarks.postgres_server import postgres_server
-from benchmarks.question import Metric, Question, Scenario
-from benchmarks.support import Latencies
-
-WARM = 20
-"""Probes at the beginning that do not count: the worker is coming up."""
+from benchmarks.question import Goal, Metric, Question, Scenario
 
 
-def probe(folder: Path, *, name: str, slots: int, probes: int, rate: float = 0.0) -> dict[str, float]:
+def latency(folder: Path, *, name: str, slots: int, probes: int, rate: float = 0.0) -> dict[str, float]:
     """`rate` enqueues a second, whether or not jobs start; without, uneven ones, a few at a time."""
     with postgres_server(folder) as url:
         board = Board.new(folder, probes + WARM)
         load = Load(slots=slots)
         asyncio.run(contender(name, url, load).install())
         with workers(name, url, load, board, 1):
-            return asyncio.run(_probe(name, url, load, board, rate))
-
-
-async def _probe(name: str, url: str, load: Load, board: Board, rate: float) -> dict[str, float]:
-    asked = [0] * len(board.began())
-    producer = contender(name, url, load)
-
-    async def ask(number: int) -> None:
-        asked[number] = time.monotonic_ns()
-        await producer.enqueue(number)
-
-    async with producer.open(), asyncio.TaskGroup() as group:
-        waits = list(gaps(len(asked), 0.02, 0.08))
-        next_at = time.monotonic()
-        for number in range(len(asked)):
-            group.create_task(ask(number))
-            if number < WARM:
-                await _until_begun(board, number + 1)
-                next_at = time.monotonic()
-            next_at += 1 / rate if rate else waits[number]
-            await asyncio.sleep(max(0.0, next_at - time.monotonic()))
-        await _until_begun(board, len(asked))
-    latencies = Latencies()
-    for asked_at, began_at in zip(asked[WARM:], board.began()[WARM:], strict=True):
-        latencies.add((began_at - asked_at) / 1e9)
-    return latencies.metrics()
-
-
-async def _until_begun(board: Board, jobs: int) -> None:
-    deadline = time.monotonic() + 60
-    while 0 in board.began()[:jobs]:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{board.began()[:jobs].count(0)} jobs have not begun")
-        await asyncio.sleep(0.005)
+            return asyncio.run(probe(name, url, load, board, rate))
 
 
 _LOADS = (
     ("Headgate", "headgate", 100),
+    ("raw", "raw", 0),
     ("pgqueuer", "pgqueuer", 0),
     ("procrastinate", "procrastinate", 30),
     ("DBOS", "dbos", 0),
 )
-_PEERS = {"pgqueuer": "pgqueuer", "procrastinate": "procrastinate", "DBOS": "DBOS"}
+_PEERS = {"raw": "raw", "pgqueuer": "pgqueuer", "procrastinate": "procrastinate", "DBOS": "DBOS"}
 
 
 def _scenarios() -> Iterator[Scenario]:
@@ -76,7 +39,7 @@ def _scenarios() -> Iterator[Scenario]:
         for title, name, slots in _LOADS:
             yield Scenario(
                 name=f"{title}, {suffix}",
-                run="benchmarks.questions.postgres_latency:probe",
+                run="benchmarks.questions.postgres_latency:latency",
                 conditions=(
                     "200 jobs a second, as even as asyncio's timers are, for 5 s: less than half of what it drains"
                     if rate
@@ -95,6 +58,18 @@ QUESTION = Question(
     lead="p50",
     metrics=(Metric("p50", "p50 ms", 2), Metric("p99", "p99 ms", 2)),
     scenarios=tuple(_scenarios()),
-    goals=(),
-    notes=("DBOS polls, here every 50 ms, where its default is a second; the others are woken by LISTEN/NOTIFY.",),
+    goals=tuple(
+        Goal(
+            scenario=f"Headgate, {load}",
+            over=f"raw, {load}",
+            metric="p50",
+            text=f"p50 at most 2 × that of two statements and a NOTIFY, {load}",
+            at_most=2.0,
+        )
+        for load in ("idle", "200/s")
+    ),
+    notes=(
+        "*raw* is plain asyncpg: an INSERT with a NOTIFY in one process; LISTEN and an UPDATE to claim in the other.",
+        "DBOS polls, here every 50 ms, where its default is a second; the others are woken by LISTEN/NOTIFY.",
+    ),
 )
