@@ -24,7 +24,7 @@ from headgate.jobs.job import NewJob
 from headgate.jobs.lifecycle import Ending
 from headgate.shielding import shield_until_done
 from headgate.storage.batcher import Batcher
-from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, has_woken, run_to_end
+from headgate.storage.driver import Driver, Procedure, ReadKind, Wakes, run_to_end
 from headgate.storage.enlisting import enlisted
 from headgate.storage.facts import StoreFacts
 from headgate.storage.migrations import Migration
@@ -43,7 +43,7 @@ from headgate.storage.sqlite.facts import read_facts
 from headgate.storage.sqlite.neighbours import Neighbours
 from headgate.storage.sqlite.procedure_transaction import Places, SqliteTransaction
 from headgate.storage.sqlite.reader import Reader
-from headgate.storage.sqlite.write import Undone, Write, run_all, run_each
+from headgate.storage.sqlite.write import Undone, Write, change_of, run_all, run_each
 
 R = TypeVar("R")
 
@@ -262,11 +262,9 @@ class SqliteDriver(Driver):
     async def _commit(self, group: Sequence[Write]) -> Sequence[Any]:
         assert self._write_thread is not None
         results = await self._in_thread(self._write_thread, self._commit_group, group)
-        wakes = any(has_woken(write.wakes, result) for write, result in zip(group, results, strict=True))
-        if wakes or any(write.ends_jobs for write in group):
-            self._wake(only_endings=not wakes)
-            if self._neighbours is not None:
-                self._neighbours.call(self._ports, only_endings=not wakes)
+        change = change_of(group, results)
+        if change is not None:
+            self._wake(only_endings=change == "endings")
         return results
 
     def _commit_group(self, group: Sequence[Write]) -> Sequence[Any]:
@@ -281,6 +279,10 @@ class SqliteDriver(Driver):
                 results = self._transact(group, partial(run_each, connection, self._begun))
         except Exception as error:
             return [error] * len(group)
+        change = change_of(group, results)
+        if change is not None and self._neighbours is not None:
+            # From this thread: a node of another process need not wait until this one's event loop has its turn.
+            self._neighbours.call(self._ports, only_endings=change == "endings")
         return [self._translated(result) if isinstance(result, sqlite3.Error) else result for result in results]
 
     def _begun(self) -> SqliteTransaction:

@@ -13,13 +13,13 @@ from typing import Any, NoReturn, TypeVar
 from headgate.clock import Clock, SystemClock
 from headgate.errors import StorageUnusable, UnfitConnection
 from headgate.jobs.job import NewJob
-from headgate.storage.driver import Procedure, has_woken
+from headgate.storage.driver import Procedure
 from headgate.storage.facts import MemoryFacts, StoreFacts
 from headgate.storage.migrations import Migration
 from headgate.storage.sqlite.connection import connect, migrate
 from headgate.storage.sqlite.driver import SqliteDriver
 from headgate.storage.sqlite.reader import Reader
-from headgate.storage.sqlite.write import Write
+from headgate.storage.sqlite.write import Write, change_of
 from headgate.storage.store import Store
 
 R = TypeVar("R")
@@ -67,9 +67,9 @@ class MemoryDriver(SqliteDriver):
     async def _write(self, write: Write) -> Any:
         with self._lock:
             (result,) = self._commit_group([write])
-        wakes = has_woken(write.wakes, result)
-        if wakes or write.ends_jobs:
-            self._wake(only_endings=not wakes)
+        change = change_of([write], [result])
+        if change is not None:
+            self._wake(only_endings=change == "endings")
         if isinstance(result, Exception):
             raise result
         return result

@@ -77,14 +77,15 @@ class Neighbours:
             self._socket = None
 
     def call(self, ports: Sequence[int], *, only_endings: bool = False) -> None:
-        """Tell the nodes of these ports that something changed; a lost datagram is made up for by their look."""
-        if self._socket is None:
+        """Send these ports that something changed, from any thread; their look makes up for a lost datagram."""
+        own = self._socket
+        if own is None:
             return
         for port in ports:
             if port != self.port:
                 self._warn_of_version()
                 try:
-                    self._socket.sendto(_ENDINGS if only_endings else _WORD, ("127.0.0.1", port))
+                    own.sendto(_ENDINGS if only_endings else _WORD, ("127.0.0.1", port))
                 except OSError as error:
                     logger.debug("no datagram to port %s: %s", port, error)
 

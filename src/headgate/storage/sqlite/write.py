@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import NewJob
-from headgate.storage.driver import Procedure, Wakes, run_to_end
+from headgate.storage.driver import Procedure, Wakes, has_woken, run_to_end
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.sqlite.procedure_transaction import SqliteTransaction
 
@@ -33,6 +33,13 @@ class Write:
         self.batches = batches
         self.wakes = wakes
         self.ends_jobs = ends_jobs
+
+
+def change_of(writes: Sequence[Write], results: Sequence[Any]) -> Literal["any", "endings"] | None:
+    """What watchers are to hear of writes with these results: of any change, of ended jobs only, or nothing."""
+    if any(has_woken(write.wakes, result) for write, result in zip(writes, results, strict=True)):
+        return "any"
+    return "endings" if any(write.ends_jobs for write in writes) else None
 
 
 class Undone(Exception):
