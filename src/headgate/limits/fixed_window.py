@@ -37,14 +37,16 @@ class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
         # A charge in the last margin of a window would reach the callee in the next one, so it belongs there.
         reached = now + self.margin
         begin = reached - reached % period
-        if state is None or state[0] < begin:
-            return max(now, begin), (begin, cost)
-        begin, used = state
-        used += cost
-        if used > self.count:
-            begin += period
-            used = cost
-        return max(now, begin), (begin, used)
+        used = cost
+        if state is not None and state[0] >= begin:
+            begin, used = state
+            used += cost
+            if used > self.count:
+                begin += period
+                used = cost
+        if begin > now:
+            return begin, (begin, used)
+        return now, (begin, used)
 
     def check_cost(self, cost: int) -> None:
         if cost > self.count:

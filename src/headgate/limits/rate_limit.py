@@ -46,17 +46,19 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
     counted: ClassVar[tuple[str, ...]] = ("count", "burst")
 
     def take(self, state: Arrival | None, now: int, cost: int = 1) -> tuple[int, Arrival]:
-        if cost > self.burst:
-            self.check_cost(cost)
-        ticks = now * self.count
+        count, period = self.count, self.period
+        ticks = now * count
         arrival = self._fresh(now, cost) if state is None else state[0]
         if arrival < ticks:
             arrival = ticks
-        opens = arrival + self.period * (cost - self.burst)
+        arrival += period * cost
+        opens = arrival - period * self.burst
         if opens <= ticks:
-            return now, (arrival + self.period * cost, now)
-        opens_at = -(-opens // self.count)
-        return opens_at, (arrival + self.period * cost, opens_at)
+            return now, (arrival, now)
+        # Too high a cost never gets as far as to be granted.
+        self.check_cost(cost)
+        opens_at = -(-opens // count)
+        return opens_at, (arrival, opens_at)
 
     def check_cost(self, cost: int) -> None:
         if cost > self.burst:

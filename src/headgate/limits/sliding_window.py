@@ -54,8 +54,11 @@ class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
         if state[0] + cost > self.count:
             state = self._moved(state, self._opening(state, cost))
         total, newest, used, older = state
-        opens_at = newest * self.slice
-        return max(now, opens_at), (total + cost, newest, used + cost, older)
+        after = (total + cost, newest, used + cost, older)
+        begin = newest * self.slice
+        if begin > now:
+            return begin, after
+        return now, after
 
     def check_cost(self, cost: int) -> None:
         if cost > self.count:
