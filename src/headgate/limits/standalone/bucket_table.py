@@ -49,9 +49,6 @@ class BucketTable:
         self._relatives = relatives
         relatives.append(self)
         # What `take_nowait` would otherwise look up each time.
-        self._acquire = self.lock.acquire
-        self._release = self.lock.release
-        self._monotonic = clock.monotonic
         self._waited_for = self.lines.by_key
         self._closed = self.closed.until_by_key
         self._refused: dict[str, _Refusal] = {}
@@ -67,11 +64,10 @@ class BucketTable:
         Where others wait, a newcomer is refused. Raises CostExceedsLimit for what could never go.
         """
         # The one method that is called a million times a second: it takes every shortcut that the others do not.
-        rule = self.rule
-        self._acquire()
+        rule, states, lock = self.rule, self._states, self.lock
+        lock.acquire()
         try:
-            now = self._monotonic() + self.ahead
-            states = self._states
+            now = self.clock.monotonic() + self.ahead
             state = states.recent.get(key)
             if state is None or now >= states.look_at:
                 state = self._find(key, now)
@@ -82,7 +78,7 @@ class BucketTable:
                 known = self._refused.get(key)
                 if known is not None and known.state is state and known.cost == cost and now < known.opens_at:
                     return Decision(False, now, known.opens_at, rule, state)
-            if cost.__class__ is not int or cost < 1:
+            if type(cost) is not int or cost < 1:
                 check_cost(cost)
             opens_at, after = rule.take(state, now, cost)
             if opens_at > now:
@@ -92,7 +88,7 @@ class BucketTable:
                 return Decision(False, now, now + 1, rule, state)
             states.recent[key] = after
         finally:
-            self._release()
+            lock.release()
         return Decision(True, now, now, rule, after)
 
     def take_first(self, key: str, cost: int, refused_at: int) -> Decision:
