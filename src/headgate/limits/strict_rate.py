@@ -41,7 +41,9 @@ class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
         starts = self._counting(state or (), now)
         # As many of the oldest as stand in the way have to leave the window first.
         excess = len(starts) + cost - self.count
-        opens_at = max(now, starts[-1]) if starts else now
+        opens_at = now
+        if starts and starts[-1] > now:
+            opens_at = starts[-1]
         if excess > 0:
             opens_at = max(opens_at, starts[excess - 1] + self.period)
             starts = self._counting(starts, opens_at)
@@ -118,7 +120,10 @@ class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
         return f"1:{cls.kind}:" + base64.b64encode(state).decode()
 
     def _counting(self, starts: Starts, now: int) -> Starts:
-        return starts[bisect_right(starts, now - self.period) :]
+        gone = now - self.period
+        if not starts or starts[0] > gone:
+            return starts
+        return starts[bisect_right(starts, gone) :]
 
 
 @dataclass(frozen=True, init=False)
