@@ -203,6 +203,23 @@ async def test_a_server_that_became_a_replica_is_left_for_the_one_that_took_over
             assert (await taking).granted == 1
 
 
+async def test_all_requests_in_flight_are_asked_again_at_the_one_that_took_over(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    buckets = [hundred(f"hundred {number}") for number in range(40)]
+    folder = tmp_path / "heir"
+    folder.mkdir()
+    with server_in(folder) as heir, server.client() as here:
+        async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=5) as store:
+            assert await granted(store, buckets[0], 1) == 1
+            here.replicaof("127.0.0.1", str(heir.port))
+            taking = asyncio.ensure_future(asyncio.gather(*(store.take(bucket) for bucket in buckets)))
+            await asyncio.sleep(0.1)
+            assert not taking.done()
+            wire.put_to(heir.port)
+            assert [taken.available for taken in await taking] == [99] * 40
+
+
 async def test_a_lost_reply_to_a_take_with_an_id_is_not_charged_twice(server: RedisServer) -> None:
     bucket = hundred()
     async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=5) as store:
@@ -233,6 +250,21 @@ async def test_a_lost_reply_to_a_take_without_an_id_is_reported_as_not_known(ser
             await store.take(bucket)
         # It was counted, and counted once.
         assert (await store.snapshot(bucket)).used == 2
+
+
+async def test_lost_replies_to_two_requests_charge_each_bucket_once(server: RedisServer) -> None:
+    buckets = [hundred(f"hundred {number}") for number in range(40)]
+    async with Wire.to(server.port) as wire, buckets_at(wire.url, timeout=5) as store:
+        assert await granted(store, hundred(), 1) == 1
+        wire.replies_to_lose = 1
+        # Every second one may be asked again.
+        takes = (store.take(bucket, id="a" if number % 2 else None) for number, bucket in enumerate(buckets))
+        answers = await asyncio.gather(*takes, return_exceptions=True)
+        assert wire.replies_to_lose == 0
+        assert all(isinstance(answer, StorageUnavailable) for answer in answers[::2])
+        used = [(await store.snapshot(bucket)).used for bucket in buckets]
+        assert used[1::2] == [1] * 20
+        assert set(used[::2]) <= {0, 1}
 
 
 async def test_memory_that_is_full_is_told_and_grants_nothing(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
-"""One connection to Redis. While a request is in flight new asks gather; then all of them go as the next one."""
+"""One connection to Redis. While two requests are in flight new asks gather, and go when one has been answered."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import hiredis
 from redis.asyncio import Connection
@@ -16,8 +17,14 @@ from headgate.clock import Clock, Timer, microseconds, sleep
 from headgate.errors import StorageUnavailable
 from headgate.limits.redis.script import Script
 
+MOST_REQUESTS = 2
+"""Requests in flight: the server works on one while the replies to the other are read. More would gather less."""
+
 MOST = 500
 """Asks in one request; more would only wait for each other."""
+
+LEAST = 16
+"""Asks that are not divided between two requests."""
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
@@ -54,6 +61,14 @@ class Ask(ABC):
         """Raise this for the callers."""
 
 
+class _Request(NamedTuple):
+    """What was sent at once: so many scripts to load, and then asks. It is given up when its timer fires."""
+
+    loads: int
+    asks: list[Ask]
+    timer: Timer
+
+
 class Pipe:
     """Sends asks, and gives each its reply. All calls belong to one event loop.
 
@@ -67,9 +82,9 @@ class Pipe:
         self._timeout = timeout
         self._patience = microseconds(timeout)
         self._pending: list[Ask] = []
-        self._in_flight: list[Ask] = []
-        self._loads = 0
-        self._timer: Timer | None = None
+        self._in_flight: deque[_Request] = deque()
+        # Asks that the server refused for now; it is left once it has answered all requests.
+        self._refused: list[Ask] = []
         self._wire: Wire | None = None
         self._reaching: asyncio.Task[None] | None = None
         self._is_leaving = False
@@ -77,7 +92,7 @@ class Pipe:
         self._failures = 0
 
     def send(self, ask: Ask) -> None:
-        """Take an ask in: it goes in this turn of the loop when nothing is in flight."""
+        """Take an ask in: it goes in this turn of the loop unless two requests are in flight."""
         self._pending.append(ask)
         self._go_on()
 
@@ -87,7 +102,8 @@ class Pipe:
         if reaching is not None:
             reaching.cancel()
             await asyncio.wait([reaching])
-        left, self._pending = [*self._end_flight(), *self._pending], []
+        left = [*self._take_refused(), *self._take_in_flight(), *self._pending]
+        self._pending = []
         self._hang_up()
         for ask in left:
             ask.fail(StorageUnavailable("the connection to Redis was closed before it answered"))
@@ -96,7 +112,9 @@ class Pipe:
 
     def _go_on(self) -> None:
         """Let what is pending leave as soon as there is a way."""
-        if not self._pending or self._in_flight or self._is_leaving or self._reaching is not None:
+        if not self._pending or self._is_leaving or self._reaching is not None:
+            return
+        if len(self._in_flight) >= MOST_REQUESTS or self._refused:
             return
         loop = asyncio.get_running_loop()
         if self._wire is None:
@@ -110,34 +128,38 @@ class Pipe:
         if self._wire is None:
             self._go_on()
             return
-        group, self._pending = self._pending[:MOST], self._pending[MOST:]
+        waiting = len(self._pending) + sum(len(request.asks) for request in self._in_flight)
+        most = min(MOST, max(LEAST, -(-waiting // MOST_REQUESTS)))
+        group, self._pending = self._pending[:most], self._pending[most:]
+        asks: list[Ask] = []
         commands: list[bytes] = []
         for ask in group:
             arguments = ask.tell()
             if arguments is not None:
-                self._in_flight.append(ask)
+                asks.append(ask)
                 commands.append(_packed((b"EVALSHA", ask.script.sha, len(ask.keys), *ask.keys, *arguments)))
-        if not self._in_flight:
-            # Whoever asked for a script that is unknown there may be gone: it is loaded with the next ask, as only asks
-            # keep the wire from being used by others.
-            self._go_on()
-            return
-        loads = [_packed((b"SCRIPT", b"LOAD", script.source)) for script in self._unknown_there]
-        self._unknown_there.clear()
-        self._loads = len(loads)
-        self._timer = self._clock.call_at(self._clock.monotonic() + self._patience, self._give_up)
-        self._wire.ask(loads + commands)
+        # Where nobody waits any more, an unknown script is loaded with the next ask: only asks are waited for.
+        if asks:
+            loads = [_packed((b"SCRIPT", b"LOAD", script.source)) for script in self._unknown_there]
+            self._unknown_there.clear()
+            timer = self._clock.call_at(self._clock.monotonic() + self._patience, self._give_up)
+            self._in_flight.append(_Request(len(loads), asks, timer))
+            self._wire.ask(loads + commands)
+        self._go_on()
 
     # ------------------------------------------------------------------------------------------------- arriving
 
     def _arrived(self, replies: list[Any]) -> None:
-        asked = self._end_flight()
+        """The first request has all its replies."""
+        request = self._in_flight.popleft()
+        request.timer.cancel()
         self._failures = 0
-        not_now = self._settle(asked, replies)
-        if not_now:
+        self._refused += self._settle(request, request.asks, replies)
+        if self._refused and not self._in_flight:
             self._hang_up()
             self._failures += 1
-            self._return(not_now, StorageUnavailable("this Redis cannot answer now; it starts, or is a replica"))
+            error = StorageUnavailable("this Redis cannot answer now; it starts, or is a replica")
+            self._return(self._take_refused(), error)
         self._go_on()
 
     def _lost(self, error: Exception | None) -> None:
@@ -146,33 +168,41 @@ class Pipe:
             return
         replies = self._wire.replies
         self._hang_up()
-        asked = self._end_flight()
-        if asked:
+        again = self._take_refused()
+        if self._in_flight:
             self._failures += 1
-        answered = max(0, len(replies) - self._loads)
-        again = self._settle(asked[:answered], replies[: self._loads + len(asked[:answered])]) if asked else []
-        for ask in asked[answered:]:
-            if ask.may_repeat:
-                again.append(ask)
-            else:
-                ask.fail(_lost(error))
+            first = self._in_flight[0]
+            answered = max(0, len(replies) - first.loads)
+            again += self._settle(first, first.asks[:answered], replies)
+            for ask in self._take_in_flight()[answered:]:
+                if ask.may_repeat:
+                    again.append(ask)
+                else:
+                    ask.fail(_lost(error))
         self._return(again, unavailable(error or ConnectionError("the connection was lost")))
         self._go_on()
 
     def _give_up(self) -> None:
         self._lost(StorageUnavailable(f"Redis did not answer within {self._timeout} s"))
 
-    def _end_flight(self) -> list[Ask]:
-        if self._timer is not None:
-            self._timer.cancel()
-        asked, self._in_flight = self._in_flight, []
-        return asked
+    def _take_in_flight(self) -> list[Ask]:
+        asks: list[Ask] = []
+        for request in self._in_flight:
+            request.timer.cancel()
+            asks += request.asks
+        self._in_flight.clear()
+        return asks
 
-    def _settle(self, asked: Sequence[Ask], replies: Sequence[Any]) -> list[Ask]:
-        """Give each its reply. Those that the server cannot do now are returned."""
-        not_loaded = next((reply for reply in replies[: self._loads] if isinstance(reply, hiredis.ReplyError)), None)
+    def _take_refused(self) -> list[Ask]:
+        refused, self._refused = self._refused, []
+        return refused
+
+    def _settle(self, request: _Request, asks: Sequence[Ask], replies: Sequence[Any]) -> list[Ask]:
+        """Give asks of a request their replies. Those that the server cannot do now are returned."""
+        loaded, answers = replies[: request.loads], replies[request.loads :]
+        not_loaded = next((reply for reply in loaded if isinstance(reply, hiredis.ReplyError)), None)
         not_now: list[Ask] = []
-        for ask, reply in zip(asked, replies[self._loads :], strict=True):
+        for ask, reply in zip(asks, answers, strict=True):
             if not isinstance(reply, hiredis.ReplyError):
                 following = ask.settle(reply)
                 if following is not None:
@@ -235,7 +265,8 @@ class Wire(asyncio.Protocol):
         self, connection: Connection, arrived: Callable[[list[Any]], None], lost: Callable[[Exception | None], None]
     ) -> None:
         self.replies: list[Any] = []
-        self._expected = 0
+        """Those to the first request that is not answered in full."""
+        self._expected: deque[int] = deque()
         self._arrived = arrived
         self._lost = lost
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
@@ -247,23 +278,23 @@ class Wire(asyncio.Protocol):
         self._transport.set_protocol(self)
 
     def ask(self, commands: Sequence[bytes]) -> None:
-        """Send commands; `arrived` is called with all replies."""
-        self.replies = []
-        self._expected = len(commands)
+        """Send a request; `arrived` is called with all its replies, request by request."""
+        self._expected.append(len(commands))
         self._transport.write(b"".join(commands))
 
     def data_received(self, data: bytes) -> None:
         try:
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not _NOTHING:
+                if not self._expected:
+                    raise hiredis.ProtocolError("Redis sent a reply that nobody asked for")
                 self.replies.append(reply)
+                if len(self.replies) == self._expected[0]:
+                    self._expected.popleft()
+                    replies, self.replies = self.replies, []
+                    self._arrived(replies)
         except hiredis.ProtocolError as error:
             self._lost(error)
-            return
-        if self._expected and len(self.replies) >= self._expected:
-            self._expected = 0
-            replies, self.replies = self.replies, []
-            self._arrived(replies)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost(error)

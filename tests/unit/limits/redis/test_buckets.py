@@ -8,7 +8,7 @@ import shutil
 import ssl
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -428,6 +428,40 @@ async def test_a_taker_who_goes_away_while_its_script_is_unknown_leaves_the_othe
     await until(lambda: len(takes) == 5)
     async with asyncio.timeout(5):
         assert [(await take).available for take in takes] == [99, 98, 97, 96, 95]
+
+
+@pytest.mark.parametrize(("asks", "sizes"), [(10, [10]), (64, [32, 32]), (20, [16, 4]), (1500, [500, 500, 500])])
+async def test_many_asks_are_divided_between_two_requests(
+    store: RedisBuckets, monkeypatch: pytest.MonkeyPatch, asks: int, sizes: list[int]
+) -> None:
+    rule = RateLimit("10/h").rule
+    await store.take(bucket(rule))
+    sent: list[int] = []
+    ask = Wire.ask
+
+    def counted(wire: Wire, commands: Sequence[bytes]) -> None:
+        sent.append(len(commands))
+        ask(wire, commands)
+
+    monkeypatch.setattr(Wire, "ask", counted)
+    answers = await asyncio.gather(*(store.take(bucket(rule, str(number)), number % 9 + 1) for number in range(asks)))
+    assert sent == sizes
+    assert [answer.available for answer in answers] == [9 - number % 9 for number in range(asks)]
+
+
+async def test_a_reply_that_nobody_asked_for_is_not_taken_for_the_next_one(
+    store: RedisBuckets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = bucket(RateLimit("10/h").rule)
+    heard = Wire.data_received
+
+    def heard_twice(wire: Wire, data: bytes) -> None:
+        monkeypatch.undo()
+        heard(wire, data + data)
+
+    monkeypatch.setattr(Wire, "data_received", heard_twice)
+    # The second answer is of a new connection.
+    assert [(await store.take(drawn)).available for _ in range(3)] == [9, 8, 7]
 
 
 async def test_closing_fails_what_waits_for_an_answer(store: RedisBuckets) -> None:
