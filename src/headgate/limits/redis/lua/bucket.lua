@@ -116,13 +116,14 @@ local function remember(over_at, taken, before, after)
   end
 end
 
-local function available()
-  return earliest > now and 0 or (look(state, now))
+-- How many starts of cost 1 are left, and when the bucket is as good as new.
+local function left()
+  local available, full_at = look(state, now)
+  return earliest > now and 0 or available, math.max(earliest, full_at)
 end
 
 local function answer(granted, opens_at)
-  local _, full_at = look(state, now)
-  return {granted, opens_at, now, available(), math.max(earliest, full_at)}
+  return {granted, opens_at, now, left()}
 end
 
 local function beyond()

@@ -40,7 +40,7 @@ end
 
 -- How many more may be let go: what is under way will be charged when it starts, and has its budget set aside.
 local function room()
-  return math.floor(available() / COST) - expected()
+  return math.floor(left() / COST) - expected()
 end
 
 local function under_way(each)

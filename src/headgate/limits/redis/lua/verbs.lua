@@ -9,7 +9,7 @@ if verb == 'take' then
   local granted = 0
   if count > 1 then
     -- As many as surely fit go as one: a script that takes them one by one would hold up the server.
-    granted = math.min(count, math.floor(available() / cost))
+    granted = math.min(count, math.floor(left() / cost))
     if granted > 0 then
       local _, after = take(state, now, cost * granted)
       state = after
