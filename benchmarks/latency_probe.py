@@ -53,13 +53,19 @@ class Ears:
 
 def mouth(path: str) -> Callable[[int], None]:
     """What a handler calls first."""
-    own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    own.connect(path)
+    send = mouth_of(path)
 
     def say(number: int) -> None:
-        own.send(SAID.pack(number, time.monotonic_ns()))
+        send(SAID.pack(number, time.monotonic_ns()))
 
     return say
+
+
+def mouth_of(path: str) -> Callable[[bytes], object]:
+    """What sends a datagram there."""
+    own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    own.connect(path)
+    return own.send
 
 
 def gaps(probes: int, shortest: float = 0.005, longest: float = 0.035) -> Iterator[float]:

@@ -9,23 +9,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from benchmarks.latency_probe import Ears
 from benchmarks.runner import ROOT
 from benchmarks.stores import storage_at
 from benchmarks.support import OwnProcess
 
 
 @contextlib.contextmanager
-def headgate_worker(url: str, ears: Ears | None = None, **settings: float) -> Iterator[OwnProcess]:
+def headgate_worker(
+    url: str, ears: str = "", *, app: str = "benchmarks.worker_app:app", **settings: float
+) -> Iterator[OwnProcess]:
     """A worker process as users run it, until the block ends."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "headgate", "worker", "benchmarks.worker_app:app", "--log-level", "warning"],
+        [sys.executable, "-m", "headgate", "worker", app, "--log-level", "warning"],
         cwd=ROOT,
         text=True,
         env={
             **os.environ,
             "HEADGATE_URL": url,
-            "BENCHMARK_EARS": "" if ears is None else ears.path,
+            "BENCHMARK_EARS": ears,
             **{f"HEADGATE_{name.upper()}": str(value) for name, value in settings.items()},
         },
     )

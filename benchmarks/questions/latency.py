@@ -45,7 +45,7 @@ async def _embedded(url: str, probes: int) -> dict[str, float]:
 def two_processes(folder: Path, *, probes: int) -> dict[str, float]:
     """The producer here, a worker in another process."""
     url = f"sqlite:///{new_file(folder)}"
-    with Ears(folder) as ears, headgate_worker(url, ears):
+    with Ears(folder) as ears, headgate_worker(url, ears.path):
         return asyncio.run(_two_processes(url, ears, probes))
 
 

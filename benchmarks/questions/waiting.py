@@ -26,7 +26,7 @@ def probe(folder: Path, *, full: bool, probes: int, quiet: float, store: str = "
     with (
         store_for(folder, store, full=full) as url,
         Ears(folder) as ears,
-        headgate_worker(url, ears, **QUIET_SETTINGS) as worker,
+        headgate_worker(url, ears.path, **QUIET_SETTINGS) as worker,
     ):
         metrics = asyncio.run(_probe(url, ears, probes))
         # Endings of the last probes are written by then, and their lanes' counts brought up to date.

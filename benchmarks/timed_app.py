@@ -1,0 +1,47 @@
+"""The app of a worker that says when it claimed: `headgate worker benchmarks.timed_app:app`."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+
+from benchmarks.latency_probe import mouth_of
+from benchmarks.stores import storage_at
+from headgate import Headgate, Task
+from headgate.storage.records import Claim, Claimed
+from headgate.storage.store import Store
+
+HOPS = struct.Struct("<qqqq")
+"""The number of a probe; when its claim was sent and answered, and when its handler began (monotonic, ns)."""
+
+
+class TimedStore(Store):
+    """A store that knows when its last claim was sent and answered."""
+
+    sent_at = 0
+    answered_at = 0
+
+    async def claim(self, claim: Claim) -> Claimed:
+        sent_at = time.monotonic_ns()
+        claimed = await super().claim(claim)
+        if claimed.jobs:
+            self.sent_at, self.answered_at = sent_at, time.monotonic_ns()
+        return claimed
+
+
+def make_app(url: str, ears: str) -> tuple[Headgate, Task[[int], None]]:
+    """The app, and its task that sends its hops to `ears`."""
+    store = TimedStore(storage_at(url).driver)
+    app = Headgate(storage=store)
+    send = mouth_of(ears) if ears else None
+
+    @app.task(name="probe")
+    async def probe(number: int) -> None:
+        assert send is not None
+        send(HOPS.pack(number, store.sent_at, store.answered_at, time.monotonic_ns()))
+
+    return app, probe
+
+
+app, _ = make_app(os.environ.get("HEADGATE_URL", "memory://"), os.environ.get("BENCHMARK_EARS", ""))
