@@ -1,61 +1,67 @@
 """Headgate: durable background jobs with a budget per key.
 
+A name is imported when it is first used, so a program that takes a `Limiter` loads no engine and no storage.
+
 PYTEST_DONT_REWRITE: pytest finds our plugin, and would otherwise warn where this is imported before pytest is.
 """
 
-from headgate.app import Headgate
-from headgate.errors import (
-    CostExceedsLimit,
-    DeclarationError,
-    DuplicateJob,
-    GateClosed,
-    HeadgateError,
-    JobCancelled,
-    JobExpired,
-    JobFailed,
-    JobNotFound,
-    LeaderNotFound,
-    LeaderNotSucceeded,
-    LimitInUse,
-    LimitRejected,
-    NotOpen,
-    PayloadError,
-    ProcessDied,
-    QueueFull,
-    ScheduleNotFound,
-    SearchTooLong,
-    StorageUnavailable,
-    StorageUnusable,
-    TooManySearches,
-    UnfitConnection,
-    UnknownLimit,
-    UnreadableSchedule,
-)
-from headgate.jobs.job import JobState
-from headgate.jobs.retry import RetryPolicy
-from headgate.limits.concurrency import Concurrency, Mutex
-from headgate.limits.dynamic_window import DynamicWindow
-from headgate.limits.fixed_window import FixedWindow
-from headgate.limits.key import header
-from headgate.limits.rate_limit import RateLimit
-from headgate.limits.sliding_window import SlidingWindow
-from headgate.limits.standalone.decision import Decision
-from headgate.limits.standalone.limit_rate import limit_rate
-from headgate.limits.standalone.limiter import Limiter
-from headgate.limits.standalone.rate_gate import RateGate
-from headgate.limits.strict_rate import StrictRate
-from headgate.schedules.calendar import Calendar
-from headgate.schedules.cron import Cron
-from headgate.schedules.every import Every
-from headgate.tasks.context import JobContext, current_job
-from headgate.tasks.flow import batch, chain
-from headgate.tasks.handle import Job, JobStatus
-from headgate.tasks.handler import Handler
-from headgate.tasks.resource import INJECTED
-from headgate.tasks.schedule import Schedule, ScheduleStatus
-from headgate.tasks.signals import RateLimited, Snooze
-from headgate.tasks.task import Task
-from headgate.tasks.ties import Batch, BatchStatus, Chain
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headgate.app import Headgate
+    from headgate.errors import (
+        CostExceedsLimit,
+        DeclarationError,
+        DuplicateJob,
+        GateClosed,
+        HeadgateError,
+        JobCancelled,
+        JobExpired,
+        JobFailed,
+        JobNotFound,
+        LeaderNotFound,
+        LeaderNotSucceeded,
+        LimitInUse,
+        LimitRejected,
+        NotOpen,
+        PayloadError,
+        ProcessDied,
+        QueueFull,
+        ScheduleNotFound,
+        SearchTooLong,
+        StorageUnavailable,
+        StorageUnusable,
+        TooManySearches,
+        UnfitConnection,
+        UnknownLimit,
+        UnreadableSchedule,
+    )
+    from headgate.jobs.job import JobState
+    from headgate.jobs.retry import RetryPolicy
+    from headgate.limits.concurrency import Concurrency, Mutex
+    from headgate.limits.dynamic_window import DynamicWindow
+    from headgate.limits.fixed_window import FixedWindow
+    from headgate.limits.key import header
+    from headgate.limits.rate_limit import RateLimit
+    from headgate.limits.sliding_window import SlidingWindow
+    from headgate.limits.standalone.decision import Decision
+    from headgate.limits.standalone.limit_rate import limit_rate
+    from headgate.limits.standalone.limiter import Limiter
+    from headgate.limits.standalone.rate_gate import RateGate
+    from headgate.limits.strict_rate import StrictRate
+    from headgate.schedules.calendar import Calendar
+    from headgate.schedules.cron import Cron
+    from headgate.schedules.every import Every
+    from headgate.tasks.context import JobContext, current_job
+    from headgate.tasks.flow import batch, chain
+    from headgate.tasks.handle import Job, JobStatus
+    from headgate.tasks.handler import Handler
+    from headgate.tasks.resource import INJECTED
+    from headgate.tasks.schedule import Schedule, ScheduleStatus
+    from headgate.tasks.signals import RateLimited, Snooze
+    from headgate.tasks.task import Task
+    from headgate.tasks.ties import Batch, BatchStatus, Chain
 
 __all__ = [
     # the app and what it makes
@@ -124,3 +130,79 @@ __all__ = [
     "UnknownLimit",
     "UnreadableSchedule",
 ]
+
+_PLACES = {
+    "Headgate": "headgate.app",
+    "CostExceedsLimit": "headgate.errors",
+    "DeclarationError": "headgate.errors",
+    "DuplicateJob": "headgate.errors",
+    "GateClosed": "headgate.errors",
+    "HeadgateError": "headgate.errors",
+    "JobCancelled": "headgate.errors",
+    "JobExpired": "headgate.errors",
+    "JobFailed": "headgate.errors",
+    "JobNotFound": "headgate.errors",
+    "LeaderNotFound": "headgate.errors",
+    "LeaderNotSucceeded": "headgate.errors",
+    "LimitInUse": "headgate.errors",
+    "LimitRejected": "headgate.errors",
+    "NotOpen": "headgate.errors",
+    "PayloadError": "headgate.errors",
+    "ProcessDied": "headgate.errors",
+    "QueueFull": "headgate.errors",
+    "ScheduleNotFound": "headgate.errors",
+    "SearchTooLong": "headgate.errors",
+    "StorageUnavailable": "headgate.errors",
+    "StorageUnusable": "headgate.errors",
+    "TooManySearches": "headgate.errors",
+    "UnfitConnection": "headgate.errors",
+    "UnknownLimit": "headgate.errors",
+    "UnreadableSchedule": "headgate.errors",
+    "JobState": "headgate.jobs.job",
+    "RetryPolicy": "headgate.jobs.retry",
+    "Concurrency": "headgate.limits.concurrency",
+    "Mutex": "headgate.limits.concurrency",
+    "DynamicWindow": "headgate.limits.dynamic_window",
+    "FixedWindow": "headgate.limits.fixed_window",
+    "header": "headgate.limits.key",
+    "RateLimit": "headgate.limits.rate_limit",
+    "SlidingWindow": "headgate.limits.sliding_window",
+    "Decision": "headgate.limits.standalone.decision",
+    "limit_rate": "headgate.limits.standalone.limit_rate",
+    "Limiter": "headgate.limits.standalone.limiter",
+    "RateGate": "headgate.limits.standalone.rate_gate",
+    "StrictRate": "headgate.limits.strict_rate",
+    "Calendar": "headgate.schedules.calendar",
+    "Cron": "headgate.schedules.cron",
+    "Every": "headgate.schedules.every",
+    "JobContext": "headgate.tasks.context",
+    "current_job": "headgate.tasks.context",
+    "batch": "headgate.tasks.flow",
+    "chain": "headgate.tasks.flow",
+    "Job": "headgate.tasks.handle",
+    "JobStatus": "headgate.tasks.handle",
+    "Handler": "headgate.tasks.handler",
+    "INJECTED": "headgate.tasks.resource",
+    "Schedule": "headgate.tasks.schedule",
+    "ScheduleStatus": "headgate.tasks.schedule",
+    "RateLimited": "headgate.tasks.signals",
+    "Snooze": "headgate.tasks.signals",
+    "Task": "headgate.tasks.task",
+    "Batch": "headgate.tasks.ties",
+    "BatchStatus": "headgate.tasks.ties",
+    "Chain": "headgate.tasks.ties",
+}
+"""The module of each name: the same as the imports above, which only type checkers follow."""
+
+
+if not TYPE_CHECKING:  # To a type checker a name that is not imported above does not exist.
+
+    def __getattr__(name: str) -> object:
+        place = _PLACES.get(name)
+        if place is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(place), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
