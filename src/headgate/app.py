@@ -46,7 +46,7 @@ from headgate.tasks.resource import declare_resource
 from headgate.tasks.schedule import DeclaredSchedule, Schedule, ScheduleOptions, schedule_spec
 from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import Batch
-from headgate.version import installed_version
+from headgate.version import VERSION
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -269,7 +269,7 @@ class Headgate:
         """
         observed = Observed(
             self._clock, self._storage, self._registry, self._bus.tap, self._client.trace_by, self._events_lost,
-            lambda: self._client.opening.loop, installed_version(),
+            lambda: self._client.opening.loop, VERSION,
         )  # fmt: skip
         instrument.attach(observed)
         self._instruments.append(instrument)
@@ -406,7 +406,7 @@ class Headgate:
             retention=settings.retention,
             log_lines=settings.log_lines,
             log_level=logging.getLevelNamesMapping()[settings.log_level],
-            version=installed_version(),
+            version=VERSION,
             drain=drain,
         )
 

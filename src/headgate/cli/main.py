@@ -15,6 +15,7 @@ import click
 from headgate.cli.exit_codes import INTERRUPTED
 from headgate.errors import HeadgateError
 from headgate.escaping import printable
+from headgate.version import VERSION
 
 
 class Lazy(NamedTuple):
@@ -121,7 +122,7 @@ def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="headgate")
+@click.version_option(VERSION)
 def main() -> None:
     """Durable background jobs for Python, with a budget per key.
 

@@ -11,7 +11,7 @@ import msgspec
 from headgate.http.auth import Role
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Endpoint, reads
-from headgate.version import installed_version
+from headgate.version import VERSION
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ async def session(caller: Caller) -> Session:
         token=caller.token,
         title=caller.title,
         store=caller.admin.address,
-        version=installed_version(),
+        version=VERSION,
         now=caller.admin.now(),
         read_only=caller.read_only,
         can_sign_out=caller.can_sign_out,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import http.client
 import socket
 import sqlite3
 import ssl
@@ -109,8 +108,9 @@ _CONNECTION: tuple[type[BaseException], ...] = (
 
 NETWORK = Transient(
     "NETWORK",
-    (*_CONNECTION, http.client.IncompleteRead),
+    _CONNECTION,
     (
+        "http.client.IncompleteRead",
         "httpx.TimeoutException",
         "httpx.NetworkError",
         "httpx.RemoteProtocolError",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from importlib import resources
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import NamedTuple
 
 from headgate.errors import StorageUnusable
@@ -28,11 +27,11 @@ class Migration(NamedTuple):
 
 
 def load_migrations(package: str) -> Sequence[Migration]:
-    """The scripts in a package's folder `migrations`, in their order."""
-    return read_migrations(resources.files(package) / "migrations")
+    """The scripts in the folder `migrations` of a package of this program, in their order."""
+    return read_migrations(Path(__file__).parents[2].joinpath(*package.split("."), "migrations"))
 
 
-def read_migrations(folder: Traversable) -> Sequence[Migration]:
+def read_migrations(folder: Path) -> Sequence[Migration]:
     """The scripts in a folder, in their order."""
     found: list[Migration] = []
     for entry in folder.iterdir():

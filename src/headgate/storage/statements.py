@@ -28,8 +28,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib import resources
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -46,6 +46,7 @@ _MACRO = re.compile(
 _ROWS = re.compile(r"(?P<parameter>\w+)\((?P<columns>[^)]*)\)")
 _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
+SQL = Path(__file__).with_name("sql")
 
 RECORDS: Mapping[str, type[msgspec.Struct]] = {"job": JobRecord, "batch": BatchRecord, "attempt": Attempt}
 """What is read of a table whole: its columns are the fields of the record."""
@@ -181,9 +182,7 @@ class _Block(NamedTuple):
 @lru_cache(1)
 def _load() -> list[_Block]:
     blocks: dict[tuple[str, str | None], _Block] = {}
-    for file in sorted((resources.files("headgate.storage") / "sql").iterdir(), key=lambda file: file.name):
-        if not file.name.endswith(".sql"):
-            continue
+    for file in sorted(SQL.glob("*.sql")):
         lines: list[str] | None = None
         for line in file.read_text(encoding="utf-8").splitlines():
             header = _HEADER.match(line)

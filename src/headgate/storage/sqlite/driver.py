@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import sqlite3
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
@@ -96,6 +95,8 @@ class SqliteDriver(Driver):
     @contextlib.asynccontextmanager
     async def scratch(self) -> AsyncIterator[Callable[[], SqliteDriver]]:
         """A file of its own in a folder beside this one."""
+        import tempfile  # Only benchmarks make one, and it brings 8 modules along.
+
         try:
             folder = tempfile.TemporaryDirectory(prefix=".headgate-scratch-", dir=self.path.parent)
         except OSError as error:
