@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -31,10 +32,10 @@ class Surroundings:
         self.woken = asyncio.Event()
         self.only_endings: bool | None = None
         self.lost: list[HeadgateError] = []
-        self.looks = asyncio.Semaphore(0)
+        self.asked = 0
 
     async def look(self) -> int:
-        self.looks.release()
+        self.asked += 1
         if self.failing:
             raise StorageUnavailable("not now")
         return self.version
@@ -57,9 +58,16 @@ class Surroundings:
         for _ in range(count):
             await asyncio.sleep(0)
             self.clock.advance(module.LOOK_EVERY)
-            await asyncio.wait_for(self.looks.acquire(), 5)
-        for _ in range(3):
-            await asyncio.sleep(0)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    def commit(self, *, at: float | None = None) -> None:
+        """Another process commits; the clock of the filesystem says `at`, or what time it is."""
+        self.version += 1
+        with self.log.open("r+b") as log:
+            log.write(b"\0")
+        if at is not None:
+            os.utime(self.log, (at, at))
 
 
 @pytest.fixture
@@ -102,7 +110,54 @@ async def test_a_changed_file_wakes_and_an_unchanged_one_does_not(around: Surrou
         around.woken.clear()
         await around.pass_looks(10)
         assert not around.woken.is_set()
-        around.version = 2
+        around.commit()
+        await around.pass_looks(1)
+        assert around.woken.is_set()
+
+
+async def test_sqlite_is_asked_only_while_its_log_is_written_to(around: Surroundings) -> None:
+    around.commit(at=1_000_000.5)
+    async with around.watched():
+        await around.pass_looks(2)
+        asked = around.asked
+        await around.pass_looks(10)
+        assert around.asked == asked
+        around.commit(at=1_000_001.5)
+        await around.pass_looks(1)
+        assert around.asked == asked + 1
+
+
+async def test_what_is_written_within_the_same_tick_of_the_filesystem_wakes(around: Surroundings) -> None:
+    async with around.watched():
+        around.commit(at=1_000_000.5)
+        await around.pass_looks(5)
+        around.commit(at=1_000_001.5)
+        await around.pass_looks(1)
+        around.woken.clear()
+        around.commit(at=1_000_001.5)
+        await around.pass_looks(1)
+        assert around.woken.is_set()
+
+
+async def test_a_filesystem_with_times_in_whole_seconds_is_not_relied_on(around: Surroundings) -> None:
+    async with around.watched():
+        around.commit(at=1_000_000)
+        await around.pass_looks(5)
+        around.woken.clear()
+        around.commit(at=1_000_000)
+        await around.pass_looks(1)
+        assert around.woken.is_set()
+
+
+async def test_a_look_that_failed_is_made_again(around: Surroundings) -> None:
+    async with around.watched():
+        await around.pass_looks(5)
+        around.woken.clear()
+        around.failing = True
+        around.commit(at=1_000_000.5)
+        await around.pass_looks(5)
+        assert not around.woken.is_set()
+        around.failing = False
         await around.pass_looks(1)
         assert around.woken.is_set()
 

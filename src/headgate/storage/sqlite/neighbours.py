@@ -1,7 +1,8 @@
 """Other processes on the same file: telling them of changes, hearing of theirs, and noticing that the file is gone.
 
 A datagram on loopback after each commit wakes the nodes at once; every quarter of a second a look at SQLite's data
-version finds what no datagram told of, for example a job added inside a user's own transaction.
+version finds what no datagram told of, for example a job added inside a user's own transaction. SQLite is asked only
+when its log has been written to: every commit does that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from headgate.clock import Clock, sleep
 from headgate.errors import HeadgateError, StorageUnavailable
@@ -51,6 +53,8 @@ class Neighbours:
         self._wake = wake
         self._on_lost = on_lost
         self._identity = self._identify()
+        self._stamp: _Stamp | None = None
+        self._was_written = True
         self._alarmed = False
         self._is_warned = False
         self._socket: socket.socket | None = None
@@ -118,14 +122,29 @@ class Neighbours:
             looks += 1
             if looks % FILE_EVERY == 0:
                 self._look_at_file()
+            if not self._may_have_changed():
+                continue
             try:
                 version = await self._look()
             except StorageUnavailable as error:
                 logger.warning("cannot look at %s: %s", self._path, error)
+                self._was_written = True
                 continue
             if version != seen:
                 seen = version
                 self._wake()
+
+    def _may_have_changed(self) -> bool:
+        """Whether the log was written to since SQLite was asked; by this process as well.
+
+        A file's time advances in ticks of up to 10 ms, so what is written just after a look may bear the same time as
+        what was written just before. The next look asks once more, and then the tick is over. Times in whole seconds,
+        as some old filesystems keep them, say too little.
+        """
+        stamp = _stamp(self._names[1])
+        was_written, self._was_written = self._was_written, stamp != self._stamp
+        self._stamp = stamp
+        return was_written or self._was_written or stamp is None or stamp.written_at % 1_000_000_000 == 0
 
     def _identify(self) -> tuple[_FileIdentity, _FileIdentity]:
         """The file and its log, which stays in place as long as anybody has the file open."""
@@ -164,6 +183,21 @@ def _identity(path: str) -> _FileIdentity:
     except OSError:
         return _NOWHERE
     return status.st_dev, status.st_ino
+
+
+class _Stamp(NamedTuple):
+    """What the folder says of a file that is written to."""
+
+    size: int
+    written_at: int
+
+
+def _stamp(path: str) -> _Stamp | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 (as above)
+    except OSError:
+        return None
+    return _Stamp(status.st_size, status.st_mtime_ns)
 
 
 def _size(path: Path) -> int:
