@@ -63,6 +63,7 @@ async def test_a_lost_file_is_noticed_and_every_verb_says_so(loss: Callable[[Pat
             storage.counts(),
             storage.buckets(),
             storage.nodes(),
+            storage.upkeep(),
             storage.join("node-b", "b"),
             storage.beat(NODE),
             storage.cancels(NODE),

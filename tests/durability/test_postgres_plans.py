@@ -104,6 +104,7 @@ async def the_engine_reads_what_it_handles(hands: Hands) -> None:
         assert any(not job.draws for job in jobs)
         await storage.beat("n")
         await storage.nodes()
+        await storage.upkeep()
         await storage.cancels("n")
         line = LogLine(PLACES, storage.now(), 1, 20, "app", "hello")
         said = [Report(job.id, job.fence, Progress(0.5, None, storage.now()), (line,)) for job in jobs]

@@ -14,7 +14,7 @@ from headgate.storage.records import Amendment, Claim, Claimed
 from headgate.storage.store import Store
 
 FAULTY = frozenset(
-    {"add", "claim", "finish", "beat", "cancel", "recover", "nodes", "cancels", "expire", "leave", "amend"}
+    {"add", "claim", "finish", "beat", "cancel", "recover", "upkeep", "cancels", "expire", "leave", "amend"}
 )
 
 

@@ -16,8 +16,8 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 PARTS = {
     "claims": "claim",
     "heartbeats": "beat",
-    "watch": "nodes",
-    "housekeeper": "expire",
+    "watch": "upkeep",
+    "housekeeper": "gather_history",
     "regater": "note_gates",
     "recurring": "due_schedules",
     "recorder": "finish",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headgate import Headgate
+from headgate.clock import SECOND, to_datetime
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import StorageTroubled
 from headgate.storage.records import Dropped
@@ -15,7 +16,7 @@ from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 
 class Stuck(MemoryStorage):
-    """A memory store that cannot look for what has expired."""
+    """A memory store that cannot end what has expired."""
 
     async def expire(self, count: int = 100) -> Sequence[Dropped]:
         raise StorageUnavailable("lock timeout")
@@ -35,6 +36,7 @@ def test_what_is_old_is_forgotten_although_nothing_can_expire() -> None:
         async with app:
             job = await work.enqueue()
             await job.result(timeout=5)
+            await work.using(delay=3600, expires_at=to_datetime(clock.now() + SECOND)).enqueue()
             await asyncio.sleep(65)
             assert await app._storage.job(job.id) is None
         assert {trouble.doing for trouble in troubles} == {"looking for what has expired"}

@@ -81,7 +81,7 @@ def test_an_app_works_on_a_storage_of_ones_own() -> None:
             jobs = await send.enqueue_many([("acme",), ("acme",), ("globex",)])
             assert [await job.result() for job in jobs] == ["acme", "acme", "globex"]
             assert 60 * SECOND <= clock.monotonic() < 61 * SECOND
-        assert store.asked >= {"open", "join", "add", "claim", "finish", "beat", "nodes", "expire", "leave", "close"}
+        assert store.asked >= {"open", "join", "add", "claim", "finish", "beat", "upkeep", "evict", "leave", "close"}
         # A worker may serve it, too: it does not say of itself that only this process sees its jobs.
         worker = Headgate(storage=store, clock=clock)
         running = asyncio.ensure_future(worker.run(handle_signals=False))

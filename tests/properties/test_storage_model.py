@@ -475,7 +475,10 @@ class StorageMachine(RuleBasedStateMachine):
 
     def expire(self, data: st.DataObject) -> None:
         count = data.draw(st.sampled_from([1, 100]))
+        is_due = self.run(self.store.upkeep()).has_expired
         dropped = self.run(self.store.expire(count))
+        # Without a node nobody asks.
+        assert is_due == bool(dropped) or not self.run(self.store.nodes())
         self.model.expire(dropped, count, self.clock.now())
 
     def evict(self, data: st.DataObject) -> None:

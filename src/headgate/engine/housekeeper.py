@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from headgate.clock import SECOND, Clock, sleep
@@ -12,17 +13,17 @@ from headgate.jobs.event import JobFailure, JobFinished, StorageTroubled
 from headgate.jobs.history import KEPT_FOR
 from headgate.jobs.job import JobState
 from headgate.jobs.retention import Retention
-from headgate.storage.records import FINAL_STATES, Dropped
+from headgate.storage.records import FINAL_STATES, Dropped, Upkeep
 from headgate.storage.store import Store
 
 FORGET_EVERY = 30
-"""Seconds between two rounds of forgetting; what has expired is looked for every second."""
+"""Notes between two rounds of forgetting; one comes every second."""
 
 PAUSE = 0.05
 """Seconds between two steps, in which others have their turn."""
 
 GATHER_EVERY = 10
-"""Seconds between two looks for what the store has counted for charts itself."""
+"""Notes between two looks for what the store has counted for charts itself."""
 
 EXPIRED_AT_ONCE = 100
 
@@ -58,17 +59,29 @@ class Housekeeper:
         for state in FINAL_STATES:
             self._kept_for.setdefault(round(retention.of(state) * SECOND), set()).add(state)
 
+        self._upkeep = Upkeep()
+        self._noted = asyncio.Event()
+
+    def note(self, upkeep: Upkeep) -> None:
+        """Do what there is to do; called every second with what the store says of it."""
+        self._upkeep = upkeep
+        self._noted.set()
+
     async def run(self) -> None:
         turns = 0
         while True:
-            await sleep(self._clock, 1.0)
+            await self._noted.wait()
+            self._noted.clear()
+            upkeep = self._upkeep
             turns += 1
             try:
-                await self._expire()
+                if upkeep.has_expired:
+                    await self._expire()
             except StorageUnavailable as error:
                 self._troubled("looking for what has expired", error)
             try:
-                await self._release_followers()
+                if upkeep.has_followers:
+                    await self._release_followers()
             except StorageUnavailable as error:
                 self._troubled("releasing followers", error)
             # Not with the others in one: what keeps jobs from expiring is no reason to keep what is old.

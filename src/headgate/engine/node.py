@@ -214,6 +214,7 @@ class Node:
             self._slots,
             self.recorder,
             self._recurring,
+            self._housekeeper,
             self._wakeup,
             clock=clock,
             bus=bus,

@@ -7,6 +7,7 @@ from headgate.engine.bus import EventBus, publish_trouble
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.executor import Cause
+from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.lease_keeper import LeaseKeeper
 from headgate.engine.membership import Membership
 from headgate.engine.peer_recovery import PeerRecovery
@@ -23,7 +24,10 @@ SWEEP_EVERY = 30
 
 
 class NodeWatch:
-    """Recovers dead nodes, reads cancellations, and notices lost claims, stepped clocks and a blocked event loop."""
+    """Recovers dead nodes, reads cancellations, and notices lost claims, stepped clocks and a blocked event loop.
+
+    It asks for what the housekeeper has to do as well, with the same statement.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class NodeWatch:
         slots: Slots,
         recorder: Recorder,
         recurring: Recurring,
+        housekeeper: Housekeeper,
         wakeup: ClaimWakeup,
         *,
         clock: Clock,
@@ -50,6 +55,7 @@ class NodeWatch:
         self._slots = slots
         self._recorder = recorder
         self._recurring = recurring
+        self._housekeeper = housekeeper
         self._wakeup = wakeup
         self._clock = clock
         self._bus = bus
@@ -78,7 +84,9 @@ class NodeWatch:
             self._measure((self._clock.monotonic() - expected) / SECOND)
 
     async def _check_store(self) -> None:
-        await self._peer_recovery.recover_dead()
+        upkeep = await self._storage.upkeep()
+        self._housekeeper.note(upkeep)
+        await self._peer_recovery.recover_dead(upkeep.peers)
         if self._claim_recovery.take_check():
             await self._lease.beat()
         if self._attempts:

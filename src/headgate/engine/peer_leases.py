@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.storage.records import NodeRecord
+from headgate.storage.records import Peer
 
 
 class PeerLeases:
@@ -27,9 +27,9 @@ class PeerLeases:
             self._seen = {node: (beat, now) for node, (beat, _) in self._seen.items()}
         self._last_own_beat = now
 
-    def dead(self, nodes: Sequence[NodeRecord], own: str, now: int) -> list[NodeRecord]:
+    def dead(self, nodes: Sequence[Peer], own: str, now: int) -> list[Peer]:
         """Those of the nodes that are dead at `now`; recover each with the beat it was judged by."""
-        dead: list[NodeRecord] = []
+        dead: list[Peer] = []
         current: dict[str, tuple[int, int]] = {}
         stale = self._last_own_beat is None or now - self._last_own_beat > 2 * self._interval
         for node in nodes:

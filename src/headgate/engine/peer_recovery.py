@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headgate.clock import Clock
 from headgate.engine.bus import EventBus
 from headgate.engine.membership import Membership
 from headgate.engine.peer_leases import PeerLeases
 from headgate.engine.teller import Teller
 from headgate.jobs.event import NodeLost
+from headgate.storage.records import Peer
 from headgate.storage.store import Store
 
 
@@ -31,9 +34,8 @@ class PeerRecovery:
         self._clock = clock
         self._bus = bus
 
-    async def recover_dead(self) -> None:
-        """Take back the jobs of every node that is dead now. Raises StorageUnavailable."""
-        nodes = await self._storage.nodes()
+    async def recover_dead(self, nodes: Sequence[Peer]) -> None:
+        """Take back the jobs of every one of all nodes that is dead now. Raises StorageUnavailable."""
         for dead in self._peers.dead(nodes, self._membership.id, self._clock.monotonic()):
             recovered = await self._storage.recover(dead.id, dead.beat)
             if recovered is not None:

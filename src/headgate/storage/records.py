@@ -146,6 +146,26 @@ class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     lingering: Sequence[str] = ()
 
 
+class Peer(msgspec.Struct, frozen=True):
+    """What the lease of a node is judged by: as of `NodeRecord`."""
+
+    id: str
+    beat: int
+    is_gone: bool
+
+
+class Upkeep(msgspec.Struct, frozen=True):
+    """What a node asks for every second.
+
+    `has_expired` says whether there are jobs for `expire`, `has_followers` whether there is something for
+    `release_followers`.
+    """
+
+    peers: Sequence[Peer] = ()
+    has_expired: bool = False
+    has_followers: bool = False
+
+
 class Beat(msgspec.Struct, frozen=True):
     """What a node learns with its heartbeat.
 
@@ -154,7 +174,6 @@ class Beat(msgspec.Struct, frozen=True):
     """
 
     known: bool
-    nodes: Sequence[NodeRecord]
     owned: Mapping[str, int]
     cancels: frozenset[str]
 

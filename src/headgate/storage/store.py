@@ -67,6 +67,7 @@ from headgate.storage.records import (
     RecordedStart,
     Recovered,
     Standing,
+    Upkeep,
     ViewCount,
     WaitingCount,
 )
@@ -514,6 +515,13 @@ class Store:
         """All nodes."""
         return await self.driver.read(lambda tx: nodes.nodes(tx, self.driver.clock.boot_id()), "engine")
 
+    async def upkeep(self) -> Upkeep:
+        """What a node asks for every second: who lives, and whether there is anything to expire or to release.
+
+        Nothing is, as long as no node has joined.
+        """
+        return await self.driver.read(lambda tx: nodes.upkeep(tx, self.driver.clock.boot_id()), "engine")
+
     async def join(self, node: str, name: str, *, queues: Mapping[str, int] | None = None, version: str = "") -> None:
         """Register a node, before its first claim, with its slots by queue. One that is known stays as it is."""
         driver = self.driver
@@ -525,9 +533,7 @@ class Store:
 
     async def beat(self, node: str, *, lingering: Sequence[str] = ()) -> Beat:
         """Renew a node's lease, and tell which jobs linger on it."""
-        return await self.driver.write(
-            lambda tx: nodes.beat(tx, node, lingering, self.driver.clock.boot_id()), is_atomic=False
-        )
+        return await self.driver.write(lambda tx: nodes.beat(tx, node, lingering), is_atomic=False)
 
     async def cancels(self, node: str) -> frozenset[str]:
         """The running jobs of a node that a user wants cancelled."""

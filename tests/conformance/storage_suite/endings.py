@@ -469,12 +469,15 @@ class EndingsConformance(Conformance):
         ids = [*await hands.add(3, expires_in=5), *await hands.add(3, expires_in=5, draws=[("api", "acme")])]
         (alive,) = await hands.add(expires_in=6)
         assert list(await hands.storage.expire()) == []
+        assert not (await hands.storage.upkeep()).has_expired
         clock.advance(5)
+        assert (await hands.storage.upkeep()).has_expired
         first = await hands.storage.expire(count=4)
         rest = await hands.storage.expire()
         assert (len(first), len(rest)) == (4, 2)
         assert sorted(job.id for job in (*first, *rest)) == sorted(ids)
         assert await hands.states([running, alive]) == [JobState.RUNNING, JobState.WAITING]
+        assert not (await hands.storage.upkeep()).has_expired
         assert list(await hands.storage.expire()) == []
         assert await hands.take_ids() == [alive]
 

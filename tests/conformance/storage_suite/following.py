@@ -73,7 +73,9 @@ async def _poison(hands: Hands, id: str) -> None:
 
 
 async def _expire(hands: Hands, id: str) -> None:
+    assert not (await hands.storage.upkeep()).has_expired
     hands.clock.advance(60)
+    assert (await hands.storage.upkeep()).has_expired
     assert [dropped.id for dropped in await hands.storage.expire()] == [id]
 
 
@@ -110,7 +112,7 @@ async def _followers(hands: Hands, leader: str, count: int) -> list[str]:
 
 async def _release_all(hands: Hands) -> None:
     """What housekeepers do until nobody is left."""
-    while await hands.storage.release_followers():
+    while (await hands.storage.upkeep()).has_followers and await hands.storage.release_followers():
         pass
 
 
@@ -201,6 +203,7 @@ class FollowingConformance(Conformance):
     async def test_where_nobody_is_left_to_be_released_nothing_is_done(self, hands: Hands) -> None:
         await chain(hands, 2)
         await hands.succeed(await hands.take_one())
+        assert not (await hands.storage.upkeep()).has_followers
         assert await hands.storage.release_followers() == 0
 
     async def test_a_follower_knows_whom_it_follows(self, hands: Hands) -> None:

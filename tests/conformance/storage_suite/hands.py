@@ -298,15 +298,16 @@ async def recover(hands: Hands) -> Recovered:
     """Another node finds that the hands' node has died."""
     if "node-b" not in {node.id for node in await hands.storage.nodes()}:
         await hands.storage.join("node-b", "b")
-    seen = beat_of(await hands.storage.beat("node-b"), hands.node)
+    await hands.storage.beat("node-b")
+    seen = await beat_of(hands, hands.node)
     recovered = await hands.storage.recover(hands.node, seen)
     assert recovered is not None
     return recovered
 
 
-def beat_of(beat: Any, node: str) -> int:
-    (found,) = (record.beat for record in beat.nodes if record.id == node)
-    assert isinstance(found, int)
+async def beat_of(hands: Hands, node: str) -> int:
+    """The beat of a node as others see it."""
+    (found,) = (peer.beat for peer in (await hands.storage.upkeep()).peers if peer.id == node)
     return found
 
 

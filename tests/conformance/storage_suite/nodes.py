@@ -26,17 +26,22 @@ class NodesConformance(Conformance):
         assert first.known
         assert first.owned == {job.id: job.fence for job in jobs}
         assert first.cancels == frozenset()
-        nodes = {node.id: node for node in first.nodes}
+        nodes = {node.id: node for node in await hands.storage.nodes()}
         assert {id: (node.name, node.running) for id, node in nodes.items()} == {"node-a": ("a", 2), "node-b": ("b", 0)}
         clock.advance(5)
-        second = {node.id: node for node in (await hands.storage.beat(hands.node)).nodes}
+        await hands.storage.beat(hands.node)
+        second = {node.id: node for node in await hands.storage.nodes()}
         assert second["node-a"].beat > nodes["node-a"].beat
         assert second["node-a"].beat_at == clock.now()
         assert second["node-b"].beat == nodes["node-b"].beat
-        assert {node.id: node for node in await hands.storage.nodes()} == second
+        peers = (await hands.storage.upkeep()).peers
+        assert {peer.id: (peer.beat, peer.is_gone) for peer in peers} == {
+            node.id: (node.beat, node.is_gone) for node in second.values()
+        }
 
     async def test_a_beat_tells_which_jobs_linger(self, hands: Hands) -> None:
-        assert [node.lingering for node in (await hands.storage.beat(hands.node)).nodes] == [()]
+        await hands.storage.beat(hands.node)
+        assert [node.lingering for node in await hands.storage.nodes()] == [()]
         await hands.storage.beat(hands.node, lingering=["job-a", "job-b"])
         assert [node.lingering for node in await hands.storage.nodes()] == [("job-a", "job-b")]
         await hands.storage.beat(hands.node)
@@ -52,8 +57,8 @@ class NodesConformance(Conformance):
             assert job.started_at == storage.now()
             await hands.succeed(job)
             assert (await hands.record(job.id)).finished_at == storage.now()
-            beat = await storage.beat(hands.node)
-            assert [node.beat_at for node in beat.nodes] == [storage.now()]
+            await storage.beat(hands.node)
+            assert [node.beat_at for node in await storage.nodes()] == [storage.now()]
 
     async def test_a_finished_job_is_owned_no_more(self, hands: Hands) -> None:
         await hands.add(2)
@@ -78,7 +83,8 @@ class NodesConformance(Conformance):
         beat = await hands.storage.beat("stranger")
         assert not beat.known
         assert beat.owned == {}
-        assert [node.id for node in (await hands.storage.beat(hands.node)).nodes] == [hands.node]
+        assert (await hands.storage.beat(hands.node)).known
+        assert [node.id for node in await hands.storage.nodes()] == [hands.node]
 
     async def test_a_node_that_leaves_hands_its_jobs_back_unspent(self, hands: Hands, clock: ManualClock) -> None:
         hands.rules = {"api": strict(100)}
@@ -105,7 +111,8 @@ class NodesConformance(Conformance):
     async def test_a_node_that_still_beats_is_not_recovered(self, hands: Hands) -> None:
         await hands.add()
         job = await hands.take_one()
-        seen = beat_of(await hands.storage.beat(hands.node), hands.node)
+        await hands.storage.beat(hands.node)
+        seen = await beat_of(hands, hands.node)
         await hands.storage.beat(hands.node)
         assert await hands.storage.recover(hands.node, seen) is None
         assert (await hands.record(job.id)).state is JobState.RUNNING
@@ -164,7 +171,8 @@ class NodesConformance(Conformance):
     async def test_two_that_notice_a_death_recover_once(self, hands: Hands) -> None:
         await hands.add()
         await hands.take_one()
-        seen = beat_of(await hands.storage.beat(hands.node), hands.node)
+        await hands.storage.beat(hands.node)
+        seen = await beat_of(hands, hands.node)
         results = await asyncio.gather(*(hands.storage.recover(hands.node, seen) for _ in range(2)))
         assert sum(1 for result in results if result is not None) == 1
 

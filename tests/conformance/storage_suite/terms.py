@@ -167,6 +167,7 @@ class TermsConformance(Conformance):
         (patient,) = await hands.add(draws=API, patience=90)
         assert await hands.take() == []
         clock.advance(29.999999)
+        assert not (await hands.storage.upkeep()).has_expired
         assert list(await hands.storage.expire()) == []
         clock.advance(31 if by_claim else 0.000001)
         state = JobState.CANCELLED if cancels else JobState.FAILED
@@ -175,6 +176,7 @@ class TermsConformance(Conformance):
             dropped = claimed.dropped
             assert [job.id for job in claimed.jobs] == [patient]
         else:
+            assert (await hands.storage.upkeep()).has_expired
             dropped = await hands.storage.expire()
         assert [(job.id, job.task, job.queue, job.state) for job in dropped] == [(late, "work", "default", state)]
         record = await hands.record(late)

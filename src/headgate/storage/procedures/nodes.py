@@ -25,28 +25,21 @@ from headgate.storage.procedures.finish import (
 )
 from headgate.storage.procedures.following import tell_followers
 from headgate.storage.process import is_running, pid_space, process_started
-from headgate.storage.records import Beat, NodeRecord, Recovered
+from headgate.storage.records import Beat, NodeRecord, Peer, Recovered, Upkeep
 from headgate.storage.stored_rows import RowDecoder
 
 Gone = Literal["left", "dead"]
 
 
-class _Node(msgspec.Struct):
+class _Process(msgspec.Struct):
     """A node, and what tells whether its process is still there."""
 
     id: str
-    name: str
     pid: int
-    started_at: int
-    beat_at: int
     beat: int
-    running: int
     pid_space: str
     process_started: str
     boot_id: str
-    queues: dict[str, int]
-    version: str
-    lingering: tuple[str, ...]
     gone: str | None
 
     def is_gone(self, boot_id: str, space: str) -> bool:
@@ -62,11 +55,27 @@ class _Node(msgspec.Struct):
         return is_visible and not is_running(self.pid, self.process_started)
 
 
+class _Node(_Process):
+    name: str
+    started_at: int
+    beat_at: int
+    running: int
+    queues: dict[str, int]
+    version: str
+    lingering: tuple[str, ...]
+
+
+class _Peer(_Process):
+    has_expired: bool
+    has_followers: bool
+
+
 class _Locked(msgspec.Struct):
     gone: Gone | None
 
 
 _NODES = RowDecoder(_Node, "node")
+_PEERS = RowDecoder(_Peer, "node")
 _LOCKED = RowDecoder(_Locked, "node")
 
 
@@ -97,15 +106,14 @@ async def join(
         await tx.execute("announce_port", id=node, port=port)
 
 
-async def beat(tx: Transaction, node: str, lingering: Sequence[str], boot_id: str) -> Beat:
-    """As `Store.beat`, on the machine of that boot."""
+async def beat(tx: Transaction, node: str, lingering: Sequence[str]) -> Beat:
+    """As `Store.beat`."""
     known = await tx.execute("beat", id=node, now=tx.now, lingering=as_json(lingering)) == 1
     if not tx.has_one_writer:
         await tx.execute("use_limit_time", limit_now=tx.limit_now)
     owned = await running_on(tx, node)
     return Beat(
         known=known,
-        nodes=await nodes(tx, boot_id),
         owned={job.id: job.fence for job in owned},
         cancels=frozenset(job.id for job in owned if job.cancel_requested),
     )
@@ -114,6 +122,19 @@ async def beat(tx: Transaction, node: str, lingering: Sequence[str], boot_id: st
 async def cancels(tx: Transaction, node: str) -> frozenset[str]:
     """As `Store.cancels`."""
     return frozenset(await tx.values("cancels", node=node))
+
+
+async def upkeep(tx: Transaction, boot_id: str) -> Upkeep:
+    """As `Store.upkeep`, on the machine of that boot."""
+    space = pid_space()
+    rows = await tx.fetch(_PEERS, "upkeep", now=tx.now)
+    if not rows:
+        return Upkeep()
+    return Upkeep(
+        peers=[Peer(row.id, row.beat, row.is_gone(boot_id, space)) for row in rows],
+        has_expired=rows[0].has_expired,
+        has_followers=rows[0].has_followers,
+    )
 
 
 async def nodes(tx: Transaction, boot_id: str) -> list[NodeRecord]:
