@@ -135,3 +135,10 @@ def test_a_worker_loads_what_runs_jobs_and_all_of_it_before_the_first(tmp_path: 
         "zipfile",
     )
     assert not [name for name in found["ready"] if name.startswith(strangers)]
+
+
+def test_the_command_line_loads_rich_for_tables_only() -> None:
+    modules = loaded("import headgate.cli.main; import headgate.cli.jobs, headgate.cli.queues, headgate.cli.status")
+    assert "rich" not in modules
+    main = loaded("import headgate.cli.main")
+    assert not any(name.startswith(("headgate.engine", "headgate.storage")) for name in main)

@@ -1,4 +1,7 @@
-"""How answers are printed: tables for people, JSON for programs."""
+"""How answers are printed: tables for people, JSON for programs.
+
+Rich, which lays out tables, is imported by the functions that use it: a script that asks for JSON does not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from headgate.escaping import one_line, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 WIDE = 400
 """Columns where there is no terminal: nothing is cut for whoever reads the output of a pipe."""
@@ -39,6 +42,10 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
     Where ids and instants leave too little room for the rest, each row is a block of lines instead.
     """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     console = make_console()
     if not rows:
         console.print(Text(f"{title}: {empty}"))
@@ -75,6 +82,8 @@ def _least_width(firm: Sequence[bool], rows: Sequence[Sequence[object]]) -> int:
 
 
 def _print_blocks(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    from rich.text import Text
+
     console.print(Text(title, style="bold"))
     width = max(map(len, columns))
     for row in rows:
@@ -114,6 +123,9 @@ def progress_bar(title: str, total: int | None, *, shown: bool = True) -> Iterat
     if not shown or not sys.stderr.isatty():
         yield lambda _done: None
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
         console=Console(stderr=True), transient=True,
@@ -125,12 +137,16 @@ def progress_bar(title: str, total: int | None, *, shown: bool = True) -> Iterat
 
 def make_console() -> Console:
     """A console on the standard output as it is now."""
+    from rich.console import Console
+
     is_terminal = sys.stdout.isatty()
     return Console(width=None if is_terminal else WIDE, highlight=False)
 
 
 def as_text(cell: object) -> Text:
     """A cell as plain text: names and keys are data, so neither markup nor control characters in them work."""
+    from rich.text import Text
+
     match cell:
         case None:
             return Text("-", style="dim")

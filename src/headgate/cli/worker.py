@@ -149,10 +149,11 @@ def worker(
         from headgate.cli.worker_metrics import serve_metrics
 
         serve_metrics(app, metrics_port, metrics_host, store=metrics_store)
+    make_loop = loop_factory()
     tune_process()
     if end_with_stdin:
         threading.Thread(target=_end_with_stdin, name="headgate-stdin", daemon=True).start()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=make_loop) as runner:
         runner.run(_serve(app, queues, grace, until))
 
 
