@@ -89,26 +89,53 @@ def used_share(starts: Sequence[int], count: int, period: float, *, burst: int |
 class OwnProcess:
     """A process of a scenario, looked at through /proc."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._proc = Path(f"/proc/{process.pid}")
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._proc = Path(f"/proc/{pid}")
 
     def cpu_seconds(self) -> float:
         """Processor time of all its threads; the scheduler counts nanoseconds where /proc/…/stat has ticks."""
         return sum(int(path.read_text().split()[0]) for path in self._proc.glob("task/*/schedstat")) / 1e9
 
+    def children(self) -> list[OwnProcess]:
+        """Those that it has started, and that run."""
+        found: list[OwnProcess] = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                pid, _, rest = path.read_text().partition(" ")
+                if int(rest.rpartition(")")[2].split()[1]) == self._pid:
+                    found.append(OwnProcess(int(pid)))
+        return found
+
     def memory(self) -> float:
         """Resident memory, MB."""
-        for line in (self._proc / "status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1000
+        return self._kilobytes("status", "VmRSS:") / 1000
+
+    def own_memory(self) -> float:
+        """The same, where what several processes have loaded counts for each by its share (PSS), MB."""
+        return self._kilobytes("smaps_rollup", "Pss:") / 1000
+
+    def _kilobytes(self, file: str, name: str) -> int:
+        for line in (self._proc / file).read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1])
         raise RuntimeError("the process is gone")
 
-    def idle_use(self, seconds: float) -> dict[str, float]:
-        # What starting up costs is over by then.
+    def idle_use(self, seconds: float, server: OwnProcess | None = None) -> dict[str, float]:
+        """What it uses from 2 s after it is ready; with what the children of a `server` use meanwhile."""
         time.sleep(2.0)
         before = self.cpu_seconds()
+        served = [] if server is None else server.children()
+        before_served = sum(child.cpu_seconds() for child in served)
         time.sleep(seconds)
-        return {"cpu": 100 * (self.cpu_seconds() - before) / seconds, "memory": self.memory()}
+        metrics = {
+            "cpu": 100 * (self.cpu_seconds() - before) / seconds,
+            "memory": self.memory(),
+            "own_memory": self.own_memory(),
+        }
+        if server is not None:
+            metrics["server"] = 100 * (sum(child.cpu_seconds() for child in served) - before_served) / seconds
+        return metrics
 
 
 @contextlib.contextmanager
@@ -125,7 +152,7 @@ def own_process(module: str, *arguments: str, **environment: str) -> Iterator[Ow
         assert process.stdout is not None
         if not process.stdout.readline():
             raise RuntimeError(f"{module} ended before it was ready")
-        yield OwnProcess(process)
+        yield OwnProcess(process.pid)
     finally:
         process.terminate()
         try:

@@ -32,7 +32,7 @@ def headgate_worker(
     )
     try:
         asyncio.run(_wait_until_joined(url, process))
-        yield OwnProcess(process)
+        yield OwnProcess(process.pid)
     finally:
         process.terminate()
         try:

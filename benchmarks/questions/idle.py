@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.postgres_server import postgres_server
 from benchmarks.question import Goal, Metric, Question, Scenario
-from benchmarks.support import new_file
+from benchmarks.support import OwnProcess, new_file
 from benchmarks.worker import headgate_worker
 
 
@@ -14,11 +15,23 @@ def headgate(folder: Path, *, seconds: float) -> dict[str, float]:
         return worker.idle_use(seconds)
 
 
+def headgate_on_postgres(folder: Path, *, seconds: float) -> dict[str, float]:
+    with postgres_server(folder) as url, headgate_worker(url) as worker:
+        (file,) = folder.glob("postgres-*/data/postmaster.pid")
+        server = OwnProcess(int(file.read_text().splitlines()[0]))
+        return worker.idle_use(seconds, server)
+
+
 QUESTION = Question(
     name="idle",
     asks="How much of one core does an idle worker use?",
     lead="cpu",
-    metrics=(Metric("cpu", "CPU %", 2), Metric("memory", "memory MB", 0)),
+    metrics=(
+        Metric("cpu", "CPU %", 2),
+        Metric("server", "server's CPU %", 2),
+        Metric("memory", "memory MB", 0),
+        Metric("own_memory", "PSS MB", 1),
+    ),
     scenarios=(
         Scenario(
             name="Headgate",
@@ -30,6 +43,14 @@ QUESTION = Question(
             against={"huey": "huey"},
         ),
         Scenario(
+            name="Headgate, PostgreSQL",
+            run="benchmarks.questions.idle:headgate_on_postgres",
+            conditions="the same on an empty database",
+            params={"seconds": 20},
+            quick={"seconds": 3},
+            quiet=True,
+        ),
+        Scenario(
             name="huey",
             run="benchmarks.peers.huey_sqlite:idle",
             conditions="SqliteHuey and its consumer with 1 thread, default settings; 20 s",
@@ -38,6 +59,14 @@ QUESTION = Question(
             quiet=True,
         ),
     ),
-    goals=(Goal(scenario="Headgate", metric="cpu", text="below 0.5 % of a core", at_most=0.5),),
-    notes=("All six processes idle side by side, so one run takes 20 s.",),
+    goals=(
+        Goal(scenario="Headgate", metric="cpu", text="at most 0.25 % of a core", at_most=0.25),
+        Goal(scenario="Headgate, PostgreSQL", metric="cpu", text="at most 0.25 % of a core", at_most=0.25),
+        Goal(scenario="Headgate", metric="own_memory", text="at most 35 MB of its own", at_most=35),
+        Goal(scenario="Headgate, PostgreSQL", metric="own_memory", text="at most 35 MB of its own", at_most=35),
+    ),
+    notes=(
+        "All processes idle side by side, so one run takes 20 s.",
+        "PostgreSQL itself uses 0.04 % while nobody is connected.",
+    ),
 )
