@@ -86,6 +86,9 @@ class NodeWatch:
     async def _check_store(self) -> None:
         upkeep = await self._storage.upkeep()
         self._housekeeper.note(upkeep)
+        if upkeep.has_arrived:
+            # Their process may have been killed before it told anybody, or nothing is heard of it here.
+            self._wakeup.wake()
         await self._peer_recovery.recover_dead(upkeep.peers)
         if self._claim_recovery.take_check():
             await self._lease.beat()

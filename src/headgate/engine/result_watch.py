@@ -12,6 +12,9 @@ from headgate.errors import JobNotFound, NotOpen, StorageUnavailable
 from headgate.jobs.job import JobRecord
 from headgate.storage.store import Store
 
+LOOK_EVERY = SECOND
+"""Microseconds between two looks, if nothing is heard of a change."""
+
 
 class ResultWatch:
     """Serves everybody who waits for results with one look at the storage at a time."""
@@ -58,7 +61,11 @@ class ResultWatch:
 
     async def _look(self) -> None:
         while self._waiting:
-            await self._changed.wait()
+            timer = self._clock.call_at(self._clock.monotonic() + LOOK_EVERY, self._changed.set)
+            try:
+                await self._changed.wait()
+            finally:
+                timer.cancel()
             self._changed.clear()
             try:
                 records = await self._storage.final(list(self._waiting))

@@ -158,12 +158,13 @@ class Upkeep(msgspec.Struct, frozen=True):
     """What a node asks for every second.
 
     `has_expired` says whether there are jobs for `expire`, `has_followers` whether there is something for
-    `release_followers`.
+    `release_followers`, `has_arrived` whether jobs have arrived that the next claim is to merge into their lanes.
     """
 
     peers: Sequence[Peer] = ()
     has_expired: bool = False
     has_followers: bool = False
+    has_arrived: bool = False
 
 
 class Beat(msgspec.Struct, frozen=True):

@@ -516,9 +516,9 @@ class Store:
         return await self.driver.read(lambda tx: nodes.nodes(tx, self.driver.clock.boot_id()), "engine")
 
     async def upkeep(self) -> Upkeep:
-        """What a node asks for every second: who lives, and whether there is anything to expire or to release.
+        """What a node asks for every second: who lives, and what there is to expire, to release and to merge.
 
-        Nothing is, as long as no node has joined.
+        It says that nothing is, as long as no node has joined.
         """
         return await self.driver.read(lambda tx: nodes.upkeep(tx, self.driver.clock.boot_id()), "engine")
 

@@ -29,7 +29,9 @@ SEND_EVERY_BUSY = 0.005
 MANY = 4
 """Changes since the last notification. Each delays all commits of the database that notify by a little."""
 
-LISTENING_POLL = 1.0
+LISTENING_POLL = 5.0
+"""Seconds between two polls beside notifications. Nodes look for what has arrived once a second by themselves."""
+
 BLIND_POLL = 0.1
 WATCHDOG = 5.0
 RECONNECT = 1.0

@@ -68,6 +68,7 @@ class _Node(_Process):
 class _Peer(_Process):
     has_expired: bool
     has_followers: bool
+    has_arrived: bool
 
 
 class _Locked(msgspec.Struct):
@@ -134,6 +135,7 @@ async def upkeep(tx: Transaction, boot_id: str) -> Upkeep:
         peers=[Peer(row.id, row.beat, row.is_gone(boot_id, space)) for row in rows],
         has_expired=rows[0].has_expired,
         has_followers=rows[0].has_followers,
+        has_arrived=rows[0].has_arrived,
     )
 
 

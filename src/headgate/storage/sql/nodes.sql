@@ -34,15 +34,22 @@ SELECT
 FROM headgate.node
 ORDER BY started_at, id
 
+-- part: has_arrived [postgres]
+EXISTS (SELECT 1 FROM headgate.arrival)
+
+-- part: has_arrived [sqlite]
+false
+
 -- name: upkeep
--- All nodes, as far as their leases are judged by it; each with whether jobs have expired, and whether followers are left
--- of leaders that are final, so that a node that has nothing to do asks a single statement a second.
+-- All nodes, as far as their leases are judged by it; each with whether jobs have expired, whether followers are left of
+-- leaders that are final, and whether arrivals are to be merged, so that an idle node asks a single statement a second.
 SELECT
     id, pid, beat, pid_space, process_started, boot_id, gone,
     EXISTS (SELECT 1 FROM headgate.job WHERE waiting AND expires_at <= :now)
     OR EXISTS (SELECT 1 FROM headgate.job WHERE state = 'blocked' AND expires_at <= :now)
     OR EXISTS (SELECT 1 FROM headgate.job WHERE waiting AND give_up_at <= :now) AS has_expired,
-    EXISTS (SELECT 1 FROM headgate.ended_leader) AS has_followers
+    EXISTS (SELECT 1 FROM headgate.ended_leader) AS has_followers,
+    @has_arrived AS has_arrived
 FROM headgate.node
 
 -- name: cancels
