@@ -26,6 +26,15 @@ class TestPostgresStorage(StorageConformance):
         yield storage
         await storage.close()
 
+    async def test_a_node_is_told_of_what_has_arrived_until_it_is_merged(self, hands: Hands) -> None:
+        """The fault: where a notification was lost, a job was found by the next poll, which is five seconds apart."""
+        assert not (await hands.storage.upkeep()).has_arrived
+        await hands.add()
+        assert (await hands.storage.upkeep()).has_arrived
+        job = await hands.take_one()
+        assert not (await hands.storage.upkeep()).has_arrived
+        await hands.succeed(job)
+
     async def test_what_is_noted_of_removed_schedules_is_forgotten(
         self, hands: Hands, clock: ManualClock, postgres_url: str, postgres_schema: str
     ) -> None:
