@@ -14,7 +14,9 @@ MOUNTS = Path("/proc/self/mounts")
 
 def read_facts(path: Path, synchronous: str, connection: sqlite3.Connection) -> SqliteFacts:
     """The facts of an open file."""
-    disk = os.statvfs(path.parent)
+    import shutil  # Only who looks at the facts needs it, and it brings compression along.
+
+    disk = shutil.disk_usage(path.parent)
     log = path.with_name(f"{path.name}-wal")
     status = path.stat()
     return SqliteFacts(
@@ -23,8 +25,8 @@ def read_facts(path: Path, synchronous: str, connection: sqlite3.Connection) -> 
         journal_mode=str(connection.execute("PRAGMA journal_mode").fetchone()[0]),
         synchronous=synchronous,
         filesystem=mount_of(path.resolve().parent, MOUNTS.read_bytes())[1] if MOUNTS.exists() else "",
-        free_bytes=disk.f_bavail * disk.f_frsize,
-        disk_bytes=disk.f_blocks * disk.f_frsize,
+        free_bytes=disk.free,
+        disk_bytes=disk.total,
         file_bytes=status.st_size,
         log_bytes=log.stat().st_size if log.exists() else 0,
         mode=status.st_mode & 0o777,
