@@ -63,7 +63,7 @@ class QueuesAdmin:
 
     async def is_paused(self, queue: str) -> bool:
         """Whether none of its jobs is given out."""
-        return any(each.queue == queue and each.paused_at is not None for each in await self._storage.queues())
+        return await self._storage.is_paused(queue)
 
     async def pause(self, queue: str) -> bool:
         """Give out none of its jobs to any node until `resume`; what runs goes on, what is enqueued waits.

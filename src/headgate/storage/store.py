@@ -303,6 +303,10 @@ class Store:
         """
         return await self.driver.read(listing.queues, "scan")
 
+    async def is_paused(self, queue: str) -> bool:
+        """Whether no job of a queue is given out; it reads no lane and no job."""
+        return await self.driver.read(lambda tx: listing.is_paused(tx, queue), "lookup")
+
     async def backlog(self, queue: str) -> int:
         """How many jobs wait in the lanes of a queue; it adds up what lanes count, and looks at no job."""
         return await self.driver.read(lambda tx: listing.backlog(tx, queue), "lookup")

@@ -238,6 +238,11 @@ async def queues(tx: Transaction) -> list[QueueRecord]:
     return await tx.fetch(_QUEUES, "queues", **_instants(tx))
 
 
+async def is_paused(tx: Transaction, queue: str) -> bool:
+    """As `Store.is_paused`."""
+    return bool(await tx.value("is_paused", queue=queue))
+
+
 async def backlog(tx: Transaction, queue: str) -> int:
     """As `Store.backlog`."""
     return int(await tx.value("backlog", queue=queue))

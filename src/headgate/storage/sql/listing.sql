@@ -302,6 +302,10 @@ ORDER BY queue
 -- How many jobs wait in the lanes of a queue.
 SELECT {greatest}(0, coalesce(sum(waiting), 0))::bigint FROM (@lane_counts) AS line WHERE queue = :queue
 
+-- name: is_paused
+-- Whether no job of a queue is given out.
+SELECT EXISTS (SELECT 1 FROM headgate.paused_queue WHERE queue = :queue)
+
 -- name: queues [postgres]
 -- Queues that are paused or have waiting jobs: since when the oldest job is ready, and since when one lacks only a slot.
 -- Each lane is asked for the first job of its highest priority, and of each below that, so a lane of a million costs no
