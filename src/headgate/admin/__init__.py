@@ -1,6 +1,6 @@
 """What operators see and steer. The command line and the dashboard speak only to it."""
 
-from headgate.admin.admin import Admin, DeclaredTask, JobDetails, ListedJob
+from headgate.admin.admin import Admin, DeclaredTask, JobDetails, ListedJob, ListedPage
 from headgate.admin.audit import Audited
 from headgate.admin.bulk import BulkResult
 from headgate.admin.explain import Explanation, LimitInfo
@@ -14,6 +14,7 @@ from headgate.admin.query import JobQuery
 from headgate.admin.queues import QueuesAdmin, QueueStatus
 from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import Moment
+from headgate.storage.records import JobCount
 
 __all__ = [
     "Admin",
@@ -25,6 +26,7 @@ __all__ = [
     "DeclaredTask",
     "Explanation",
     "HistoryAdmin",
+    "JobCount",
     "JobDetails",
     "JobQuery",
     "JobsPoint",
@@ -33,6 +35,7 @@ __all__ = [
     "LimitPoint",
     "LimitsAdmin",
     "ListedJob",
+    "ListedPage",
     "Moment",
     "NodeCounts",
     "NodeStatus",

@@ -36,7 +36,7 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
-from headgate.storage.records import BucketRecord, Obstacle, QueueCounts, Standing, ViewCount, WaitingCount
+from headgate.storage.records import BucketRecord, JobCount, Obstacle, QueueCounts, Standing, ViewCount, WaitingCount
 from headgate.storage.store import Store
 from headgate.tasks.handle import JobStatus, status_of
 from headgate.tasks.options import require_priority
@@ -61,6 +61,18 @@ class ListedJob:
     status: JobStatus
     payload: str
     headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPage:
+    """A page of jobs; `next` is the `before` of the next one, None at the end.
+
+    One that `is_cut` ends before it is full, as five thousand jobs were read for it: the next one may have more.
+    """
+
+    jobs: Sequence[ListedJob]
+    next: str | None
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,22 +205,39 @@ class Admin:
         `before` is the last id of the page before it; a page has up to 500, and an empty one is the end. The words of
         `JobQuery` may also stand in the call: `admin.jobs(state=JobState.FAILED, queue="mail")`.
         """
-        found = await self.listed(_query(query, wanted), before=before, count=count, oldest_first=oldest_first)
-        return [each.status for each in found]
-
-    async def listed(
-        self, query: JobQuery, *, before: str | None = None, count: int = 50, oldest_first: bool = False
-    ) -> Sequence[ListedJob]:
-        """As `jobs`, with their payloads."""
-        filter = query.filter(cursor=before, count=count, oldest_first=oldest_first)
+        filter = _query(query, wanted).filter(cursor=before, count=count, oldest_first=oldest_first)
         now = self._storage.now()
-        return [
-            ListedJob(status_of(each, now), each.payload, each.headers) for each in await self._storage.jobs(filter)
-        ]
+        return [status_of(each, now) for each in await self._storage.jobs(filter)]
+
+    async def page(
+        self,
+        query: JobQuery | None = None,
+        *,
+        before: str | None = None,
+        count: int = 50,
+        oldest_first: bool = False,
+        **wanted: Unpack[JobCriteria],
+    ) -> ListedPage:
+        """As `jobs`, with their payloads, and in a moment however many jobs there are.
+
+        At most 5,000 are read for it, so it may end before it is full; `next` is then the `before` to go on with.
+        """
+        found = await self._storage.page(
+            _query(query, wanted).filter(cursor=before, count=count, oldest_first=oldest_first)
+        )
+        now = self._storage.now()
+        listed = [ListedJob(status_of(each, now), each.payload, each.headers) for each in found.jobs]
+        return ListedPage(listed, found.next, found.is_cut)
 
     async def count(self, query: JobQuery | None = None, *, most: int = 10_000, **wanted: Unpack[JobCriteria]) -> int:
-        """How many jobs are what is asked for, counted up to `most`."""
+        """How many jobs are what is asked for, counted up to `most`; all jobs may be read for it."""
         return await self._storage.count_jobs(_query(query, wanted).filter(), most)
+
+    async def bounded_count(
+        self, query: JobQuery | None = None, *, most: int = 10_000, **wanted: Unpack[JobCriteria]
+    ) -> JobCount:
+        """As `count`, in a moment: at most 5,000 jobs are read for it. One that is not exact says at least how many."""
+        return await self._storage.bounded_count(_query(query, wanted).filter(), most)
 
     async def status(self, job_id: str) -> JobStatus:
         """One job as it is now: where it stands, and when its limits will let it start. Raises JobNotFound."""

@@ -97,6 +97,8 @@ class LimitsAdmin:
     ) -> Sequence[BucketStatus]:
         """Limits by key, those with most waiting jobs first; `key` is one key, `prefix` is how keys begin.
 
+        Where jobs wait for more than 5,000 keys, they are told in the order of limits and keys.
+
         `after` is the `place` of the last one of the page before.
         """
         live = LiveRules(await self._storage.settings())
@@ -116,7 +118,7 @@ class LimitsAdmin:
         return await self._status(BucketRecord(Draw(limit, bucket_key(key)), None, waiting=0, opens_at=None), live, ())
 
     async def throttled(self, count: int = 10) -> Sequence[BucketStatus]:
-        """Those that jobs wait for, most waiting first."""
+        """Those that jobs wait for, most waiting first; of more than 5,000, those that open first are ranked."""
         live = LiveRules(await self._storage.settings())
         return [await self._status(record, live, ()) for record in await self._storage.throttled(count)]
 

@@ -32,6 +32,9 @@ from headgate.jobs.report import LogLine
 from headgate.tasks.handle import JobStatus
 from headgate.tasks.ties import BatchStatus
 
+MOST_PAGES = 200
+"""How many portions of jobs are read for one list: a million jobs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -61,7 +64,11 @@ def list_(
     target: str, as_json: bool, wanted: dict[str, Any], count: int, before: str | None, oldest_first: bool
 ) -> None:
     """List jobs, newest first."""
-    found, now = ask_with_time(target, lambda admin: _pages(admin, wanted, count, before, oldest_first=oldest_first))
+    (found, is_cut), now = ask_with_time(
+        target, lambda admin: _pages(admin, wanted, count, before, oldest_first=oldest_first)
+    )
+    if is_cut is not None:
+        click.echo(f"Only part of the jobs were read; --before {is_cut} goes on.", err=True)
     if as_json:
         print_json(found)
         return
@@ -241,18 +248,19 @@ async def _explanations(admin: Admin, *, ids: Sequence[str]) -> list[Explanation
 
 async def _pages(
     admin: Admin, wanted: dict[str, Any], count: int, before: str | None, *, oldest_first: bool
-) -> list[JobStatus]:
+) -> tuple[list[JobStatus], str | None]:
+    """So many jobs; and where to go on if reading ended before there were so many, or no more."""
     query = query_at(wanted, admin.now())
     if before is not None:
         await _require_cursor(admin, before)
     found: list[JobStatus] = []
-    while len(found) < count:
-        page = await admin.jobs(query, before=before, count=count - len(found), oldest_first=oldest_first)
-        if not page:
-            break
-        found += page
-        before = found[-1].id
-    return found
+    for _ in range(MOST_PAGES):
+        page = await admin.page(query, before=before, count=count - len(found), oldest_first=oldest_first)
+        found += [job.status for job in page.jobs]
+        before = page.next
+        if before is None or len(found) == count:
+            return found, None
+    return found, before
 
 
 async def _require_cursor(admin: Admin, id: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from headgate.admin import BulkResult, Explanation, JobDetails, JobQuery, ListedJob
+from headgate.admin import BulkResult, Explanation, JobCount, JobDetails, JobQuery, ListedJob
 from headgate.admin.query import Instant
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
@@ -147,26 +147,20 @@ class JobDetailsView(msgspec.Struct, frozen=True):
     last_lines: Sequence[LogLineView]
 
 
-class JobCount(msgspec.Struct, frozen=True):
-    """How many jobs there are; not `is_exact` where there are more than were counted."""
-
-    count: int
-    is_exact: bool
-
-
 async def jobs(caller: Caller, query: JobsQuery) -> Page[ListedJobView]:
-    """A page of the jobs that are what is asked for; where fields are redacted, `text` is for admins only."""
-    found = await caller.admin.listed(
+    """A page of the jobs that are what is asked for; where fields are redacted, `text` is for admins only.
+
+    At most 5,000 jobs are read for it, so it may have fewer than `count`, or none, while `next` is not null.
+    """
+    found = await caller.admin.page(
         _allowed(caller, query), before=query.before, count=query.count, oldest_first=query.order == "oldest"
     )
-    next = found[-1].status.id if len(found) == query.count else None
-    return Page([_listed(job, caller.redaction) for job in found], next)
+    return Page([_listed(job, caller.redaction) for job in found.jobs], found.next)
 
 
 async def count_jobs(caller: Caller, query: JobQuery) -> JobCount:
-    """How many jobs are what is asked for; counted up to 10,000."""
-    count = await caller.admin.count(_allowed(caller, query), most=MOST_COUNTED + 1)
-    return JobCount(min(count, MOST_COUNTED), count <= MOST_COUNTED)
+    """How many jobs are what is asked for; counted up to 10,000, and among 5,000 where no index knows them."""
+    return await caller.admin.bounded_count(_allowed(caller, query), most=MOST_COUNTED)
 
 
 async def job(caller: Caller, id: str) -> JobDetailsView:

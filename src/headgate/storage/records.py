@@ -12,7 +12,7 @@ import msgspec
 
 from headgate.clock import SECOND
 from headgate.jobs.gating import Gates, KnownGates
-from headgate.jobs.job import ClaimedJob, Draw, JobError, JobState
+from headgate.jobs.job import ClaimedJob, Draw, JobError, JobRecord, JobState
 from headgate.limits.limit import AnyRule
 from headgate.storage.fetched import Balance
 
@@ -246,7 +246,10 @@ class BucketRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BucketPlace(msgspec.Struct, frozen=True, array_like=True):
-    """A place in the list of buckets: those with an `opens_at` come first, then most waiting, then by limit and key."""
+    """A place in the list of buckets: those with an `opens_at` come first, then most waiting, then by limit and key.
+
+    Where very many are waited for, only by limit and key.
+    """
 
     opens: bool
     waiting: int
@@ -309,6 +312,24 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     oldest_first: bool = False
     cursor: str | None = None
     count: int = 50
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    """A page of jobs; `next` is the cursor of the next one, None at the end.
+
+    One that `is_cut` ends before it is full, as so many jobs were read for it: the next one may have more.
+    """
+
+    jobs: Sequence[JobRecord]
+    next: str | None
+    is_cut: bool = False
+
+
+class JobCount(msgspec.Struct, frozen=True):
+    """How many jobs there are; not `is_exact` where there may be more than were counted."""
+
+    count: int
+    is_exact: bool
 
 
 class WaitingCount(msgspec.Struct, frozen=True, array_like=True):

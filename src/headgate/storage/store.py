@@ -59,7 +59,9 @@ from headgate.storage.records import (
     Claimed,
     Deposit,
     Dropped,
+    JobCount,
     JobFilter,
+    JobPage,
     NodeRecord,
     Obstacle,
     QueueCounts,
@@ -265,12 +267,23 @@ class Store:
         """The attempts of a job that did not succeed, oldest first."""
         return await self.driver.read(lambda tx: listing.attempts(tx, job_id), "list")
 
+    async def page(self, filter: JobFilter) -> JobPage:
+        """A page of jobs, for which at most 5,000 are read: it may end before it is full.
+
+        All that pass are on it, or on those that follow.
+        """
+        return await self.driver.read(lambda tx: listing.page(tx, filter), _bounded_kind(filter))
+
+    async def bounded_count(self, filter: JobFilter, most: int) -> JobCount:
+        """How many jobs a filter lets through, counted up to `most`; at most 5,000 are read for it."""
+        return await self.driver.read(lambda tx: listing.bounded_count(tx, filter, most), _bounded_kind(filter))
+
     async def jobs(self, filter: JobFilter) -> Sequence[JobRecord]:
-        """A page of jobs."""
+        """A page of jobs that is full, or the last one: all jobs may be read for it."""
         return await self.driver.read(lambda tx: listing.jobs(tx, filter), _kind(filter))
 
     async def count_jobs(self, filter: JobFilter, most: int) -> int:
-        """How many jobs a filter lets through, from its cursor on; counted up to `most`."""
+        """How many jobs a filter lets through, from its cursor on; counted up to `most`, and all may be read for it."""
         return await self.driver.read(lambda tx: listing.count_jobs(tx, filter, most), _kind(filter))
 
     async def waiting(self, most: int = 100_000) -> Sequence[WaitingCount]:
@@ -336,11 +349,14 @@ class Store:
         prefix: str | None = None,
         after: BucketPlace | None = None,
     ) -> Sequence[BucketRecord]:
-        """Buckets, most waiting first; `prefix` is how their keys begin, `after` where the page before ended."""
+        """Buckets, most waiting first; `prefix` is how their keys begin, `after` where the page before ended.
+
+        Where lanes wait behind more than 5,000 buckets, all come by limit and key.
+        """
         return await self.driver.read(lambda tx: listing.buckets(tx, limit, key, count, prefix, after), "scan")
 
     async def throttled(self, count: int = 10) -> Sequence[BucketRecord]:
-        """The buckets that lanes wait behind, most waiting first; it looks at no other, however many keys there are."""
+        """The buckets that lanes wait behind, most waiting first; of more than 5,000 it ranks those that open first."""
         return await self.driver.read(lambda tx: listing.throttled(tx, count), "scan")
 
     async def deposit(self, deposits: Sequence[Deposit]) -> None:
@@ -656,3 +672,8 @@ class Store:
 
 def _kind(filter: JobFilter) -> ReadKind:
     return "scan" if filter.text is None else "search"
+
+
+def _bounded_kind(filter: JobFilter) -> ReadKind:
+    # All lanes may be read for those of a key.
+    return "list" if filter.text is None and filter.key is None else _kind(filter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 from msgspec.structs import replace
@@ -11,7 +12,8 @@ from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
 from headgate.jobs.job import JobError, JobState, Origin
 from headgate.jobs.lifecycle import Finished
-from headgate.storage.records import BucketPlace, BucketRecord, JobFilter, ViewCount, WaitingCount
+from headgate.storage.procedures import listing
+from headgate.storage.records import BucketPlace, BucketRecord, JobCount, JobFilter, ViewCount, WaitingCount
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, strict
 
@@ -29,7 +31,37 @@ async def found(hands: Hands, **filter: Any) -> list[str]:
         assert paged == (ids[::-1] if oldest_first else ids)
     assert await hands.storage.count_jobs(JobFilter(**filter), 1000) == len(ids)
     assert await hands.storage.count_jobs(JobFilter(**filter), 1) == min(1, len(ids))
+    assert await hands.storage.bounded_count(JobFilter(**filter), 1000) == JobCount(len(ids), True)
+    with mock.patch.multiple(listing, AT_ONCE=2, FEW=1):
+        for oldest_first in (False, True):
+            asked = JobFilter(**filter, oldest_first=oldest_first, count=2)
+            assert await bounded_pages(hands, asked) == (ids[::-1] if oldest_first else ids)
+        counted = await hands.storage.bounded_count(JobFilter(**filter), 1000)
+        assert counted.count == len(ids) if counted.is_exact else counted.count <= len(ids)
     return ids
+
+
+async def bounded_pages(hands: Hands, filter: JobFilter) -> list[str]:
+    """The ids of all pages that read a bounded number of jobs each."""
+    ids: list[str] = []
+    while True:
+        page = await hands.storage.page(filter)
+        ids += [record.id for record in page.jobs]
+        assert len(page.jobs) < filter.count if page.is_cut else len(page.jobs) == filter.count or page.next is None
+        if page.next is None:
+            return ids
+        filter = replace(filter, cursor=page.next)
+
+
+async def bucket_pages(hands: Hands, count: int) -> list[BucketRecord]:
+    """All buckets, so many a page."""
+    paged: list[BucketRecord] = []
+    after: BucketPlace | None = None
+    while page := await hands.storage.buckets(count=count, after=after):
+        paged += page
+        last = page[-1]
+        after = BucketPlace(last.opens_at is not None, last.waiting, last.draw.limit, last.draw.key)
+    return paged
 
 
 class ListingConformance(Conformance):
@@ -286,13 +318,7 @@ class ListingConformance(Conformance):
         assert [(each.draw.key, each.waiting) for each in every[:2]] == [("stripe:b", 4), ("stripe:a", 2)]
         assert len(every) == 6
         for count in (1, 2, 4):
-            paged: list[BucketRecord] = []
-            after: BucketPlace | None = None
-            while page := await hands.storage.buckets(count=count, after=after):
-                paged += page
-                last = page[-1]
-                after = BucketPlace(last.opens_at is not None, last.waiting, last.draw.limit, last.draw.key)
-            assert paged == list(every)
+            assert await bucket_pages(hands, count) == list(every)
         throttled = await hands.storage.throttled()
         assert throttled == [each for each in every if each.opens_at is not None]
         assert len(throttled) == 5
@@ -302,3 +328,13 @@ class ListingConformance(Conformance):
         # What would stand for any character in a pattern is one like any other.
         assert [each.draw.key for each in await hands.storage.buckets(prefix="str_")] == ["str_pe:c"]
         assert len(await hands.storage.buckets(prefix="")) == 6
+        # Too many to be ranked: by name.
+        with mock.patch.object(listing, "AT_ONCE", 4):
+            for count in (1, 4, 6, 10):
+                assert await bucket_pages(hands, count) == sorted(
+                    every, key=lambda each: (each.draw.limit, each.draw.key)
+                )
+            begins = await hands.storage.buckets("api", prefix="stripe:")
+            assert [each.draw.key for each in begins] == ["stripe:a", "stripe:b"]
+            assert await hands.storage.buckets("api", "paypal") == [each for each in every if each.draw.key == "paypal"]
+            assert {each.draw for each in await hands.storage.throttled()} < {each.draw for each in throttled}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.jobs.batch import NewBatch
@@ -28,6 +29,8 @@ FILTERS = {
     "batch": JobFilter(batch="together"),
     "limit": JobFilter(state=JobState.WAITING, limit="hourly"),
     "key": JobFilter(view="throttled", key="1"),
+    "bucket": JobFilter(view="throttled", limit="hourly", key="1"),
+    "task": JobFilter(task="work"),
 }
 
 
@@ -61,25 +64,46 @@ async def filled() -> MemoryStorage:
 async def pages(storage: MemoryStorage, filter: JobFilter, *, oldest_first: bool) -> list[str]:
     """The ids of all that a filter lets through, two a page."""
     found: list[str] = []
-    values = {name: getattr(filter, name) for name in filter.__struct_fields__}
+    asked = replace(filter, oldest_first=oldest_first, count=2)
     while True:
-        cursor = found[-1] if found else None
-        asked = JobFilter(**{**values, "oldest_first": oldest_first, "cursor": cursor, "count": 2})
         page = [job.id for job in await storage.jobs(asked)]
         assert await storage.count_jobs(asked, 1) == min(1, len(page))
         if not page:
             return found
         found += page
+        asked = replace(asked, cursor=found[-1])
 
 
+async def bounded_pages(storage: MemoryStorage, filter: JobFilter, *, oldest_first: bool) -> list[str]:
+    """The same, of pages that read a bounded number of jobs; one that is cut has less than two."""
+    found: list[str] = []
+    asked = replace(filter, oldest_first=oldest_first, count=2)
+    while True:
+        page = await storage.page(asked)
+        found += [job.id for job in page.jobs]
+        assert len(page.jobs) < 2 if page.is_cut else len(page.jobs) == 2 or page.next is None
+        if page.next is None:
+            return found
+        asked = replace(asked, cursor=page.next)
+
+
+@pytest.mark.parametrize("few", [0, 500])
+@pytest.mark.parametrize("at_once", [1, 3, 1000])
 @pytest.mark.parametrize("name", FILTERS)
-async def test_a_page_is_the_same_by_index_and_by_id(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pages_have_the_same_jobs_however_many_are_read_for_one(
+    name: str, at_once: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = await filled()
     newest = await pages(storage, FILTERS[name], oldest_first=False)
     assert newest == sorted(newest, reverse=True)
     assert newest
+    monkeypatch.setattr(listing, "AT_ONCE", at_once)
+    monkeypatch.setattr(listing, "MORE_AT_ONCE", at_once)
+    monkeypatch.setattr(listing, "FEW", few)
+    for found in (pages, bounded_pages):
+        assert await found(storage, FILTERS[name], oldest_first=False) == newest
+        assert await found(storage, FILTERS[name], oldest_first=True) == newest[::-1]
     assert await storage.count_jobs(FILTERS[name], 100) == len(newest)
-    assert await pages(storage, FILTERS[name], oldest_first=True) == newest[::-1]
-    monkeypatch.setattr(listing, "FEW_IN_INDEX", 0)
-    assert await pages(storage, FILTERS[name], oldest_first=False) == newest
-    assert await pages(storage, FILTERS[name], oldest_first=True) == newest[::-1]
+    counted = await storage.bounded_count(FILTERS[name], 100)
+    assert counted.count == len(newest) if counted.is_exact else counted.count <= len(newest)
+    assert counted.is_exact or at_once < 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -22,7 +23,9 @@ from headgate.storage.procedures.lanes import Lane, lane_of
 from headgate.storage.records import (
     BucketPlace,
     BucketRecord,
+    JobCount,
     JobFilter,
+    JobPage,
     Obstacle,
     QueueCounts,
     QueueRecord,
@@ -34,19 +37,26 @@ from headgate.storage.records import (
 from headgate.storage.row_ids import bucket_id
 from headgate.storage.stored_rows import UNREADABLE_DRAWS, RowDecoder
 
-FEW_IN_LANES = 5_000
-"""Where a planner estimates rows: waiting jobs of a limit or key that are all read to list some of them."""
+AT_ONCE = 5_000
+"""Jobs that are read at most for a page or a bounded count: in order, or those that an index knows if they are few."""
 
-FEW_IN_INDEX = 50_000
-"""Where none does: jobs of an index that are all read and sorted to list some of them, which takes up to 0.1 s."""
+
+FEW = 500
+"""Jobs of an index that are read and sorted at once; where there are more, a page is looked for in order first."""
+
+MORE_AT_ONCE = 20_000
+"""The same for one portion of what may read all jobs."""
+
+
+LANES_SEARCHED = 250_000
+"""Lanes that are searched at most for those that draw on a bucket."""
 
 
 _BEFORE_ALL = BucketPlace(True, 1 << 62, "", "")
 
 
-class _LaneCount(msgspec.Struct, array_like=True):
-    id: str
-    waiting: int
+_LAST = "\U0010ffff"
+"""No other text comes after one that ends so."""
 
 
 class _Standing(msgspec.Struct, array_like=True):
@@ -75,7 +85,6 @@ class _Start(msgspec.Struct, array_like=True):
 
 
 _JOBS = RowDecoder(JobRecord, "job", state=JobState.WAITING)
-_LANES = RowDecoder(_LaneCount, "lane")
 _BATCHES = RowDecoder(BatchRecord, "batch")
 _ATTEMPTS = RowDecoder(Attempt, "attempt")
 _WAITING = RowDecoder(WaitingCount, "count", view="ready")
@@ -104,27 +113,87 @@ async def job(tx: Transaction, job_id: str) -> JobRecord | None:
     return found[0] if found else None
 
 
+async def page(tx: Transaction, filter: JobFilter, at_once: int | None = None) -> JobPage:
+    """As `Store.page`."""
+    most = AT_ONCE if at_once is None else at_once
+    asked, known = await _known(tx, filter, FEW)
+    if known <= FEW:
+        return await _page(tx, filter, "jobs_known", asked)
+    is_failed = asked["by"] == "failed"
+    order = "_oldest" if filter.oldest_first else ""
+    last = await _last_read(tx, f"last_read{'_failed' * is_failed}{order}", filter.cursor, most)
+    walked = await _page(tx, filter, "failed_jobs" if is_failed else "jobs", {**asked, "last": last})
+    if walked.is_cut and await _count_known(tx, asked, most) <= most:
+        # They are further away than that, but not too many to be sorted.
+        return await _page(tx, filter, "jobs_known", asked)
+    return walked
+
+
+async def _last_read(tx: Transaction, statement: str, cursor: str | None, most: int) -> str | None:
+    """The last one of so many jobs, where there are more."""
+    last, *others = [*await tx.values(statement, cursor=cursor, skip=most - 1), None]
+    return last if len(others) == 2 else None
+
+
+async def _page(tx: Transaction, filter: JobFilter, statement: str, asked: dict[str, Any]) -> JobPage:
+    order = "_oldest" if filter.oldest_first else ""
+    found = await tx.fetch(_JOBS, f"{statement}{order}", cursor=filter.cursor, count=filter.count, **asked)
+    if len(found) == filter.count:
+        return JobPage(found, found[-1].id)
+    last = asked.get("last")
+    return JobPage(found, last, is_cut=last is not None)
+
+
 async def jobs(tx: Transaction, filter: JobFilter) -> list[JobRecord]:
     """As `Store.jobs`."""
-    asked = {**_asked(filter), **_instants(tx)}
-    statement = "jobs_oldest" if filter.oldest_first else "jobs"
-    if tx.estimates_rows:
-        asked["lanes"] = await _few_lanes(tx, filter, asked["needle"])
-    elif asked["by"] is not None and await tx.value("count_index", most=FEW_IN_INDEX + 1, **asked) <= FEW_IN_INDEX:
-        statement += "_by_index"
-    return await tx.fetch(_JOBS, statement, cursor=filter.cursor, count=filter.count, **asked)
+    if filter.text is not None:
+        # In one statement: the time of a search is bounded.
+        asked = {**_asked(filter), **_instants(tx), "last": None}
+        return list((await _page(tx, filter, "jobs", asked)).jobs)
+    found: list[JobRecord] = []
+    while True:
+        rest = msgspec.structs.replace(filter, count=filter.count - len(found))
+        read = await page(tx, rest, MORE_AT_ONCE)
+        found += read.jobs
+        if not read.is_cut:
+            return found
+        filter = msgspec.structs.replace(filter, cursor=read.next)
+
+
+async def bounded_count(tx: Transaction, filter: JobFilter, most: int) -> JobCount:
+    """As `Store.bounded_count`."""
+    asked, known = await _known(tx, filter, AT_ONCE)
+    if asked["by"] is not None:
+        count = int(await tx.value("count_known_jobs", most=AT_ONCE, **asked))
+        return JobCount(min(count, most), known <= AT_ONCE and count <= most)
+    last = await _last_read(tx, "last_read", None, AT_ONCE)
+    count = int(await tx.value("count_newest", last=last, most=most + 1, **asked))
+    return JobCount(min(count, most), last is None and count <= most)
 
 
 async def count_jobs(tx: Transaction, filter: JobFilter, most: int) -> int:
     """As `Store.count_jobs`."""
-    asked = {**_asked(filter), **_instants(tx)}
-    statement = "count_jobs"
-    if tx.estimates_rows:
-        asked["lanes"] = await _few_lanes(tx, filter, asked["needle"])
-    elif asked["by"] is not None:
-        statement = "count_jobs_by_index"
+    asked, known = await _known(tx, filter, MORE_AT_ONCE)
+    if asked["by"] is not None and filter.cursor is None:
+        count = int(await tx.value("count_known_jobs", most=MORE_AT_ONCE, **asked))
+        if known <= MORE_AT_ONCE or count >= most:
+            return min(most, count)
     before, after = (None, filter.cursor) if filter.oldest_first else (filter.cursor, None)
-    return int(await tx.value(statement, most=most, before=before, after=after, **asked))
+    return int(await tx.value("count_jobs", most=most, before=before, after=after, **asked))
+
+
+async def _known(tx: Transaction, filter: JobFilter, most: int) -> tuple[dict[str, Any], float]:
+    """What a filter asks and by which index, and how many jobs that knows, counted up to `most` and one more."""
+    lanes = await _lanes_drawing(tx, filter)
+    by = _index_of(filter, knows_lanes=lanes is not None)
+    # The lane without draws of each queue, by its name.
+    ungated = [Lane(queue, (), "").id for queue in await tx.values("queues_of_lanes")] if by == "ready" else []
+    asked = {**_asked(filter), **_instants(tx), "lanes": lanes or (), "ungated": ungated, "by": by}
+    return asked, await _count_known(tx, asked, most)
+
+
+async def _count_known(tx: Transaction, asked: dict[str, Any], most: int) -> float:
+    return inf if asked["by"] is None else int(await tx.value("count_known", most=most + 1, **asked))
 
 
 def _instants(tx: Transaction) -> dict[str, int]:
@@ -135,7 +204,7 @@ def _asked(filter: JobFilter) -> dict[str, Any]:
     """What a filter asks, but for its page, as statements take it."""
     asked = asdict(filter)
     del asked["limit"], asked["key"], asked["cursor"], asked["oldest_first"], asked["count"]
-    return {**asked, "needle": _needle(filter.limit, filter.key), "by": _index_of(filter)}
+    return {**asked, "needle": _needle(filter.limit, filter.key)}
 
 
 def _needle(limit: str | None, key: str | None) -> str | None:
@@ -145,36 +214,40 @@ def _needle(limit: str | None, key: str | None) -> str | None:
     return limit_needle(limit) if key is None else as_json(Draw(limit, key))
 
 
-async def _few_lanes(tx: Transaction, filter: JobFilter, needle: str | None) -> list[str] | None:
-    """The lanes of the waiting jobs that a filter lets through by what they draw on, if those are few.
+def _waits(filter: JobFilter) -> bool:
+    return filter.state is JobState.WAITING or filter.view is not None
 
-    Where they are many, a page of them is found sooner in the order of all jobs.
-    """
-    if needle is None or filter.view == "blocked" or (filter.view is None and filter.state is not JobState.WAITING):
+
+async def _lanes_drawing(tx: Transaction, filter: JobFilter) -> list[str] | None:
+    """The lanes of the waiting jobs that draw on the bucket of a filter; None where they are not known by an index."""
+    if filter.limit is None or filter.key is None or not _waits(filter):
         return None
-    lanes = await tx.fetch(_LANES, "lanes_drawing", needle=needle)
-    return None if sum(lane.waiting for lane in lanes) > FEW_IN_LANES else [lane.id for lane in lanes]
+    if await tx.value("count_lanes_to_search", most=LANES_SEARCHED + 1) > LANES_SEARCHED:
+        return None
+    draw = Draw(filter.limit, filter.key)
+    queues = await tx.values("queues_of_lanes")
+    return await tx.values("lanes_drawing", queues=queues, draws=as_json((draw,)), needle=as_json(draw))
 
 
-def _index_of(filter: JobFilter) -> str | None:
+def _index_of(filter: JobFilter, *, knows_lanes: bool) -> str | None:
     """The index that knows the jobs among which a filter looks; None where all there are have to be read."""
-    if filter.batch is not None:
-        return "batch"
-    if filter.schedule is not None:
-        return "schedule"
-    match filter.view, filter.state:
-        case ("scheduled" | "blocked") as view, _:
-            return view
-        case ("ready" | "throttled", _) | (_, JobState.WAITING) if filter.limit is not None or filter.key is not None:
+    match filter:
+        case JobFilter(batch=str()):
+            return "batch"
+        case JobFilter(schedule=str()):
+            return "schedule"
+        case JobFilter(view="blocked"):
+            return "blocked"
+        case _ if knows_lanes:
             return "draw"
-        case ("ready" | "throttled") as view, _:
+        case JobFilter(view="ready" | "throttled" as view):
             return view
-        case _, JobState.WAITING:
+        case JobFilter(state=JobState.WAITING, view=None):
             return "waiting"
-        case _, JobState.RUNNING:
+        case JobFilter(state=JobState.RUNNING):
             return "running"
-        case _, JobState.FAILED | JobState.CANCELLED:
-            return "state"
+        case JobFilter(state=JobState.FAILED | JobState.CANCELLED):
+            return "failed"
         case _:
             return None
 
@@ -266,13 +339,60 @@ async def buckets(
     tx: Transaction, limit: str | None, key: str | None, count: int, prefix: str | None, after: BucketPlace | None
 ) -> list[BucketRecord]:
     """As `Store.buckets`."""
-    beyond = {f"after_{name}": value for name, value in asdict(after or _BEFORE_ALL).items()}
-    return await tx.fetch(_BUCKETS, "buckets", limit=limit, key=key, count=count, prefix=prefix, **beyond)
+    wanted = {"limit": limit, "key": key, "prefix": prefix}
+    found: list[BucketRecord] = []
+    is_ranked = int(await tx.value("count_awaited", most=AT_ONCE + 1)) <= AT_ONCE
+    if is_ranked and (after is None or after.opens):
+        found = await _buckets_by_waiting(tx, count, after or _BEFORE_ALL, **wanted)
+        after = None
+    if len(found) < count:
+        found += await _buckets_by_name(tx, count - len(found), after, idle=is_ranked, **wanted)
+    return found
 
 
 async def throttled(tx: Transaction, count: int) -> list[BucketRecord]:
     """As `Store.throttled`."""
-    return await tx.fetch(_BUCKETS, "throttled", count=count)
+    return await _buckets_by_waiting(tx, count, _BEFORE_ALL, limit=None, key=None, prefix=None)
+
+
+async def _buckets_by_waiting(
+    tx: Transaction, count: int, after: BucketPlace, **wanted: str | None
+) -> list[BucketRecord]:
+    beyond = {"after_waiting": after.waiting, "after_limit": after.limit, "after_key": after.key}
+    return await tx.fetch(_BUCKETS, "buckets_by_waiting", most=AT_ONCE, count=count, **beyond, **wanted)
+
+
+async def _buckets_by_name(
+    tx: Transaction,
+    count: int,
+    after: BucketPlace | None,
+    *,
+    limit: str | None,
+    key: str | None,
+    prefix: str | None,
+    idle: bool,
+) -> list[BucketRecord]:
+    # What begins with the prefix lies between these names, so that an index finds where it begins and ends.
+    begins = key if key is not None else prefix or ""
+    first = (limit or "", "" if limit is None else begins)
+    last = (limit or _LAST, _LAST if limit is None else begins + _LAST)
+    if after is not None:
+        first = max(first, (after.limit, after.key))
+    found = await tx.fetch(
+        _BUCKETS,
+        "buckets_by_name",
+        first_limit=first[0],
+        first_key=first[1],
+        last_limit=last[0],
+        last_key=last[1],
+        limit=limit,
+        key=key,
+        prefix=prefix,
+        idle=idle,
+        # The one that the page before ended with is found again.
+        count=count + (after is not None),
+    )
+    return [each for each in found if after is None or each.draw != Draw(after.limit, after.key)][:count]
 
 
 async def standing(tx: Transaction, job_id: str) -> Standing | None:

@@ -7,6 +7,12 @@ SELECT id, queue, waiting FROM headgate.lane UNION ALL SELECT lane, queue, jobs 
 -- part: lane_counts [sqlite]
 SELECT id, queue, waiting FROM lane
 
+-- part: arrived [postgres]
+coalesce((SELECT sum(arrival.jobs) FROM headgate.arrival WHERE arrival.lane = job.lane), 0)::bigint
+
+-- part: arrived [sqlite]
+0
+
 -- part: job_record
 -- A job as people read it: a field of `JobRecord` that is not worked out here is a column.
 {record:job but state, payload, result, throttled_until, waits_for, lane_waiting, is_blocked},
@@ -16,28 +22,8 @@ CASE
     WHEN bucket.opens_at > :limit_now AND bucket.opens_at < :never::bigint THEN :now + bucket.opens_at - :limit_now
 END AS throttled_until,
 CASE WHEN bucket.opens_at > :limit_now THEN {array:bucket.limit_name, bucket.key} END AS waits_for,
-CASE
-    WHEN job.waiting THEN coalesce((SELECT sum(line.waiting) FROM (@lane_counts) AS line WHERE line.id = job.lane), 0)::bigint
-    ELSE 0
-END AS lane_waiting,
+CASE WHEN job.waiting THEN coalesce(lane.waiting, 0) + @arrived ELSE 0 END AS lane_waiting,
 job.state = 'blocked' AS is_blocked
-
--- part: few_lanes [postgres]
--- A job that passes some of its draws waits in a lane without them.
-AND (
-    :lanes::text[] IS NULL
-    OR job.state = 'blocked'
-    OR (job.waiting AND job.lane = ANY(:lanes))
-    OR (job.waiting AND (job.held | job.passed) <> 0)
-)
-
--- part: few_lanes [sqlite]
-
--- part: lanes_that_arrive [postgres]
-UNION ALL
-SELECT lane FROM headgate.arrival WHERE NOT EXISTS (SELECT 1 FROM headgate.lane WHERE lane.id = arrival.lane)
-
--- part: lanes_that_arrive [sqlite]
 
 -- part: job_filter
 -- What a filter lets through; what is NULL is not asked for. PostgreSQL plans it for its values. :needle is what the draws
@@ -60,49 +46,73 @@ AND (:view::text IS NULL OR :view = 'blocked' OR job.waiting)
 AND (coalesce(:view::text, '') <> 'blocked' OR job.state = 'blocked')
 AND (coalesce(:view::text, '') <> 'scheduled' OR (job.delayed AND job.run_at > :now))
 AND (:view::text IS NULL OR :view NOT IN ('throttled', 'ready') OR NOT (job.delayed AND job.run_at > :now))
-AND (
-    coalesce(:view::text, '') <> 'throttled'
-    OR job.lane IN (
-        SELECT lane.id FROM headgate.lane JOIN headgate.bucket ON bucket.id = lane.behind WHERE bucket.opens_at > :limit_now
-    )
-)
-AND (
-    coalesce(:view::text, '') <> 'ready'
-    OR job.lane IN (
-        SELECT lane.id FROM headgate.lane LEFT JOIN headgate.bucket ON bucket.id = lane.behind
-        WHERE (bucket.opens_at > :limit_now) IS NOT TRUE
-        @lanes_that_arrive
-    )
-)
-@few_lanes
+AND (:view::text IS NULL OR :view NOT IN ('throttled', 'ready') OR (:view = 'throttled') = (job.draws <> '[]' AND coalesce(
+    -- Not EXISTS, which may be planned as one reading of all lanes.
+    (SELECT bucket.opens_at FROM headgate.lane JOIN headgate.bucket ON bucket.id = lane.behind WHERE lane.id = job.lane)
+        > :limit_now,
+    false
+)))
 
--- part: by_index [sqlite]
--- The jobs among which a filter has to look, where an index knows them: :by says which one. Of jobs that wait in lanes with
+-- part: place [postgres]
+id
+
+-- part: place [sqlite]
+rowid
+
+-- part: lanes_that_came [postgres]
+-- What is not merged yet: a lane may not be there, or seem to be empty.
+UNION ALL SELECT lane FROM headgate.arrival
+
+-- part: lanes_that_came [sqlite]
+
+-- part: open_lanes
+-- Lanes that wait behind no closed bucket, each found by an index of such: those that are due, asleep or without draws, and
+-- those behind buckets that have opened. There are empty ones among those without draws.
+SELECT id FROM headgate.lane WHERE gated AND behind IS NULL AND since IS NOT NULL
+UNION ALL SELECT id FROM headgate.lane WHERE gated AND since IS NULL AND wakes_at IS NOT NULL
+UNION ALL SELECT id FROM headgate.lane WHERE id {any:ungated text}
+UNION ALL SELECT line.id FROM headgate.bucket @its_lanes WHERE bucket.opens_at <= :limit_now
+@lanes_that_came
+
+-- part: closed_lanes
+SELECT line.id FROM headgate.bucket @its_lanes WHERE bucket.opens_at > :limit_now
+
+-- part: its_lanes [postgres]
+-- OFFSET 0 here and below keeps the planner from reading everything there is, and joining that.
+CROSS JOIN LATERAL (SELECT id, queue, waiting FROM headgate.lane WHERE behind = bucket.id OFFSET 0) AS line
+
+-- part: its_lanes [sqlite]
+CROSS JOIN lane AS line ON line.behind = bucket.id
+
+-- part: its_jobs [postgres]
+CROSS JOIN LATERAL (SELECT id FROM headgate.job WHERE lane = line.id AND waiting OFFSET 0) AS job
+
+-- part: its_jobs [sqlite]
+CROSS JOIN job ON job.lane = line.id AND job.waiting
+
+-- part: known_jobs
+-- The jobs among which a filter has to look, where an index knows them: :by says which one. Of jobs that wait in :lanes with
 -- some draws, those that pass them wait in others.
-SELECT rowid FROM job WHERE :by = 'state' AND state = :state AND finished_at >= coalesce(:finished_from, 0)
+SELECT @place FROM headgate.job
+WHERE :by = 'failed' AND state IN ('failed', 'cancelled') AND finished_at >= coalesce(:finished_from::bigint, 0)
 UNION ALL
-SELECT rowid FROM job WHERE :by = 'running' AND state = 'running'
+SELECT @place FROM headgate.job WHERE :by = 'running' AND state = 'running'
 UNION ALL
-SELECT rowid FROM job WHERE :by = 'waiting' AND waiting
+SELECT @place FROM headgate.job WHERE :by = 'waiting' AND waiting
 UNION ALL
-SELECT rowid FROM job
-WHERE :by IN ('ready', 'throttled') AND waiting AND lane IN (
-    SELECT lane.id FROM lane LEFT JOIN bucket ON bucket.id = lane.behind
-    WHERE waiting > 0 AND (:by = 'throttled') = coalesce(bucket.opens_at > :limit_now, false)
-)
+SELECT job.@place FROM (@open_lanes) AS line @its_jobs WHERE :by = 'ready'
 UNION ALL
-SELECT rowid FROM job WHERE :by = 'scheduled' AND waiting AND delayed = 1
+SELECT job.@place FROM (@closed_lanes) AS line @its_jobs WHERE :by = 'throttled'
 UNION ALL
-SELECT rowid FROM job
-WHERE :by = 'draw' AND waiting AND lane IN (SELECT lane.id FROM lane WHERE waiting > 0 AND instr(lane.draws, :needle) > 0)
+SELECT @place FROM headgate.job WHERE :by = 'draw' AND waiting AND lane {any:lanes text}
 UNION ALL
-SELECT rowid FROM job WHERE :by = 'draw' AND waiting AND (held | passed) <> 0
+SELECT @place FROM headgate.job WHERE :by = 'draw' AND waiting AND (held | passed) <> 0
 UNION ALL
-SELECT rowid FROM job WHERE :by IN ('blocked', 'waiting', 'draw') AND state = 'blocked'
+SELECT @place FROM headgate.job WHERE :by IN ('blocked', 'waiting', 'draw') AND state = 'blocked'
 UNION ALL
-SELECT rowid FROM job WHERE :by = 'batch' AND batch = :batch
+SELECT @place FROM headgate.job WHERE :by = 'batch' AND batch = :batch
 UNION ALL
-SELECT rowid FROM job WHERE :by = 'schedule' AND schedule = :schedule
+SELECT @place FROM headgate.job WHERE :by = 'schedule' AND schedule = :schedule
 
 -- part: beyond_cursor
 {no index}job.id < coalesce(:before::text, '~') AND {no index}job.id > coalesce(:after::text, '')
@@ -118,70 +128,158 @@ FROM headgate.job @with_lane
 WHERE job.id {any:ids text} AND (NOT :final::boolean OR job.finished_at IS NOT NULL)
 
 -- name: jobs
--- A page of jobs, newest first.
+-- Jobs of a page, newest first; none before :last, where that is not NULL.
 SELECT @job_record
 FROM (
     SELECT * FROM headgate.job
-    WHERE job.id < coalesce(:cursor::text, '~') AND @job_filter
+    WHERE job.id < coalesce(:cursor::text, '~') AND job.id >= coalesce(:last::text, '') AND @job_filter
     ORDER BY id DESC
     LIMIT :count
 ) AS job @with_lane
 ORDER BY job.id DESC
 
 -- name: jobs_oldest
--- A page of jobs, oldest first.
+-- Jobs of a page, oldest first; none after :last, where that is not NULL.
 SELECT @job_record
 FROM (
     SELECT * FROM headgate.job
-    WHERE job.id > coalesce(:cursor::text, '') AND @job_filter
+    WHERE job.id > coalesce(:cursor::text, '') AND job.id <= coalesce(:last::text, '~') AND @job_filter
     ORDER BY id
     LIMIT :count
 ) AS job @with_lane
 ORDER BY job.id
 
+-- name: failed_jobs
+-- As `jobs`, of jobs that failed or were cancelled.
+SELECT @job_record
+FROM (
+    SELECT * FROM headgate.job
+    WHERE job.id < coalesce(:cursor::text, '~') AND job.id >= coalesce(:last::text, '')
+        AND state IN ('failed', 'cancelled') AND @job_filter
+    ORDER BY id DESC
+    LIMIT :count
+) AS job @with_lane
+ORDER BY job.id DESC
+
+-- name: failed_jobs_oldest
+SELECT @job_record
+FROM (
+    SELECT * FROM headgate.job
+    WHERE job.id > coalesce(:cursor::text, '') AND job.id <= coalesce(:last::text, '~')
+        AND state IN ('failed', 'cancelled') AND @job_filter
+    ORDER BY id
+    LIMIT :count
+) AS job @with_lane
+ORDER BY job.id
+
+-- name: last_read
+-- The ids of the job that is read last after so many, newest first, and of the next one.
+SELECT id FROM headgate.job WHERE id < coalesce(:cursor::text, '~') ORDER BY id DESC LIMIT 2 OFFSET :skip
+
+-- name: last_read_oldest
+SELECT id FROM headgate.job WHERE id > coalesce(:cursor::text, '') ORDER BY id LIMIT 2 OFFSET :skip
+
+-- name: last_read_failed
+SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled') AND id < coalesce(:cursor::text, '~')
+ORDER BY id DESC LIMIT 2 OFFSET :skip
+
+-- name: last_read_failed_oldest
+SELECT id FROM headgate.job WHERE state IN ('failed', 'cancelled') AND id > coalesce(:cursor::text, '')
+ORDER BY id LIMIT 2 OFFSET :skip
+
 -- name: count_jobs
 -- How many jobs a filter lets through, counted up to so many.
 SELECT count(*) FROM (SELECT 1 FROM headgate.job WHERE @beyond_cursor AND @job_filter LIMIT :most) AS passing
 
--- name: count_index [sqlite]
--- How many jobs an index knows, counted up to so many.
-SELECT count(*) FROM (@by_index LIMIT :most)
+-- name: count_newest
+-- The same of jobs that are not before :last.
+SELECT count(*)
+FROM (SELECT 1 FROM headgate.job WHERE id >= coalesce(:last::text, '') AND @job_filter ORDER BY id DESC LIMIT :most) AS passing
 
--- name: jobs_by_index [sqlite]
+-- name: count_known
+-- How many jobs an index knows, counted up to so many.
+SELECT count(*) FROM (SELECT 1 FROM (@known_jobs) AS known LIMIT :most) AS counted
+
+-- name: count_known_jobs
+-- How many of so many jobs that an index knows a filter lets through.
+SELECT count(*)
+FROM (SELECT DISTINCT @place AS place FROM (SELECT @place FROM (@known_jobs) AS known LIMIT :most) AS few) AS known
+WHERE (SELECT true FROM headgate.job WHERE job.@place = known.place AND @job_filter)
+
+-- name: jobs_known [postgres]
 -- The same pages, where an index knows the jobs and they are few: they are sorted.
 SELECT @job_record
 FROM (
+    SELECT job.*
+    FROM (SELECT DISTINCT id FROM (@known_jobs) AS known) AS known
+    CROSS JOIN LATERAL (SELECT * FROM headgate.job WHERE job.id = known.id OFFSET 0) AS job
+    WHERE job.id < coalesce(:cursor::text, '~') AND @job_filter
+    ORDER BY job.id DESC
+    LIMIT :count
+) AS job @with_lane
+ORDER BY job.id DESC
+
+-- name: jobs_known [sqlite]
+SELECT @job_record
+FROM (
     SELECT rowid AS place FROM job
-    WHERE job.rowid IN (@by_index) AND +job.id < coalesce(:cursor, '~') AND @job_filter
+    WHERE job.rowid IN (@known_jobs) AND +job.id < coalesce(:cursor, '~') AND @job_filter
     ORDER BY +id DESC
     LIMIT :count
 ) AS page
 CROSS JOIN job ON job.rowid = page.place @with_lane
 ORDER BY job.id DESC
 
--- name: jobs_oldest_by_index [sqlite]
+-- name: jobs_known_oldest [postgres]
+SELECT @job_record
+FROM (
+    SELECT job.*
+    FROM (SELECT DISTINCT id FROM (@known_jobs) AS known) AS known
+    CROSS JOIN LATERAL (SELECT * FROM headgate.job WHERE job.id = known.id OFFSET 0) AS job
+    WHERE job.id > coalesce(:cursor::text, '') AND @job_filter
+    ORDER BY job.id
+    LIMIT :count
+) AS job @with_lane
+ORDER BY job.id
+
+-- name: jobs_known_oldest [sqlite]
 SELECT @job_record
 FROM (
     SELECT rowid AS place FROM job
-    WHERE job.rowid IN (@by_index) AND +job.id > coalesce(:cursor, '') AND @job_filter
+    WHERE job.rowid IN (@known_jobs) AND +job.id > coalesce(:cursor, '') AND @job_filter
     ORDER BY +id
     LIMIT :count
 ) AS page
 CROSS JOIN job ON job.rowid = page.place @with_lane
 ORDER BY job.id
 
--- name: count_jobs_by_index [sqlite]
-SELECT count(*) FROM (SELECT 1 FROM job WHERE job.rowid IN (@by_index) AND @beyond_cursor AND @job_filter LIMIT :most)
+-- name: queues_of_lanes
+-- The queues that have lanes, each found by index.
+WITH RECURSIVE named (queue) AS (
+    SELECT min(queue) FROM headgate.lane
+    UNION ALL
+    SELECT (SELECT min(lane.queue) FROM headgate.lane WHERE lane.queue > named.queue) FROM named WHERE queue IS NOT NULL
+)
+SELECT queue FROM named WHERE queue IS NOT NULL
+
+-- name: count_lanes_to_search [postgres]
+-- How many lanes `lanes_drawing` reads, counted up to so many. An index of them by their draws took a fifth of the time in
+-- which a claim writes one.
+SELECT count(*) FROM (SELECT 1 FROM headgate.lane LIMIT :most) AS counted
+
+-- name: count_lanes_to_search [sqlite]
+SELECT count(*) FROM (SELECT 1 FROM lane WHERE instr(draws, '"],["') > 0 LIMIT :most)
 
 -- name: lanes_drawing [postgres]
--- Lanes whose draws contain :needle, and how many jobs wait in them; also those that are not merged yet.
-SELECT id, sum(waiting)::bigint AS waiting
-FROM (
-    SELECT id, waiting FROM headgate.lane WHERE strpos(draws, :needle) > 0
-    UNION ALL
-    SELECT lane, jobs FROM headgate.arrival WHERE strpos(draws, :needle) > 0
-) AS each
-GROUP BY id
+-- Lanes that draw on a bucket: their draws are :draws, or several that contain :needle.
+SELECT id FROM headgate.lane WHERE strpos(draws, :needle) > 0 AND :draws::text IS NOT NULL AND :queues::text[] IS NOT NULL
+UNION
+SELECT lane FROM headgate.arrival WHERE strpos(draws, :needle) > 0
+
+-- name: lanes_drawing [sqlite]
+SELECT id FROM lane WHERE queue {any:queues text} AND draws = :draws
+UNION
+SELECT id FROM lane WHERE instr(draws, '"],["') > 0 AND instr(draws, :needle) > 0
 
 -- name: batch
 SELECT {record:batch} FROM headgate.batch WHERE id = :id
@@ -523,37 +621,45 @@ WHERE shared.limit_name = bucket.limit_name AND shared.key = '' AND shared.state
 -- A lane may count fewer jobs than none until what has arrived in it is merged.
 {greatest}(0, coalesce((SELECT sum(waiting) FROM headgate.lane WHERE behind = bucket.id), 0)::bigint)
 
--- name: buckets
--- Buckets with what waits behind them, most waiting first. Of a dynamic window the state is the one that covers all keys.
-SELECT {array:limit_name, key} AS draw, state, waiting, opens_at, closed_until, lanes
-FROM (
-    SELECT
-        limit_name, key, coalesce(state, (@shared_state)) AS state, opens_at, closed_until,
-        CASE
-            WHEN opens_at IS NULL THEN 0
-            ELSE @waiting_behind
-        END AS waiting,
-        CASE WHEN opens_at IS NULL THEN 0 ELSE (SELECT count(*) FROM headgate.lane WHERE behind = bucket.id) END AS lanes
-    FROM headgate.bucket
-    WHERE NOT (key = '' AND coalesce(state, '') LIKE '1:dynamic:%')
-        AND (:limit::text IS NULL OR limit_name = :limit)
-        AND (:key::text IS NULL OR key = :key)
-        AND (:prefix::text IS NULL OR substr(key, 1, length(:prefix)) = :prefix)
-) AS bucket
-WHERE (opens_at IS NULL, -waiting, limit_name, key)
-    > (NOT :after_opens::boolean, -:after_waiting::bigint, :after_limit::text, :after_key::text)
-ORDER BY opens_at IS NULL, waiting DESC, limit_name, key
-LIMIT :count
+-- part: bucket_record
+{array:limit_name, key} AS draw, coalesce(state, (@shared_state)) AS state, waiting, opens_at, closed_until,
+CASE WHEN opens_at IS NULL THEN 0 ELSE (SELECT count(*) FROM headgate.lane WHERE behind = bucket.id) END AS lanes
 
--- name: throttled
--- Buckets that lanes wait behind, most waiting first, as in `buckets`.
-SELECT
-    {array:limit_name, key} AS draw, coalesce(state, (@shared_state)) AS state, @waiting_behind AS waiting, opens_at,
-    closed_until, (SELECT count(*) FROM headgate.lane WHERE behind = bucket.id) AS lanes
-FROM headgate.bucket
-WHERE opens_at IS NOT NULL AND NOT (key = '' AND coalesce(state, '') LIKE '1:dynamic:%')
+-- part: bucket_filter
+-- Of a dynamic window the state is the one that covers all keys, and that is no bucket of a key.
+NOT (key = '' AND coalesce(state, '') LIKE '1:dynamic:%')
+AND (:limit::text IS NULL OR limit_name = :limit)
+AND (:key::text IS NULL OR key = :key)
+AND (:prefix::text IS NULL OR substr(key, 1, length(:prefix)) = :prefix)
+
+-- name: count_awaited
+-- How many buckets lanes wait behind, counted up to so many.
+SELECT count(*) FROM (SELECT 1 FROM headgate.bucket WHERE opens_at IS NOT NULL LIMIT :most) AS counted
+
+-- name: buckets_by_waiting
+-- Buckets that lanes wait behind, most waiting first; of more than :most, those that open first.
+SELECT @bucket_record
+FROM (
+    SELECT id, limit_name, key, state, opens_at, closed_until, @waiting_behind AS waiting
+    FROM (SELECT * FROM headgate.bucket WHERE opens_at IS NOT NULL ORDER BY opens_at LIMIT :most) AS bucket
+    WHERE @bucket_filter
+) AS bucket
+WHERE (-waiting, limit_name, key) > (-:after_waiting::bigint, :after_limit::text, :after_key::text)
 ORDER BY waiting DESC, limit_name, key
 LIMIT :count
+
+-- name: buckets_by_name
+-- Buckets by limit and key, from one name to another; with :idle those that no lane waits behind.
+SELECT @bucket_record
+FROM (
+    SELECT id, limit_name, key, state, opens_at, closed_until, CASE WHEN opens_at IS NULL THEN 0 ELSE @waiting_behind END AS waiting
+    FROM headgate.bucket
+    WHERE (limit_name, key) >= (:first_limit::text, :first_key::text) AND (limit_name, key) <= (:last_limit::text, :last_key::text)
+        AND (NOT :idle::boolean OR opens_at IS NULL) AND @bucket_filter
+    ORDER BY limit_name, key
+    LIMIT :count
+) AS bucket
+ORDER BY limit_name, key
 
 -- name: buckets_drawn
 -- Buckets as people read them, in the order in which they are asked for.

@@ -43,6 +43,8 @@ CREATE TABLE lane (
 );
 CREATE INDEX lane_due ON lane (queue, since, id) WHERE gated AND behind IS NULL AND since IS NOT NULL;
 CREATE INDEX lane_asleep ON lane (queue, wakes_at) WHERE since IS NULL AND wakes_at IS NOT NULL;
+-- A lane of one draw is found by that; these are the others.
+CREATE INDEX lane_of_several ON lane (id) WHERE instr(draws, '"],["') > 0;
 CREATE INDEX lane_behind ON lane (behind, queue, since, id) WHERE behind IS NOT NULL;
 CREATE INDEX lane_empty ON lane (id) WHERE gated AND waiting = 0;
 
@@ -168,6 +170,8 @@ CREATE INDEX job_expires ON job (expires_at) WHERE waiting AND expires_at IS NOT
 CREATE INDEX job_gives_up ON job (give_up_at) WHERE waiting AND give_up_at IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state IN ('waiting', 'blocked');
 CREATE INDEX job_unique_running ON job (task, unique_key) WHERE unique_key IS NOT NULL AND state = 'running';
+-- By id, as they are listed.
+CREATE INDEX job_failed ON job (id) WHERE state IN ('failed', 'cancelled');
 CREATE INDEX job_follows ON job (follows, id) WHERE follows IS NOT NULL;
 CREATE INDEX job_batch ON job (batch) WHERE batch IS NOT NULL;
 CREATE INDEX job_schedule ON job (schedule) WHERE schedule IS NOT NULL;

@@ -48,6 +48,8 @@ const TIMES = /** @type {[string, string][]} */ ([
   ["finished_before", "Finished before"],
 ]);
 const SHOWN_FIRST = 5;
+/** How many pages are asked for in a row while none has a job. */
+const MOST_PAGES = 40;
 const AGES = /** @type {[string, string][]} */ ([
   ["", "any time"],
   ["5m", "5 min ago"],
@@ -82,8 +84,9 @@ export const jobs = {
   standsStill: (context) => context.ui.chosen.size > 0 || context.isPointedAt,
   load: async ({ route, ui }, signal) => {
     const filter = asked(route.query);
+    const question = { ...filter, order: route.query.get("order"), count: 50 };
     const [page, count, tasks] = await Promise.all([
-      get("jobs", { ...filter, order: route.query.get("order"), before: route.query.get("before"), count: 50 }, signal),
+      firstWithJobs(question, route.query.get("before"), signal),
       optional(get("jobs/count", filter, signal)),
       ui.tasks ?? optional(get("tasks", {}, signal)),
     ]);
@@ -135,6 +138,14 @@ export const jobs = {
     ];
   },
 };
+
+/** A page, or the first one after it that has any jobs: the API reads a few thousand jobs for each. @param {Record<string, string | number | null>} filter @param {string | null} before @param {AbortSignal} signal */
+async function firstWithJobs(filter, before, signal) {
+  let page = await get("jobs", { ...filter, before }, signal);
+  for (let read = 1; read < MOST_PAGES && !page.items.length && page.next; read++)
+    page = await get("jobs", { ...filter, before: page.next }, signal);
+  return page;
+}
 
 /** The filter of an address as the API takes it: ages become instants. @param {URLSearchParams} query @returns {Record<string, string>} */
 function asked(query) {
@@ -315,7 +326,7 @@ function found({ data, page }) {
   if (!data.count) return null;
   return data.count.is_exact
     ? format.plural(data.count.count, "job")
-    : `more than ${format.count(data.count.count)} jobs`;
+    : `${format.count(data.count.count)} jobs or more`;
 }
 
 /** @param {any} job */
@@ -365,10 +376,11 @@ function moment(job) {
 }
 
 /** @param {Context} context */
-function nothing({ route, page }) {
+function nothing({ route, page, data }) {
   if (page.isBusy)
     return empty("Searching …", "A text, or a type of errors, is looked for in one job after the other.");
   const filter = asked(route.query);
+  if (data.next) return empty("No matching jobs so far", "Only part of the jobs were read. Next goes on.");
   if (route.query.has("before"))
     return empty("No more jobs", [link(address(["jobs"], { ...filter }), "Back to the first page"), "."]);
   if (Object.keys(filter).length)

@@ -249,7 +249,7 @@ function waitingPanel(name, key, data) {
     {
       class: "bare",
       hint: all
-        ? `${format.plural(data.waiting.length, "job")} of ${data.count?.is_exact === false ? "more than " : ""}${format.count(all)}`
+        ? `${format.plural(data.waiting.length, "job")} of ${data.count?.is_exact === false ? "at least " : ""}${format.count(all)}`
         : "",
       aside:
         all > 0 && link(address(["jobs"], { state: "waiting", limit: name, key, order: "oldest" }), "All that wait"),
