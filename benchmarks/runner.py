@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 300
 """Seconds after which a scenario is taken for stuck."""
 
+PREPARED_WITHIN = 1200
+"""The same for what all scenarios of a question share."""
+
 Sample = dict[str, float]
 Samples = dict[str, list[Sample]]
 Result = dict[str, Any]
@@ -35,7 +38,7 @@ def run(question: Question, *, quick: bool, tell: Callable[[str], None]) -> Resu
         if question.prepare is not None:
             tell(f"{question.name}: preparing")
             params = {**question.prepare_params, **(question.prepare_quick if quick else {})}
-            _call(question.prepare, folder, params)
+            _call(question.prepare, folder, params, PREPARED_WITHIN)
         turns = [(number, scenario) for number in range(rounds) for scenario in question.scenarios]
         for scenario, sample in _samples(question, turns, folder, quick=quick, tell=tell):
             samples[scenario.name].append(sample)
@@ -64,10 +67,10 @@ def _samples(
             yield from zip([scenario for _, scenario in quiet], pool.map(one, quiet), strict=True)
 
 
-def _call(target: str, folder: Path, params: dict[str, Any]) -> Sample:
+def _call(target: str, folder: Path, params: dict[str, Any], within: float = PATIENCE) -> Sample:
     with tempfile.NamedTemporaryFile(prefix="answer-", suffix=".json", dir=folder) as answer:
         command = [sys.executable, "-m", "benchmarks.scenario", target, str(folder), answer.name, json.dumps(params)]
-        subprocess.run(command, cwd=ROOT, check=True, timeout=PATIENCE)
+        subprocess.run(command, cwd=ROOT, check=True, timeout=within)
         sample: Sample = json.loads(Path(answer.name).read_text())
     return sample
 

@@ -9,6 +9,7 @@ from benchmarks.questions import (
     engines,
     enqueue,
     gates,
+    growth,
     hops,
     idle,
     latency,
@@ -48,5 +49,7 @@ QUESTIONS: dict[str, Question] = {
         claims.QUESTION,
         waiting.POSTGRES_DEEP,
         waiting.POSTGRES_WIDE,
+        growth.SQLITE,
+        growth.POSTGRES,
     )
 }
