@@ -8,7 +8,7 @@ SELECT id, queue, waiting FROM headgate.lane UNION ALL SELECT lane, queue, jobs 
 SELECT id, queue, waiting FROM lane
 
 -- part: arrived [postgres]
-coalesce((SELECT sum(arrival.jobs) FROM headgate.arrival WHERE arrival.lane = job.lane), 0)::bigint
+coalesce(arrived.jobs, 0)::bigint
 
 -- part: arrived [sqlite]
 0
@@ -120,6 +120,12 @@ SELECT @place FROM headgate.job WHERE :by = 'schedule' AND schedule = :schedule
 -- part: with_lane
 LEFT JOIN headgate.lane ON lane.id = job.lane AND job.waiting
 LEFT JOIN headgate.bucket ON bucket.id = lane.behind
+@with_arrivals
+
+-- part: with_arrivals [postgres]
+LEFT JOIN (SELECT lane, sum(jobs) AS jobs FROM headgate.arrival GROUP BY lane) AS arrived ON arrived.lane = job.lane
+
+-- part: with_arrivals [sqlite]
 
 -- name: jobs_by_id
 -- These jobs; with :final, those that are final.
