@@ -625,13 +625,18 @@ class StorageModel:
             for lane, jobs in line.items():
                 taken_ids = {taken.id for taken in claimed.jobs}
                 line[lane] = [job for job in jobs if job.new.id not in self.released or job.new.id in taken_ids]
-        self._judge_order(line, claimed, impossible, rejected)
+        # Who follows a job that ends in this claim may start in it as well, when the claim has looked once more.
+        followers = {taken.id for taken in claimed.jobs if self.jobs[taken.id].is_blocked}
+        self._judge_order(line, claimed, impossible, rejected, followers)
         lanes = {id: self.jobs[id].lane for id in rejected}
         for gone in claimed.dropped:
             if gone.id in impossible or gone.id in rejected:
                 self._end(self.jobs[gone.id], gone.state, wall, gone.error)
+        if followers:
+            self.settle(wall)
         for taken in claimed.jobs:
             job = self.jobs[taken.id]
+            assert job.is_ready(wall), "a job was claimed that was not ready"
             asked = job.asked
             assert taken.draws == asked
             assert taken.costs == (None if job.new.costs is None else tuple(job.cost(draw) for draw in asked))
@@ -653,11 +658,17 @@ class StorageModel:
             self._judge_idleness(claim, claimed, wall, now)
 
     def _judge_order(
-        self, line: dict[Lane, list[ModelJob]], claimed: Claimed, impossible: set[str], rejected: set[str]
+        self,
+        line: dict[Lane, list[ModelJob]],
+        claimed: Claimed,
+        impossible: set[str],
+        rejected: set[str],
+        followers: set[str],
     ) -> None:
         left: dict[Lane, list[str]] = {}
         for taken in claimed.jobs:
-            left.setdefault(self.jobs[taken.id].lane, []).append(taken.id)
+            if taken.id not in followers:
+                left.setdefault(self.jobs[taken.id].lane, []).append(taken.id)
         gone = impossible | rejected
         for lane, jobs in line.items():
             wanted = left.pop(lane, [])
