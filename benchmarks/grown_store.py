@@ -16,7 +16,7 @@ from benchmarks.seeds import BATCH, use_up
 from benchmarks.stores import storage_at
 from benchmarks.worker_app import LIMIT, Probed
 from headgate.clock import SECOND, SystemClock
-from headgate.jobs.audit import Deed
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.gating import Gates
 from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep, step_at
@@ -172,8 +172,8 @@ async def _add_others(storage: Store, seeds: Seeds, jobs: int) -> None:
     cancelled = [seeds.ungated(queue="rare") for _ in range(500)]
     await storage.add(cancelled)
     for job in cancelled:
-        await storage.cancel(job.id, deed=Deed("ada", "cancel", "job", job.id))
-    await storage.note(Deed("ada", "pause", "limit", LIMIT))
+        await storage.cancel(job.id, deed=AuditRecord("ada", "cancel", "job", job.id))
+    await storage.note(AuditRecord("ada", "pause", "limit", LIMIT))
     # Ten nodes, one of which runs a hundred jobs.
     for number in range(10):
         await storage.join(f"node-{number}", f"machine:{number}", queues={DEFAULT_QUEUE: 100}, version="1")

@@ -15,7 +15,7 @@ from benchmarks.question import Goal, Metric, Question, Scenario
 from benchmarks.support import Latencies
 from benchmarks.worker_app import LIMIT, Probed
 from headgate.admin import Admin, SlowCounts
-from headgate.cli.live.look import take_look
+from headgate.cli.live.snapshot import read_snapshot
 from headgate.clock import SystemClock
 from headgate.jobs.job import JobState
 from headgate.observe.metrics import PrometheusMetrics
@@ -79,7 +79,7 @@ RUNNING, CANCELLED = JobState.RUNNING, JobState.CANCELLED
 VIEWS: Mapping[str, Look] = {
     "overview": lambda viewer: viewer.admin.overview(),
     "overview, again and again": lambda viewer: viewer.admin.overview(viewer.counts),
-    "top": lambda viewer: take_look(viewer.admin, None, None),
+    "top": lambda viewer: read_snapshot(viewer.admin, None, None),
     "metrics": lambda viewer: viewer.metrics.refresh(),
     "doctor": lambda viewer: viewer.admin.checkup(),
     "counts": lambda viewer: viewer.admin.counts(),

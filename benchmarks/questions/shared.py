@@ -28,7 +28,7 @@ async def _headgate(url: str, name: str, asks: int) -> dict[str, float]:
     from headgate.limits.bucket_store import Bucket
     from headgate.limits.fixed_window import FixedWindow
     from headgate.limits.rate_limit import RateLimit
-    from headgate.limits.redis.buckets import RedisBuckets
+    from headgate.limits.redis.redis_buckets import RedisBuckets
     from headgate.limits.strict_rate import StrictRate
 
     declared = {"rate": RateLimit, "strict": StrictRate, "fixed": FixedWindow}[name]

@@ -13,9 +13,9 @@ from headgate.admin import Admin
 from headgate.arguments import MOST_SLOTS, parse_count, parse_seconds
 from headgate.client import Client
 from headgate.clock import Clock, Duration, SystemClock
-from headgate.engine.beside import NodeBeside
 from headgate.engine.bus import Callback, EventBus
 from headgate.engine.drain import Drain
+from headgate.engine.embedded_node import EmbeddedNode
 from headgate.engine.node import Node, NodeSettings
 from headgate.engine.stop_signals import stopped_by_signals
 from headgate.errors import DeclarationError, PayloadError, UnknownLimit
@@ -29,13 +29,13 @@ from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.observe.instrument import Instrument, Observed
 from headgate.schedules.trigger import Trigger
 from headgate.settings import load_settings, storage_url
-from headgate.storage.address import Address
+from headgate.storage.address import StoreAddress
 from headgate.storage.choice import address_of, choose_storage
 from headgate.storage.store import Store
 from headgate.storage.stored_buckets import StoredBuckets
 from headgate.sync import SyncApp
 from headgate.tasks.child_mark import IN_CHILD
-from headgate.tasks.declaration import Body, body_of_function, body_of_handler, declare_task
+from headgate.tasks.declaration import TaskBody, body_of_function, body_of_handler, declare_task
 from headgate.tasks.decorators import ScheduleDecorator, TaskDecorator
 from headgate.tasks.handle import Job
 from headgate.tasks.handler import Handler, mark_declared
@@ -101,7 +101,7 @@ class Headgate:
         self._ids = IdSource(random)
         self._wire(storage, address_of(url, storage), self._clock, EventBus(), history=self._settings.history)
 
-    def _wire(self, storage: Store, address: Address, clock: Clock, bus: EventBus, *, history: bool) -> None:
+    def _wire(self, storage: Store, address: StoreAddress, clock: Clock, bus: EventBus, *, history: bool) -> None:
         """Let all that is declared work on this store, by this clock."""
         self._storage = storage
         self._clock = clock
@@ -161,7 +161,7 @@ class Headgate:
 
         return declare if handler is None else declare(handler)
 
-    def _declare(self, body: Body, options: HandlerOptions) -> Task[Any, Any]:
+    def _declare(self, body: TaskBody, options: HandlerOptions) -> Task[Any, Any]:
         settings = self._settings
         task = declare_task(
             body, options, self._client, self._registry, max_payload=settings.max_payload, audit=settings.audit
@@ -308,7 +308,7 @@ class Headgate:
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(self.open())
             node = self._make_node()
-            await stack.enter_async_context(NodeBeside(node))
+            await stack.enter_async_context(EmbeddedNode(node))
             self._node = node
             self._own_node = stack.pop_all()
         return self

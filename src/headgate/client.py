@@ -9,29 +9,29 @@ from headgate.admin import Admin
 from headgate.admin.actor import this_process
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.clock import Clock
+from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.engine.batch_watch import wait_for_batch
 from headgate.engine.bus import EventBus
-from headgate.engine.elsewhere import LimitsElsewhere
-from headgate.engine.historian import Historian
-from headgate.engine.intake import Intake, standing_ids
+from headgate.engine.call_groups import group_calls
+from headgate.engine.callback_runner import CallbackRunner
+from headgate.engine.enqueuer import Enqueuer, standing_ids
+from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.node import Node
-from headgate.engine.opening import Opening
-from headgate.engine.parts import parts_of
+from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.result import result_of
 from headgate.engine.result_watch import ResultWatch
-from headgate.engine.teller import Teller
 from headgate.errors import DeclarationError, JobNotFound
-from headgate.jobs.audit import Deed
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import JobState, NewJob
 from headgate.observe.log import log_event, logged_kinds
-from headgate.storage.address import Address
+from headgate.storage.address import StoreAddress
 from headgate.storage.enlisting import require_blocking, run_at_once
 from headgate.storage.records import JobFilter
 from headgate.storage.store import Store
 from headgate.tasks.child_mark import IN_CHILD
-from headgate.tasks.flow import TiedCall
-from headgate.tasks.handle import Job, Promise
+from headgate.tasks.flow import FlowCall
+from headgate.tasks.handle import EnqueuePrediction, Job
 from headgate.tasks.portal import Portal
 from headgate.tasks.registry import Registry
 from headgate.tasks.schedule import Schedule, ScheduleSpec
@@ -58,7 +58,7 @@ class Client:
         storage: Store,
         registry: Registry,
         *,
-        address: Address,
+        address: StoreAddress,
         clock: Clock,
         bus: EventBus,
         ids: IdSource,
@@ -70,13 +70,13 @@ class Client:
         self.storage = storage
         self.registry = registry
         self.address = address
-        self.teller: Teller = Teller(storage, registry, clock, bus)
-        self.historian: Historian = Historian(storage, clock=clock, bus=bus, ids=ids, is_on=history)
-        self.intake: Intake = Intake(
+        self.teller: CallbackRunner = CallbackRunner(storage, registry, clock, bus)
+        self.historian: HistoryWriter = HistoryWriter(storage, clock=clock, bus=bus, ids=ids, is_on=history)
+        self.intake: Enqueuer = Enqueuer(
             storage, registry, clock=clock, bus=bus, ids=ids, teller=self.teller, historian=self.historian
         )
-        self.elsewhere: LimitsElsewhere = LimitsElsewhere(registry.limits, storage, clock, limits_url)
-        self.opening: Opening = Opening(open=self._open, last_words=self._end_callbacks, close=self._close)
+        self.elsewhere: RemoteLimits = RemoteLimits(registry.limits, storage, clock, limits_url)
+        self.opening: AppLifecycle = AppLifecycle(open=self._open, last_words=self._end_callbacks, close=self._close)
         self.portal: Portal = Portal(lambda: self, lambda: self.opening.loop, self.require_shared)
         self._clock = clock
         self._bus = bus
@@ -133,7 +133,7 @@ class Client:
     async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
         """Store the calls as jobs in one commit, under the options of the task. Raises as `Task.enqueue`."""
         self.opening.require()
-        parts = parts_of(task, calls)
+        parts = group_calls(task, calls)
         connection = task.options.get("connection")
         if connection is not None:
             jobs = await self.intake.jobs_to_enlist(task, parts)
@@ -149,7 +149,7 @@ class Client:
         if connection is None:
             return self.portal.run(self.enqueue(task, calls))
         require_blocking(connection)
-        jobs = self.portal.run(self.intake.jobs_to_enlist(task, parts_of(task, calls)))
+        jobs = self.portal.run(self.intake.jobs_to_enlist(task, group_calls(task, calls)))
         return self._handles(jobs, run_at_once(self.intake.enlist(connection, jobs)))
 
     def _handles(self, jobs: Sequence[NewJob], others: Mapping[str, str]) -> list[Job[Any]]:
@@ -159,7 +159,7 @@ class Client:
         for job, is_asked in zip(handles, asked, strict=True):
             if is_asked:
                 status = await self.admin.status(job.id)
-                job.promise = Promise(status.place, status.predicted_start, status.waits_for)
+                job.promise = EnqueuePrediction(status.place, status.predicted_start, status.waits_for)
 
     def check(self, task: Task[Any, Any], call: Call[Any]) -> None:
         """Raise what `enqueue` would raise for the arguments, keys and costs of a call; stores nothing, open or not."""
@@ -170,7 +170,7 @@ class Client:
         self.opening.require()
         return self._ids.next(self.storage.now())
 
-    async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
+    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
         """Store the calls of a chain or a batch in one commit, with the id and the size of each batch."""
         self.opening.require()
         await self.intake.take_tied(calls, batches)
@@ -224,7 +224,7 @@ class Client:
     async def cancel_job(self, job_id: str) -> bool:
         """As `Job.cancel`; a node of this process ends the job at once."""
         self.opening.require()
-        state = await self.storage.cancel(job_id, deed=Deed(this_process(), "cancel", "job", job_id))
+        state = await self.storage.cancel(job_id, deed=AuditRecord(this_process(), "cancel", "job", job_id))
         if state is None:
             raise JobNotFound(job_id)
         node = self._local_node()

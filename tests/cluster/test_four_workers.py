@@ -18,7 +18,7 @@ from headgate import Headgate
 from headgate.clock import SECOND
 from headgate.errors import StorageUnavailable
 from tests.cluster.load import EVERYONE, MAIL, TENANT, Ledger, Tasks, daily
-from tests.cluster.verdict import (
+from tests.cluster.result import (
     Span,
     by_key,
     calm_between,

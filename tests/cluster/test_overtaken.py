@@ -13,13 +13,13 @@ import pytest_asyncio
 
 from headgate.clock import SECOND
 from headgate.errors import LimitInUse
-from headgate.jobs.gating import Regated
+from headgate.jobs.gating import GateChange
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.lifecycle import Finished
-from headgate.storage.postgres import arrivals, floors
+from headgate.storage.postgres import arrivals, low_watermarks
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import statements_of
-from headgate.storage.postgres.floors import SWEEP_EVERY
+from headgate.storage.postgres.low_watermarks import SWEEP_EVERY
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.add import add_jobs
@@ -158,10 +158,10 @@ def take_one(visit: Any) -> bool:
 # ------------------------------------------------------------------------------------- jobs that go elsewhere meanwhile
 
 
-async def regated(hands: Hands, job: str, *draws: Draw) -> list[Regated]:
+async def regated(hands: Hands, job: str, *draws: Draw) -> list[GateChange]:
     """The job as it asks for these draws, and was read before."""
     (found,) = [gated for gated in await hands.storage.gated_jobs(frozenset({"work"})) if gated.id == job]
-    return [Regated(job, found.draws, draws, None, found.terms)]
+    return [GateChange(job, found.draws, draws, None, found.terms)]
 
 
 async def test_a_job_that_asks_for_another_permit_while_it_is_claimed_starts_with_that_one(world: World) -> None:
@@ -508,7 +508,7 @@ async def test_a_job_committed_long_after_it_was_added_is_found_below_the_floors
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if every statement were: floors are used from the first one on.
-    monkeypatch.setattr(floors, "SLOW", -1)
+    monkeypatch.setattr(low_watermarks, "SLOW", -1)
     world.rule(r=PLENTY)
     job = world.left.new(draws=[("r", "z")])
     session = Session(world.connection, statements_of(world.schema), is_pooled=False)

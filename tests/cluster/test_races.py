@@ -19,7 +19,7 @@ from headgate.errors import LimitInUse
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished, Returned
-from headgate.jobs.terms import GateTerms, Holding
+from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.strict_rate import StrictRate
@@ -72,7 +72,7 @@ class World:
         ]
         draws = random.choice(choices)
         until = random.choice(["running", "until_final"])
-        holds = tuple(Holding(until) if draw.limit in PERMITS else None for draw in draws)  # type: ignore[arg-type]
+        holds = tuple(PermitTerms(until) if draw.limit in PERMITS else None for draw in draws)  # type: ignore[arg-type]
         terms = GateTerms(holds=holds) if any(holds) else None
         now = self.clock.now()
         delayed = random.random() < 0.1

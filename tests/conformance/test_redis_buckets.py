@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 
 from headgate.limits.bucket_store import BucketStore
-from headgate.limits.redis.buckets import RedisBuckets
+from headgate.limits.redis.redis_buckets import RedisBuckets
 from tests.conformance.bucket_suite import BucketStoreConformance
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate import Headgate, HeadgateError, RateLimit, current_job
-from headgate.engine import regater
+from headgate.engine import backlog_migrator
 from headgate.limits.limit import Limit
 from headgate.storage.migrations import read_migrations
 from headgate.storage.postgres import schema
@@ -27,7 +27,7 @@ async def main(options: dict[str, Any]) -> None:
         migrations = read_migrations(Path(options["migrations"]))
         schema.load_migrations = lambda _package: migrations  # type: ignore[attr-defined, assignment]
     # How soon a job is noticed that somebody of another release has enqueued.
-    regater.NOTE_EVERY = regater.SWEEP_EVERY = 0.5
+    backlog_migrator.NOTE_EVERY = backlog_migrator.SWEEP_EVERY = 0.5
     app = program(options["url"], options.get("limits", "tight"), schema=options.get("schema", "headgate"))
     if options.get("opens"):
         say("ready")

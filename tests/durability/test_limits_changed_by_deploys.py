@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 from headgate import Headgate, JobState, Mutex, RetryPolicy, StrictRate, batch, chain
-from headgate.engine import regater
+from headgate.engine import backlog_migrator
 from headgate.jobs.event import BacklogLeft, Event
 from tests.until import until
 
@@ -151,8 +151,8 @@ async def test_the_backlog_waits_by_the_new_key_when_a_deploy_changes_it(world: 
 async def test_after_a_rollback_the_backlog_waits_under_the_older_limits_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regater, "NOTE_EVERY", 0.3)
-    monkeypatch.setattr(regater, "LIVES", 2_000_000)
+    monkeypatch.setattr(backlog_migrator, "NOTE_EVERY", 0.3)
+    monkeypatch.setattr(backlog_migrator, "LIVES", 2_000_000)
     older, newer = world.release(StrictRate("2/h", name="old")), world.release(StrictRate("3/h", name="new"))
     await world.enqueue(older, 100)
     async with older:

@@ -16,8 +16,8 @@ from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule, Limit
 from headgate.limits.redis.async_lines import AsyncLines
 from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.buckets import RedisBuckets
-from headgate.limits.redis.line import Place, Steps
+from headgate.limits.redis.message_lines import BucketLine, Steps
+from headgate.limits.redis.redis_buckets import RedisBuckets
 from tests.durability.wire import Break, Wire
 from tests.redis_server import redis_url  # noqa: F401
 
@@ -44,9 +44,9 @@ class Gate:
         """Lose the reply to the next request of this verb, and no name that has it in it."""
         return self.wire.break_after(b"\r\n" + verb + b"\r\n")
 
-    async def at(self, limit: Limit) -> Place:
+    async def at(self, limit: Limit) -> BucketLine:
         """The place of a key, whose script the server knows: a reply that tells of a missing script is no loss."""
-        place = Place(Bucket("api", "acme", limit.rule))
+        place = BucketLine(Bucket("api", "acme", limit.rule))
         await self.ask(self.lines.forget(place, "nobody"))
         return place
 

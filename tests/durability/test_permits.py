@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from headgate import Headgate, Mutex, RateLimit
 from headgate.jobs.job import JobState, NewJob
 from headgate.jobs.lifecycle import Finished
-from headgate.jobs.terms import GateTerms, Holding
+from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.concurrency import Semaphore
 from headgate.limits.rate_limit import RateLimit as Rate
 from headgate.storage.records import Claim
@@ -26,8 +26,8 @@ from tests.durability.test_claim_work import Meter, add
 from tests.until import until
 
 RULES: dict[str, Any] = {"mutex": Semaphore(1), "each": Rate("1000000/s").rule}
-TERMS = GateTerms(holds=(Holding(),))
-MIXED = GateTerms(holds=(Holding(), None))
+TERMS = GateTerms(holds=(PermitTerms(),))
+MIXED = GateTerms(holds=(PermitTerms(), None))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 

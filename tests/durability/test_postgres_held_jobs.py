@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from headgate.admin.bulk import CANCEL, change_many
 from headgate.admin.query import JobQuery
 from headgate.errors import IllegalTransition, JobHeld, StorageUnavailable
-from headgate.jobs.gating import Regated
+from headgate.jobs.gating import GateChange
 from headgate.jobs.job import ClaimedJob, Draw, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned
 from headgate.storage.postgres.database import Session
@@ -492,7 +492,7 @@ async def test_a_backlog_is_moved_but_for_what_is_being_replaced(world: World) -
     held = await world.add(draws=[("api", "a")])
     other = await world.left.add_one(draws=[("api", "a")])
     gated = {job.id: job for job in await world.left.storage.gated_jobs(frozenset({"work"}))}
-    moves = [Regated(id, gated[id].draws, (Draw("api", "b"),), None, None) for id in (held, other)]
+    moves = [GateChange(id, gated[id].draws, (Draw("api", "b"),), None, None) for id in (held, other)]
     async with world.user.holding(world.unique(draws=[("api", "a")]), ends="rollback"):
         assert await promptly(world.right.storage.regate(moves)) == 1
         assert (await world.left.record(other)).draws == (Draw("api", "b"),)

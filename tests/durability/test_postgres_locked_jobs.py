@@ -15,7 +15,7 @@ from headgate import Handler, Headgate, Job, RetryPolicy
 from headgate.jobs.event import EndingRefused, StorageTroubled
 from headgate.jobs.job import JobState, Progress
 from headgate.jobs.lifecycle import Ending, Finished, Returned
-from headgate.jobs.report import Report
+from headgate.jobs.report import AttemptReport
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite import Hands
@@ -155,8 +155,8 @@ async def test_the_store_says_whose_word_it_could_not_take(postgres_url: str, po
         await storage.join(hands.node, "a")
         await hands.add(3)
         held, failed, plain = await hands.take()
-        said = [Report(job.id, job.fence, Progress(0.5, None, clock.now()), ()) for job in (held, failed)]
-        said.append(Report(plain.id, plain.fence + 1, None, ()))
+        said = [AttemptReport(job.id, job.fence, Progress(0.5, None, clock.now()), ()) for job in (held, failed)]
+        said.append(AttemptReport(plain.id, plain.fence + 1, None, ()))
         endings: list[Ending] = [
             Finished(held.id, held.fence, JobState.SUCCEEDED),
             Returned(failed.id, failed.fence, "failed", spent=True),

@@ -14,7 +14,7 @@ from headgate.jobs.job import Draw
 from headgate.storage.postgres import database
 from headgate.storage.postgres.dialect import CompiledStatement, statements_of
 from headgate.storage.postgres.storage import PostgresStorage
-from headgate.storage.procedures.claim import Visited
+from headgate.storage.procedures.claim import LaneRange
 from headgate.storage.row_ids import lane_id
 from tests.durability.postgres import Endings, count_endings, session_at
 from tests.durability.processes import Children
@@ -160,7 +160,7 @@ async def pages_of_heads(postgres: PostgresServer, floor: int) -> int:
     """How many pages are read to find the first jobs of a lane from its floor on."""
     heads = statements_of("headgate")["heads"]
     assert isinstance(heads, CompiledStatement)
-    values = heads.bind({"visited": [Visited(LANE, floor)], "count": 50, "locked": []})
+    values = heads.bind({"visited": [LaneRange(LANE, floor)], "count": 50, "locked": []})
     async with session_at(postgres.url) as session:
         for name, setting in database.SETTINGS.items():
             await session.execute(f"SET {name} = '{setting}'")

@@ -14,12 +14,12 @@ import pytest
 import pytest_asyncio
 
 from headgate.clock import SECOND, SystemClock
-from headgate.jobs.audit import AuditFilter, Deed
+from headgate.jobs.audit import AuditFilter, AuditRecord
 from headgate.jobs.history import ALL, JobsStep, LimitStep
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw, JobError, JobState, NewJob, Progress
 from headgate.jobs.lifecycle import Ending, Finished, Returned
-from headgate.jobs.report import PLACES, LogLine, Report
+from headgate.jobs.report import PLACES, AttemptReport, LogLine
 from headgate.limits.rate_limit import RateLimit
 from headgate.storage.postgres.storage import PostgresStorage
 from headgate.storage.procedures.listing import AT_ONCE
@@ -108,7 +108,7 @@ async def the_engine_reads_what_it_handles(hands: Hands) -> None:
         await storage.upkeep()
         await storage.cancels("n")
         line = LogLine(PLACES, storage.now(), 1, 20, "app", "hello")
-        said = [Report(job.id, job.fence, Progress(0.5, None, storage.now()), (line,)) for job in jobs]
+        said = [AttemptReport(job.id, job.fence, Progress(0.5, None, storage.now()), (line,)) for job in jobs]
         assert all(await storage.report("n", said, 1000))
         assert len(await storage.logs(jobs[0].id)) == 1
         error = JobError("ValueError", "no", "")
@@ -126,7 +126,7 @@ async def the_engine_reads_what_it_handles(hands: Hands) -> None:
         assert await storage.prune(storage.now() - 2 * HOUR, 200) == 0
         assert await storage.prune(storage.now() - HOUR // 2, 200) == 200
         assert await storage.cancel(BACKLOG.newest) is JobState.WAITING
-        deed = Deed("ada", "retry", "job", BACKLOG.newest)
+        deed = AuditRecord("ada", "retry", "job", BACKLOG.newest)
         assert await storage.retry(BACKLOG.newest, deed=deed) is JobState.CANCELLED
         assert await storage.audit_log(AuditFilter(subject=BACKLOG.newest, count=1))
         assert await storage.prune(storage.now() - HOUR // 2, 200, frozenset({JobState.SUCCEEDED})) == 200

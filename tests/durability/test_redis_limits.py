@@ -16,7 +16,7 @@ from headgate.clock import SECOND
 from headgate.errors import StorageUnavailable
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.rate_limit import RateLimit
-from headgate.limits.redis.buckets import RedisBuckets
+from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.limits.strict_rate import StrictRate
 from tests.durability.processes import Children
 from tests.durability.wire import Wire

@@ -30,7 +30,7 @@ from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.records import Claim, Claimed
 from headgate.storage.sqlite import driver as sqlite_driver
 from headgate.storage.sqlite.driver import SqliteDriver
-from headgate.storage.sqlite.neighbours import Neighbours
+from headgate.storage.sqlite.peer_notifier import PeerNotifier
 from headgate.storage.sqlite.reader import Reader
 from headgate.storage.store import Store
 
@@ -218,7 +218,7 @@ async def main(options: dict[str, Any]) -> None:
     grace = options.pop("grace", None)
     points = Points(path, options.pop("hold", None), options.pop("skip", 0))
     if options.pop("deaf", False):
-        setattr(Neighbours, "_hear", lambda self: self._socket.recv(64))  # noqa: B010
+        setattr(PeerNotifier, "_hear", lambda self: self._socket.recv(64))  # noqa: B010
     watch()
     app = make_app(Store(HoldingDriver(path, points)), ledger, points, **options)
     listening = asyncio.ensure_future(app.listen())  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock, Timer
 from headgate.errors import StorageUnavailable
-from headgate.jobs.audit import Deed
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import ChargedElsewhere, ClaimedJob, Draw, JobRecord, JobState, NewJob
 from headgate.limits.concurrency import Semaphore, load_permits
@@ -248,7 +248,7 @@ class Shard(MemoryStorage):
             )
             await super().amend([in_shard_time], {limit: _in_key_time(rules[limit], ahead)})
 
-    async def cancel(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
+    async def cancel(self, job_id: str, *, deed: AuditRecord | None = None) -> JobState | None:
         if any(job_id in ids for _, ids in self._departing.values()):
             raise OnItsWay(f"job {job_id} is on its way")
         return await super().cancel(job_id, deed=deed)

@@ -22,7 +22,7 @@ from headgate import (
     current_job,
 )
 from headgate.clock import SECOND, to_datetime
-from headgate.engine import teller
+from headgate.engine import callback_runner
 from headgate.errors import JobExpired, PayloadError, StorageUnavailable
 from headgate.jobs.event import CallbackFailed, Event
 from headgate.storage.sqlite.memory import MemoryStorage
@@ -279,7 +279,7 @@ def test_callbacks_that_are_under_way_get_a_moment_when_the_app_is_closed() -> N
                 await (await work.using(headers={"seconds": seconds}).enqueue(0)).result()
                 await asyncio.sleep(0.1)
                 began = clock.monotonic()
-            assert clock.monotonic() - began <= teller.PATIENCE * SECOND
+            assert clock.monotonic() - began <= callback_runner.PATIENCE * SECOND
         assert told == ["ended", "cancelled"]
 
     run_virtual(main)

@@ -10,7 +10,7 @@ import pytest
 
 from headgate import Concurrency, DeclarationError, Headgate, Mutex, PayloadError, batch
 from headgate.clock import SystemClock
-from headgate.jobs.terms import Holding
+from headgate.jobs.terms import PermitTerms
 from headgate.storage.sqlite.memory import MemoryStorage
 
 
@@ -118,17 +118,17 @@ def test_limits_that_always_come_out_as_one_key_with_two_owners_are_refused() ->
 @pytest.mark.parametrize(
     ("limits", "costs", "holdings"),
     [
-        ([Mutex("a"), Mutex("a")], None, [Holding()]),
-        ([Mutex("a"), Mutex("{key}"), Mutex("b")], None, [Holding(), Holding()]),
-        ([Mutex("a"), Mutex("a", hold="until_final")], None, [Holding("until_final")]),
-        ([Mutex("a", hold="until_success"), Mutex("a", hold="until_final")], None, [Holding("until_success")]),
-        ([Mutex("a", owner="{key}"), Mutex("a")], None, [Holding()]),
-        ([Mutex("{key}", owner="{key}"), Mutex("a", owner="a")], None, [Holding("running", "a")]),
-        ([Mutex("a"), Mutex("a"), Concurrency(5, cost=3)], (1, 3), [Holding(), Holding()]),
+        ([Mutex("a"), Mutex("a")], None, [PermitTerms()]),
+        ([Mutex("a"), Mutex("{key}"), Mutex("b")], None, [PermitTerms(), PermitTerms()]),
+        ([Mutex("a"), Mutex("a", hold="until_final")], None, [PermitTerms("until_final")]),
+        ([Mutex("a", hold="until_success"), Mutex("a", hold="until_final")], None, [PermitTerms("until_success")]),
+        ([Mutex("a", owner="{key}"), Mutex("a")], None, [PermitTerms()]),
+        ([Mutex("{key}", owner="{key}"), Mutex("a", owner="a")], None, [PermitTerms("running", "a")]),
+        ([Mutex("a"), Mutex("a"), Concurrency(5, cost=3)], (1, 3), [PermitTerms(), PermitTerms()]),
     ],
 )
 def test_the_strictest_of_limits_that_are_one_is_what_a_job_asks(
-    limits: Any, costs: tuple[int, ...] | None, holdings: list[Holding]
+    limits: Any, costs: tuple[int, ...] | None, holdings: list[PermitTerms]
 ) -> None:
     app = Headgate("memory://")
 

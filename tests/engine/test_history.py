@@ -16,8 +16,8 @@ from headgate import DeclarationError, Headgate, RateLimited, RetryPolicy, Stric
 from headgate.admin.history import JobsPoint
 from headgate.clock import SECOND
 from headgate.engine.bus import EventBus
-from headgate.engine.historian import MOST_STEPS, Historian
 from headgate.engine.history_step import MOST_COUNTED, MOST_KEYS
+from headgate.engine.history_writer import MOST_STEPS, HistoryWriter
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import StorageTroubled
 from headgate.jobs.history import ALL, Flush, JobsStep, LimitStep
@@ -260,7 +260,7 @@ def test_what_a_start_turns_out_to_cost_is_told_of_the_step_in_which_it_was_char
 def test_a_hundred_thousand_keys_take_no_more_room_than_a_thousand() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
-        historian = Historian(store, clock=clock, bus=EventBus(), ids=IdSource())
+        historian = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
         now = store.now()
 
         def claimed(key: str) -> ClaimedJob:
@@ -295,7 +295,7 @@ def test_what_is_kept_for_a_store_that_is_away_is_bounded_by_the_keys_that_will_
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
         store.refusal = StorageUnavailable("away")
-        historian = Historian(store, clock=clock, bus=EventBus(), ids=IdSource())
+        historian = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
         for _ in range(3):
             now = store.now()
             for number in range(3000):
@@ -316,7 +316,7 @@ def test_what_is_kept_for_a_store_that_is_away_is_bounded_by_the_keys_that_will_
 def test_a_charge_that_is_amended_in_another_store_is_told_of_now() -> None:
     async def main(clock: VirtualClock) -> None:
         store = Watched(clock)
-        historian = Historian(store, clock=clock, bus=EventBus(), ids=IdSource())
+        historian = HistoryWriter(store, clock=clock, bus=EventBus(), ids=IdSource())
         await asyncio.sleep(5)
         # Its instants are of that store's time, which is nobody's here.
         historian.note_amended(Amendment(Draw("calls", "acme"), 7, 10, 7, 3), is_local=False)

@@ -20,7 +20,7 @@ from headgate import (
     current_job,
 )
 from headgate.clock import SECOND
-from headgate.engine.punctuality import TOLERATED
+from headgate.engine.late_start import TOLERATED
 from headgate.errors import StorageUnavailable
 from headgate.limits.limit import AnyRule, Limit
 from headgate.storage.records import Amendment, Claim, Claimed

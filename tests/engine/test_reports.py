@@ -20,7 +20,7 @@ from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.jobs.audit import AuditLevel
 from headgate.jobs.event import Event, JobEnqueued, JobProgressed, ReportDropped
 from headgate.jobs.job import ClaimedJob
-from headgate.jobs.report import LONGEST_LINE, LONGEST_WORD, PLACES, Report, too_many
+from headgate.jobs.report import LONGEST_LINE, LONGEST_WORD, PLACES, AttemptReport, too_many
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.tasks.handle import JobProgress
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -41,10 +41,10 @@ class WatchedStorage(MemoryStorage):
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
-        self.reports: list[Sequence[Report]] = []
+        self.reports: list[Sequence[AttemptReport]] = []
         self.refuses = 0
 
-    async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool | None]:
+    async def report(self, node: str, reports: Sequence[AttemptReport], most_lines: int) -> Sequence[bool | None]:
         if self.refuses:
             self.refuses -= 1
             raise StorageUnavailable("the disk is full")
@@ -545,7 +545,7 @@ def test_a_report_that_the_store_cannot_keep_is_dropped_with_one_warning_and_end
     """Such an error, as a value out of range, once ended the node with all that ran on it."""
 
     class Picky(WatchedStorage):
-        async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool | None]:
+        async def report(self, node: str, reports: Sequence[AttemptReport], most_lines: int) -> Sequence[bool | None]:
             if any("bad" in line.message for report in reports for line in report.lines):
                 raise OverflowError("value out of int16 range")
             return await super().report(node, reports, most_lines)
@@ -581,7 +581,9 @@ def test_a_job_that_never_stops_talking_keeps_no_ending_waiting() -> None:
 
     async def main(clock: VirtualClock) -> None:
         class Patient(WatchedStorage):
-            async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool | None]:
+            async def report(
+                self, node: str, reports: Sequence[AttemptReport], most_lines: int
+            ) -> Sequence[bool | None]:
                 await asyncio.sleep(0.01)
                 return await super().report(node, reports, most_lines)
 

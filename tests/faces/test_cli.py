@@ -467,13 +467,13 @@ def test_status_shows_nodes_by_machine(project: Project) -> None:
 OBSTRUCTED = """
 from headgate import Headgate
 from headgate.clock import SECOND, SystemClock
-from headgate.storage.records import Obstacle
+from headgate.storage.records import Blocker
 from headgate.storage.sqlite.storage import SqliteStorage
 
 
 class Obstructed(SqliteStorage):
     async def obstacles(self):
-        return [Obstacle("long transaction", 4711, self.now() - 600 * SECOND, "reports: SELECT 1")]
+        return [Blocker("long transaction", 4711, self.now() - 600 * SECOND, "reports: SELECT 1")]
 
 
 app = Headgate(storage=Obstructed("jobs.db", SystemClock()))

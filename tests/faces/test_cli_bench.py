@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from headgate import DeclarationError, Headgate
 from headgate.cli.bench import advice, print_figures
-from headgate.cli.benchmark.figures import Figures, Ground, Latency, Rate
+from headgate.cli.benchmark.figures import Environment, Figures, Latency, MeasuredRate
 from headgate.cli.benchmark.measure import measure
 from headgate.cli.benchmark.scratch import scratch_of
 from headgate.cli.main import main
@@ -28,16 +28,16 @@ from headgate.clock import SystemClock
 from headgate.errors import StorageUnusable
 from headgate.storage.facts import SqliteFacts
 
-GROUND = Ground("/srv/jobs.db", "SQLite 3.51.3, synchronous FULL", True, "3.13.1", "uvloop", 4, 0.5, 812.0)
+GROUND = Environment("/srv/jobs.db", "SQLite 3.51.3, synchronous FULL", True, "3.13.1", "uvloop", 4, 0.5, 812.0)
 FIGURES = Figures(
     ground=GROUND,
-    single=Rate.of(1500, 2.0),
+    single=MeasuredRate.of(1500, 2.0),
     callers=20,
-    together=Rate.of(9000, 2.0),
+    together=MeasuredRate.of(9000, 2.0),
     bulk_size=500,
-    bulk=Rate.of(20_000, 1.0),
+    bulk=MeasuredRate.of(20_000, 1.0),
     slots=40,
-    drain=Rate.of(20_000, 2.0),
+    drain=MeasuredRate.of(20_000, 2.0),
     idle=Latency(100, 0.9, 4.1),
     backlog=9900,
     beside_backlog=Latency(100, 1.0, 4.4),
@@ -205,7 +205,7 @@ def test_what_cannot_be_measured_is_told_in_one_line() -> None:
 def test_percentiles_are_of_what_was_measured() -> None:
     assert Latency.of([1000 * n for n in range(100, 0, -1)]) == Latency(100, 50.0, 99.0)
     assert Latency.of([700]) == Latency(1, 0.7, 0.7)
-    assert Rate.of(1500, 2.0).per_second == 750
+    assert MeasuredRate.of(1500, 2.0).per_second == 750
 
 
 def test_it_is_said_how_to_read_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,7 +218,7 @@ def test_it_is_said_how_to_read_the_figures(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_what_makes_figures_doubtful_is_said() -> None:
-    ground = Ground("postgresql://db/jobs", "PostgreSQL 18.1, fsync off", False, "3.13.1", "uvloop", 2, 6.0, None)
+    ground = Environment("postgresql://db/jobs", "PostgreSQL 18.1, fsync off", False, "3.13.1", "uvloop", 2, 6.0, None)
     told = "\n".join(advice(replace(FIGURES, ground=ground)))
     assert "Others were at work (load 6 on 2 cores)" in told
     assert "A power cut may lose what was acknowledged last" in told

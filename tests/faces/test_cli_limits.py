@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from headgate.admin.history import Bound, LimitHistory, LimitPoint
+from headgate.admin.history import LimitHistory, LimitPoint, RateBound
 from headgate.cli.limits import use_chart
 from headgate.cli.main import main
 
@@ -106,7 +106,7 @@ def test_a_key_is_a_pattern_only_where_it_is_said_to_be(target: str) -> None:
 def test_a_chart_of_use_ends_now_and_says_what_is_allowed() -> None:
     now = datetime(2026, 5, 1, 8, tzinfo=UTC)
     points = [LimitPoint(now - timedelta(seconds=55), 4), LimitPoint(now - timedelta(seconds=5), 8)]
-    told = use_chart(LimitHistory("api", "acme", 10, points, Bound(15, 60.0)), now, 60.0)
+    told = use_chart(LimitHistory("api", "acme", 10, points, RateBound(15, 60.0)), now, 60.0)
     bars, _, words = told.partition("  the last")
     assert len(bars) == 6
     assert bars[0] != " "

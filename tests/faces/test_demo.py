@@ -16,14 +16,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headgate.cli.demonstration import run
-from headgate.cli.demonstration.api import Api, Call, Ledger, Totals, listen, port_of
-from headgate.cli.demonstration.client import Client
-from headgate.cli.demonstration.scene import NOISY, Scene
-from headgate.cli.demonstration.verdict import (
-    Enqueued,
-    Evidence,
-    Verdict,
+from headgate.cli.demonstration import run_demo
+from headgate.cli.demonstration.api import Api, CallLog, CallTotals, RecordedCall, listen, port_of
+from headgate.cli.demonstration.api_client import ApiClient
+from headgate.cli.demonstration.load import NOISY, DemoLoad
+from headgate.cli.demonstration.result import (
+    DemoRecords,
+    DemoResult,
+    EnqueuedJob,
     ideal_starts,
     judge,
     most_in_a_window,
@@ -78,13 +78,13 @@ def test_a_demo_that_is_stopped_leaves_nothing_behind(tmp_path: Path) -> None:
 async def test_a_broken_promise_is_shown_and_is_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def play(*_: object) -> Evidence:
+    async def play(*_: object) -> DemoRecords:
         return replace(GOOD, endings=[*GOOD.endings, "quiet"])
 
-    monkeypatch.setattr(run, "_play", play)
-    assert await run.run_demo(12, plain=True, as_json=False) == 1
+    monkeypatch.setattr(run_demo, "_play", play)
+    assert await run_demo.run_demo(12, plain=True, as_json=False) == 1
     assert "BROKEN" in capsys.readouterr().out
-    assert await run.run_demo(12, plain=True, as_json=True) == 1
+    assert await run_demo.run_demo(12, plain=True, as_json=True) == 1
     assert json.loads(capsys.readouterr().out)["kept"] is False
 
 
@@ -92,9 +92,9 @@ async def test_a_broken_promise_is_shown_and_is_the_exit_code(
 
 
 @asynccontextmanager
-async def serving(clock: ManualClock, count: int, window: float) -> AsyncIterator[Client]:
+async def serving(clock: ManualClock, count: int, window: float) -> AsyncIterator[ApiClient]:
     server = await listen(Api(count, window, 0.0, clock))
-    client = Client(port_of(server))
+    client = ApiClient(port_of(server))
     try:
         yield client
     finally:
@@ -112,8 +112,8 @@ async def test_the_api_answers_429_to_whoever_exceeds_its_limit() -> None:
         assert float(refused.headers["retry-after"]) == pytest.approx(6.0)
         clock.advance(6.0)
         assert (await api.get("/call", tenant="a", job="in time")).status == 200
-        ledger = msgspec.json.decode((await api.get("/ledger")).body, type=list[Call])
-        totals = msgspec.json.decode((await api.get("/totals")).body, type=Totals)
+        ledger = msgspec.json.decode((await api.get("/ledger")).body, type=list[RecordedCall])
+        totals = msgspec.json.decode((await api.get("/totals")).body, type=CallTotals)
     assert [(call.tenant, call.status) for call in ledger][:3] == [("a", 200), ("a", 200), ("b", 200)]
     assert [call.job for call in ledger if call.status == 429] == ["job a", "job a", "late"]
     assert (totals.calls, totals.refused) == (7, 3)
@@ -128,25 +128,25 @@ async def test_the_api_serves_many_connections_at_once_and_knows_its_pages() -> 
 
 
 def test_a_window_of_the_api_is_half_open_and_slides() -> None:
-    ledger = Ledger(2, 10)
+    ledger = CallLog(2, 10)
     assert [ledger.enter("a", "job", at) for at in (0, 9, 9, 10, 18, 19)] == [None, None, 1, None, 1, None]
 
 
 # -------------------------------------------------------------------------------------------------- the verdict
 
 ID = "job-{}"
-GOOD = Evidence(
+GOOD = DemoRecords(
     calls=2,
     window=10 * SECOND,
     margin=0,
     noisy=NOISY,
     enqueued={
-        **{ID.format(number): Enqueued(NOISY, 0) for number in range(8)},
-        "quiet": Enqueued("quiet-01", 5 * SECOND),
+        **{ID.format(number): EnqueuedJob(NOISY, 0) for number in range(8)},
+        "quiet": EnqueuedJob("quiet-01", 5 * SECOND),
     },
     ledger=[
-        *(Call(NOISY, ID.format(number), number // 2 * 10 * SECOND, 200) for number in range(6)),
-        Call("quiet-01", "quiet", 5 * SECOND + 1000, 200),
+        *(RecordedCall(NOISY, ID.format(number), number // 2 * 10 * SECOND, 200) for number in range(6)),
+        RecordedCall("quiet-01", "quiet", 5 * SECOND + 1000, 200),
     ],
     states={
         **dict.fromkeys(map(ID.format, range(6)), "succeeded"),
@@ -163,7 +163,7 @@ GOOD = Evidence(
 )
 
 
-def broken(verdict: Verdict) -> Sequence[str]:
+def broken(verdict: DemoResult) -> Sequence[str]:
     return [promise.promise.split(",")[0] for promise in verdict.promises if not promise.kept]
 
 
@@ -188,17 +188,17 @@ def test_a_job_that_succeeded_without_a_call_is_lost() -> None:
 
 
 def test_a_call_answered_429_breaks_the_limit() -> None:
-    ledger = [*GOOD.ledger, Call("quiet-01", "more", 24 * SECOND, 429)]
+    ledger = [*GOOD.ledger, RecordedCall("quiet-01", "more", 24 * SECOND, 429)]
     assert broken(judge(replace(GOOD, ledger=ledger))) == ["calls answered 429"]
 
 
 def test_the_limit_is_judged_by_the_instants_too_not_only_by_what_the_api_answered() -> None:
-    ledger = [*GOOD.ledger, Call(NOISY, "job-6", 24 * SECOND, 200)]
+    ledger = [*GOOD.ledger, RecordedCall(NOISY, "job-6", 24 * SECOND, 200)]
     assert broken(judge(replace(GOOD, ledger=ledger))) == ["calls answered 429"]
 
 
 def test_quiet_jobs_that_wait_too_long_or_never_come_break_their_promise() -> None:
-    late = [call if call.job != "quiet" else Call("quiet-01", "quiet", 7 * SECOND, 200) for call in GOOD.ledger]
+    late = [call if call.job != "quiet" else RecordedCall("quiet-01", "quiet", 7 * SECOND, 200) for call in GOOD.ledger]
     assert broken(judge(replace(GOOD, ledger=late))) == ["quiet tenants' wait"]
     never = [call for call in GOOD.ledger if call.job != "quiet"]
     states = {**GOOD.states, "quiet": "waiting"}
@@ -206,7 +206,7 @@ def test_quiet_jobs_that_wait_too_long_or_never_come_break_their_promise() -> No
 
 
 def test_the_time_without_a_worker_is_nobodys_wait() -> None:
-    late = [call if call.job != "quiet" else Call("quiet-01", "quiet", 7 * SECOND, 200) for call in GOOD.ledger]
+    late = [call if call.job != "quiet" else RecordedCall("quiet-01", "quiet", 7 * SECOND, 200) for call in GOOD.ledger]
     alive = [(0, 5 * SECOND), (7 * SECOND - 1000, 25 * SECOND)]
     assert broken(judge(replace(GOOD, ledger=late, alive=alive))) == []
 
@@ -218,7 +218,7 @@ def test_budget_left_unused_breaks_the_promise_of_full_use() -> None:
 
 
 def test_a_job_that_ran_again_is_explained_by_a_lost_attempt_only() -> None:
-    ledger = [*GOOD.ledger, Call("quiet-01", "quiet", 20 * SECOND, 200)]
+    ledger = [*GOOD.ledger, RecordedCall("quiet-01", "quiet", 20 * SECOND, 200)]
     assert broken(judge(replace(GOOD, ledger=ledger))) == ["jobs finished twice"]
     assert broken(judge(replace(GOOD, ledger=ledger, lost={"quiet": 1}))) == []
 
@@ -245,7 +245,7 @@ def test_ideal_starts_are_counted_only_while_a_worker_is_there() -> None:
 
 
 def test_the_most_calls_in_a_window_are_found_wherever_it_begins() -> None:
-    calls = [Call("a", "job", at, 200) for at in (0, 6, 9, 15, 16)] + [Call("b", "job", 8, 200)]
+    calls = [RecordedCall("a", "job", at, 200) for at in (0, 6, 9, 15, 16)] + [RecordedCall("b", "job", 8, 200)]
     assert most_in_a_window(calls, 10) == 3
     assert most_in_a_window(calls, 11) == 4
     assert most_in_a_window([], 10) == 0
@@ -258,14 +258,14 @@ def test_percentiles_are_values_that_were_measured() -> None:
 
 
 def test_a_scene_travels_to_another_process_as_it_is() -> None:
-    scene = Scene(seconds=12, url="sqlite:///x", port=7, endings="/tmp/endings")
-    assert Scene.from_environment(scene.environment()) == scene
-    assert Scene.from_environment({}) == Scene()
+    scene = DemoLoad(seconds=12, url="sqlite:///x", port=7, endings="/tmp/endings")
+    assert DemoLoad.from_environment(scene.environment()) == scene
+    assert DemoLoad.from_environment({}) == DemoLoad()
 
 
 @pytest.mark.parametrize("seconds", [8, 12, 40, 600])
 def test_quiet_tenants_stay_below_their_limit_in_a_scene_of_any_length(seconds: float) -> None:
-    scene = Scene(seconds=seconds)
+    scene = DemoLoad(seconds=seconds)
     assert scene.window / scene.quiet_every[0] < scene.calls
     assert scene.killed_after + scene.outage < scene.quiet_until
     # The noisy tenant's jobs must not run out.

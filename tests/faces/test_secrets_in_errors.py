@@ -11,7 +11,7 @@ import pytest
 
 from headgate import Concurrency, Headgate, HeadgateError, Limiter, StrictRate
 from headgate.contrib.taskiq import TaskiqGate
-from headgate.limits.redis.buckets import RedisBuckets
+from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.settings import Settings
 from headgate.storage.postgres.shared_buckets import PostgresBuckets
 

@@ -15,7 +15,7 @@ from headgate.errors import CostExceedsLimit, DuplicateJob
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import Draw, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Ending, Finished, Returned, is_poisonous
-from headgate.jobs.terms import GateTerms, Holding
+from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.jobs.uniqueness import key_of, superseded_error
 from headgate.limits.concurrency import OF_BATCH, Semaphore
 from headgate.limits.kinds import load_rule
@@ -25,7 +25,7 @@ from headgate.limits.rule import NEVER
 from headgate.limits.strict_rate import SlidingLog
 from headgate.storage.admission import gated_share
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED, poison_error
-from headgate.storage.following import LEADER_NOT_SUCCEEDED, Cause, leader_error
+from headgate.storage.following import LEADER_NOT_SUCCEEDED, LeaderError, leader_error
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.records import Amendment, Claim, Claimed, Dropped
 
@@ -89,7 +89,7 @@ class ModelJob:
     def order(self) -> tuple[int, int, int]:
         return -self.new.priority, self.run_at, self.arrival
 
-    def holding(self, draw: Draw) -> Holding | None:
+    def holding(self, draw: Draw) -> PermitTerms | None:
         return self.terms.holds[self.new.draws.index(draw)] if self.terms.holds else None
 
     def holder(self, draw: Draw) -> str:
@@ -197,17 +197,17 @@ class StorageModel:
         # One that was pruned is final, and nobody asks how it ended.
         return JobState.SUCCEEDED if job is None else job.state if job.state.is_final else None
 
-    def _cause_of(self, leader: str) -> Cause:
+    def _cause_of(self, leader: str) -> LeaderError:
         """The error of a leader; of a batch, of its first job that went wrong by itself, or else of its first one."""
         if leader not in self.batches:
-            return Cause(leader, self.jobs[leader].error)
+            return LeaderError(leader, self.jobs[leader].error)
         errors = [
             self.jobs[id].error
             for id, state in sorted(self.batches[leader].items())
             if id in self.jobs and state in (JobState.FAILED, JobState.CANCELLED)
         ]
         own = [error for error in errors if error is None or error.type != LEADER_NOT_SUCCEEDED]
-        return Cause(leader, [*own, *errors, None][0], is_batch=True)
+        return LeaderError(leader, [*own, *errors, None][0], is_batch=True)
 
     def may_be_retried(self, job: ModelJob) -> bool:
         """Whether what it follows, if that is final, ended as the job needs it."""

@@ -14,7 +14,7 @@ from headgate.clock import SECOND
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import Limit
 from headgate.limits.rate_limit import Gcra, RateLimit
-from headgate.limits.standalone.fading_map import FadingMap
+from headgate.limits.standalone.expiring_map import ExpiringMap
 from headgate.limits.standalone.limiter import Limiter
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
 from headgate.limits.standalone.rate_gate import RateGate
@@ -65,7 +65,7 @@ async def test_nobody_can_tell_what_the_store_has_forgotten(
 @thorough
 @given(steps=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 300), st.integers(1, 400)), max_size=500))
 def test_a_fading_map_forgets_nothing_that_is_not_idle(steps: list[tuple[int, int, int]]) -> None:
-    fading: FadingMap[int] = FadingMap(lambda value: value)
+    fading: ExpiringMap[int] = ExpiringMap(lambda value: value)
     kept: dict[str, int] = {}
     now = 0
     for pause, number, lasting in steps:

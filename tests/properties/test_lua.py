@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headgate.clock import SECOND
 from headgate.limits.bucket_store import Bucket, Taken
 from headgate.limits.limit import AnyRule
-from headgate.limits.redis.buckets import RedisBuckets
+from headgate.limits.redis.redis_buckets import RedisBuckets
 from tests.properties.bucket_model import BucketModel
 from tests.properties.rule_strategies import LOWEST, RULES
 

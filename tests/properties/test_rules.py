@@ -17,7 +17,16 @@ from headgate.clock import SECOND, microseconds
 from headgate.errors import CostExceedsLimit
 from headgate.jobs.job import ClaimedJob, JobError, JobState
 from headgate.jobs.lifecycle import FOLLOWS, UNREADABLE_TRIES, Ending, Finished, Returned, decide
-from headgate.jobs.outcome import Cancelled, Failed, Interrupted, Outcome, Refused, Snoozed, Succeeded, Unreadable
+from headgate.jobs.outcome import (
+    CalleeRateLimited,
+    Cancelled,
+    Failed,
+    Interrupted,
+    Outcome,
+    Snoozed,
+    Succeeded,
+    Unreadable,
+)
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.rate import Rate, parse_rate
 from headgate.limits.rate_limit import START_EMPTY_KEPT, Gcra
@@ -449,7 +458,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Failed, errors, st.booleans()),
     st.builds(Unreadable, errors),
     st.builds(Snoozed, st.integers(0, 10**12)),
-    st.builds(Refused, st.integers(0, 10**12)),
+    st.builds(CalleeRateLimited, st.integers(0, 10**12)),
     st.just(Cancelled()),
     st.just(Interrupted()),
 )
@@ -458,7 +467,7 @@ policies = st.builds(RetryPolicy, retries=st.integers(0, 6))
 LOST = "lost"
 """The attempt ended with its node."""
 
-SPENDS_NOTHING: Sequence[Outcome] = (Snoozed(SECOND), Refused(SECOND), Interrupted())
+SPENDS_NOTHING: Sequence[Outcome] = (Snoozed(SECOND), CalleeRateLimited(SECOND), Interrupted())
 
 
 class Life:

@@ -14,9 +14,9 @@ from headgate.clock import SECOND, from_datetime
 from headgate.schedules.schedule import (
     AT_ONCE,
     LATE,
-    Course,
     Misfire,
     Overlap,
+    ScheduleProgress,
     ScheduleRules,
     begin,
     due,
@@ -53,7 +53,7 @@ def points(trigger: Trigger, after: int, until: int) -> list[int]:
 
 def life(
     rules: ScheduleRules, trigger: Trigger, waits: list[int], open_jobs: int = 0
-) -> tuple[list[tuple[int, int]], Course, int]:
+) -> tuple[list[tuple[int, int]], ScheduleProgress, int]:
     """What is enqueued (with the look that it was enqueued at) by a node that looks after each of these waits."""
     now = START
     course = begin(rules, trigger, now)
@@ -164,4 +164,4 @@ def test_a_trigger_that_stands_still_is_an_error_and_no_endless_loop() -> None:
             return "still"
 
     with pytest.raises(ValueError, match="'still' returned 0, which is not later"):
-        due(ScheduleRules("{}"), Still(), Course(0, 0), 0)
+        due(ScheduleRules("{}"), Still(), ScheduleProgress(0, 0), 0)

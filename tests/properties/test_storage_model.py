@@ -34,7 +34,7 @@ from headgate.jobs.draw_set import DrawSet
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import Draw, JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Charge, Ending, Finished, Returned
-from headgate.jobs.terms import GateTerms, Holding
+from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency, load_permits
 from headgate.limits.kinds import dump_rule
 from headgate.limits.limit import HoldUntil
@@ -153,7 +153,7 @@ def jobs_to_add(draw: st.DrawFn) -> list[dict[str, Any]]:
     rates = sum(1 << index for index, drawn in enumerate(draws) if drawn.limit not in PERMITS)
     holds = tuple(
         # What an owner's permit costs is what its first job says, so only where all cost the same.
-        Holding(hold, owner if drawn.limit == "mutex" else None) if drawn.limit in PERMITS else None
+        PermitTerms(hold, owner if drawn.limit == "mutex" else None) if drawn.limit in PERMITS else None
         for drawn in draws
     )
     terms = GateTerms(
@@ -191,7 +191,7 @@ def held_by(batch: str, job: NewJob) -> NewJob:
     """The job as one whose batch holds the mutex for it."""
     assert job.terms is not None
     holds = tuple(
-        Holding("batch", batch) if draw == MUTEX else hold
+        PermitTerms("batch", batch) if draw == MUTEX else hold
         for draw, hold in zip(job.draws, job.terms.holds, strict=True)
     )
     terms = replace(job.terms, holds=holds)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from headgate.clock import SECOND
 from headgate.errors import CostExceedsLimit
-from headgate.limits.concurrency import NO_PERMITS, Permits, Semaphore
-from headgate.limits.dynamic_window import SharedCounter, Shares
+from headgate.limits.concurrency import NO_PERMITS, HeldPermits, Semaphore
+from headgate.limits.dynamic_window import SharedCounter, WindowUse
 from headgate.limits.fixed_window import WindowCounter
 from headgate.limits.rule import NEVER
 from headgate.limits.sliding_window import SliceCounter
@@ -501,10 +501,10 @@ def test_a_sliding_window_of_one_slice_is_a_fixed_window(rule: SliceCounter, dat
 # ------------------------------------------------------------------------------------------------- dynamic windows
 
 
-def play_shared(rule: SharedCounter, steps: Sequence[Step], now: int = NOON) -> tuple[Everyone, int, Shares | None]:
+def play_shared(rule: SharedCounter, steps: Sequence[Step], now: int = NOON) -> tuple[Everyone, int, WindowUse | None]:
     """Every start in the order they were granted; the time and the state at the end."""
     oracle = Everyone(rule)
-    state: Shares | None = None
+    state: WindowUse | None = None
     for gap, cost, how, key in steps:
         now += gap
         opens_at, after = rule.take(state, now, cost, key=key)
@@ -636,7 +636,7 @@ def test_a_late_refunded_or_settled_start_of_a_key_counts_where_it_happened_and_
             assert_is_consistent(state)
 
 
-def assert_is_consistent(state: Shares) -> None:
+def assert_is_consistent(state: WindowUse) -> None:
     """What is kept together is the sum of what is kept apart."""
     oldest = state.slices[0].number
     held = {
@@ -678,7 +678,7 @@ def test_a_dynamic_window_is_idle_at_the_very_instant_that_it_equals_a_new_one(
         state = rule.amend(state, last.at, last.cost, last.at, 0, key=last.key)
     idle_at = rule.idle_at(state)
 
-    def shares(state: Shares | None, now: int) -> list[int]:
+    def shares(state: WindowUse | None, now: int) -> list[int]:
         return [rule.take(state, now, cost, key=key)[0] for key in "abcdef" for cost in range(1, rule.max_count + 1)]
 
     assert shares(state, idle_at) == shares(None, idle_at)
@@ -710,7 +710,7 @@ def test_a_dynamic_window_that_goes_on_under_other_numbers_never_grants_more_tha
     now += data.draw(st.integers(0, 2 * old.period))
     oracle = Everyone(new)
     oracle.starts = past.starts
-    carried: Shares | None = new.load(old.dump(state), now)
+    carried: WindowUse | None = new.load(old.dump(state), now)
     for gap, cost, how, key in data.draw(steps(new.max_count, new.period, "abcdef")):
         now += gap
         opens_at, after = new.take(carried, now, cost, key=key)
@@ -745,7 +745,7 @@ def test_permits_are_granted_exactly_while_those_held_leave_room(
     count: int, asks: Sequence[tuple[str, bool, int]]
 ) -> None:
     rule = Semaphore(count)
-    state: Permits | None = None
+    state: HeldPermits | None = None
     held: list[tuple[str, int]] = []
     for holder, takes, cost in asks:
         cost = min(cost, count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_type
 
 from headgate import Headgate
-from headgate.testing import Drained, Enqueued, LiveApp, Workbench, inline, live, manual
+from headgate.testing import DrainResult, Enqueued, LiveApp, Workbench, inline, live, manual
 
 app = Headgate("memory://")
 
@@ -26,11 +26,11 @@ async def a_test_is_typed_all_the_way() -> None:
         assert_type(jobs.assert_enqueued(greet, "ada"), Enqueued)
         assert_type(jobs.assert_enqueued(greet.call("ada", polite=True), delay=60), Enqueued)
         assert_type(jobs.all_enqueued(greet), list[Enqueued])
-        assert_type(await jobs.drain(until="idle"), Drained)
-        assert_type(await jobs.travel(hours=1), Drained)
+        assert_type(await jobs.drain(until="idle"), DrainResult)
+        assert_type(await jobs.travel(hours=1), DrainResult)
         assert_type(await jobs.run_job(greet, "ada"), str)
         assert_type(jobs.sync.run_job(count, 5), list[int])
-        assert_type(jobs.sync.drain(), Drained)
+        assert_type(jobs.sync.drain(), DrainResult)
 
         jobs.assert_enqueued("greet")  # type: ignore[arg-type]
         jobs.assert_enqueued(greet, delay=["5m"])  # type: ignore[arg-type]

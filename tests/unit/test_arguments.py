@@ -36,7 +36,7 @@ from headgate.arguments import duration_in, parse_count, parse_duration, parse_i
 from headgate.clock import FARTHEST, LAST, SECOND, from_datetime, to_datetime
 from headgate.contrib.httpx import LimitedTransport, SyncLimitedTransport
 from headgate.jobs.retention import Retention
-from headgate.limits.redis.buckets import RedisBuckets
+from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.observe.metrics import PrometheusMetrics
 from headgate.settings import load_settings
 from headgate.storage.postgres.shared_buckets import PostgresBuckets

@@ -15,7 +15,7 @@ from headgate.admin.findings import Finding, findings_of
 from headgate.cli.process_facts import ProcessFacts, process_facts, process_findings
 from headgate.clock import from_datetime
 from headgate.storage.facts import MemoryFacts, PostgresFacts, SqliteFacts, StoreFacts, TableFacts
-from headgate.storage.records import Obstacle
+from headgate.storage.records import Blocker
 
 NOW = datetime(2026, 5, 1, 8, tzinfo=UTC)
 GIB = 2**30
@@ -173,9 +173,9 @@ def test_what_is_wrong_with_the_work_is_told() -> None:
             POSTGRES,
             unknown_tasks={"sync": 12},
             obstacles=[
-                Obstacle("long transaction", 71, since, "psql lets no dead row be cleared away"),
-                Obstacle("long transaction", 72, from_datetime(NOW - timedelta(seconds=9)), "a short one"),
-                Obstacle("blocks", 73, since, "psql keeps 3 waiting"),
+                Blocker("long transaction", 71, since, "psql lets no dead row be cleared away"),
+                Blocker("long transaction", 72, from_datetime(NOW - timedelta(seconds=9)), "a short one"),
+                Blocker("blocks", 73, since, "psql keeps 3 waiting"),
             ],
             contradictions=["job 1 waits in no lane"],
         )

@@ -9,10 +9,10 @@ import pytest
 
 from headgate import Concurrency, DeclarationError, StrictRate
 from headgate.cli.gauge import bar, spark
-from headgate.cli.simulation.arrivals import Arrival, in_groups, make_arrivals, read_trace
-from headgate.cli.simulation.outcome import most_at_once, outcome_of, percentile
-from headgate.cli.simulation.run import Happened, Ran, run_scenario
+from headgate.cli.simulation.run_scenario import SimulatedJob, SimulationRun, run_scenario
 from headgate.cli.simulation.scenario import Scenario, keyed
+from headgate.cli.simulation.simulated_arrivals import SimulatedArrival, in_groups, make_arrivals, read_trace
+from headgate.cli.simulation.simulation_result import most_at_once, percentile, result_of_run
 from headgate.clock import SECOND
 from headgate.limits.limit import Limit
 
@@ -40,7 +40,7 @@ def test_arrivals_spread_over_keys_as_asked() -> None:
     assert all(900 < count < 1100 for count in counted("uniform"))
     assert counted("zipf")[0] == pytest.approx(10 * counted("zipf")[9], rel=0.2)
     assert counted("one")[0] == pytest.approx(5000, rel=0.05)
-    assert make_arrivals(1, 1, "one", None, Random(1)) == [Arrival(0, "key-1")]
+    assert make_arrivals(1, 1, "one", None, Random(1)) == [SimulatedArrival(0, "key-1")]
 
 
 def test_arrivals_come_at_random_with_the_rate_that_was_asked_for() -> None:
@@ -52,12 +52,12 @@ def test_arrivals_come_at_random_with_the_rate_that_was_asked_for() -> None:
 
 def test_a_trace_is_read_from_seconds_or_instants_and_counted_from_the_earliest() -> None:
     assert read_trace(["at,key", "12.5,acme", "10,globex"], "trace.csv") == [
-        Arrival(0, "globex"),
-        Arrival(2_500_000, "acme"),
+        SimulatedArrival(0, "globex"),
+        SimulatedArrival(2_500_000, "acme"),
     ]
     assert read_trace(["2026-05-01T08:00:00Z,a", "2026-05-01T10:00:01+02:00,b"], "trace.csv") == [
-        Arrival(0, "a"),
-        Arrival(SECOND, "b"),
+        SimulatedArrival(0, "a"),
+        SimulatedArrival(SECOND, "b"),
     ]
     with pytest.raises(DeclarationError, match=r"line 2 of trace.csv is not `at,key`: 'soon,acme'"):
         read_trace(["1,acme", "soon,acme"], "trace.csv")
@@ -66,7 +66,7 @@ def test_a_trace_is_read_from_seconds_or_instants_and_counted_from_the_earliest(
 
 
 def test_what_comes_at_the_same_instant_is_one_group() -> None:
-    arrivals = [Arrival(0, "a"), Arrival(0, "b"), Arrival(5, "a")]
+    arrivals = [SimulatedArrival(0, "a"), SimulatedArrival(0, "b"), SimulatedArrival(5, "a")]
     assert in_groups(arrivals) == [arrivals[:2], arrivals[2:]]
 
 
@@ -75,7 +75,7 @@ def test_what_comes_at_the_same_instant_is_one_group() -> None:
 
 def test_the_engine_itself_keeps_a_strict_rate_and_the_outcome_says_so() -> None:
     asked = scenario(keyed(StrictRate("5/m"), "api", one_for_all=False))
-    outcome = outcome_of(asked, run_scenario(asked))
+    outcome = result_of_run(asked, run_scenario(asked))
     assert (outcome.ran, outcome.left, outcome.rejected) == (20, 0, 0)
     [limit] = outcome.limits
     assert (limit.highest, limit.bound, limit.window, limit.held) == (5, 5, 60.02, True)
@@ -93,7 +93,7 @@ def test_the_same_scenario_comes_to_the_same_twice() -> None:
 
 def test_what_is_left_when_it_is_cut_off_is_told() -> None:
     asked = scenario(keyed(StrictRate("5/m"), "api", one_for_all=True), longest=90.0)
-    outcome = outcome_of(asked, run_scenario(asked))
+    outcome = result_of_run(asked, run_scenario(asked))
     assert (outcome.ran, outcome.left, outcome.drained_at) == (10, 10, None)
     assert "p50" in outcome.starts_at
     assert "p75" not in outcome.starts_at
@@ -101,24 +101,24 @@ def test_what_is_left_when_it_is_cut_off_is_told() -> None:
 
 def test_what_runs_at_once_is_judged_by_when_jobs_ran() -> None:
     asked = scenario(keyed(Concurrency(3), "api", one_for_all=True), run_time=1.0)
-    [limit] = outcome_of(asked, run_scenario(asked)).limits
+    [limit] = result_of_run(asked, run_scenario(asked)).limits
     assert (limit.highest, limit.bound, limit.held) == (3, 3, True)
-    assert most_at_once([Ran("a", 0, 0, 10), Ran("a", 0, 10, 20), Ran("a", 0, 5, 15)]) == 2
+    assert most_at_once([SimulatedJob("a", 0, 0, 10), SimulatedJob("a", 0, 10, 20), SimulatedJob("a", 0, 5, 15)]) == 2
 
 
 def test_a_limit_that_was_exceeded_is_told_with_its_key() -> None:
     asked = scenario(keyed(StrictRate("2/m"), "api", one_for_all=False))
-    ran = [Ran("a", 0, 0, 0), *(Ran("b", 0, at, at) for at in (0, 1, 59 * SECOND))]
-    [limit] = outcome_of(asked, Happened(ran, 0, 0)).limits
+    ran = [SimulatedJob("a", 0, 0, 0), *(SimulatedJob("b", 0, at, at) for at in (0, 1, 59 * SECOND))]
+    [limit] = result_of_run(asked, SimulationRun(ran, 0, 0)).limits
     assert (limit.key, limit.highest, limit.held) == ("b", 3, False)
 
 
 def test_waits_are_told_of_the_busiest_the_median_and_the_lightest_key() -> None:
     ran = [
-        Ran(key, 0, at * SECOND, at * SECOND)
+        SimulatedJob(key, 0, at * SECOND, at * SECOND)
         for at, key in ((1, "a"), (2, "a"), (3, "c"), (4, "b"), (6, "b"), (9, "a"))
     ]
-    told = outcome_of(scenario(jobs=6), Happened(ran, 0, 0)).keys
+    told = result_of_run(scenario(jobs=6), SimulationRun(ran, 0, 0)).keys
     assert [(each.which, each.key, each.jobs, each.median, each.longest) for each in told] == [
         ("busiest", "a", 3, 2.0, 9.0),
         ("median", "b", 2, 4.0, 6.0),

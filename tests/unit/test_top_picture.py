@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 from rich.console import Console
 
-from headgate.admin import BucketStatus, NodeCounts, Overview, QueueOverview, Totals
+from headgate.admin import BucketStatus, JobTotals, NodeCounts, Overview, QueueOverview
 from headgate.admin.history import JobsPoint
-from headgate.cli.live.look import BARS, Look, throughput_between, throughput_of
-from headgate.cli.live.picture import ORDERS, View, next_order, picture
+from headgate.cli.live.render import ORDERS, LiveView, next_order, render_snapshot
+from headgate.cli.live.snapshot import BARS, LiveSnapshot, throughput_between, throughput_of
 
 NOW = datetime(2026, 5, 1, 8, 0, 5, tzinfo=UTC)
 
@@ -23,17 +23,17 @@ def overview(*queues: QueueOverview, ended: int = 0, throttled: int = 0) -> Over
     buckets = [
         BucketStatus("api", f"key-{place}", "15/m", 15, 0, 9, NOW + timedelta(seconds=30)) for place in range(throttled)
     ]
-    return Overview(NOW, "jobs.db", Totals(succeeded=ended), queues, NodeCounts(), buckets, [], [], [], 0, NOW)
+    return Overview(NOW, "jobs.db", JobTotals(succeeded=ended), queues, NodeCounts(), buckets, [], [], [], 0, NOW)
 
 
-def look(*queues: QueueOverview, throttled: int = 0) -> Look:
-    return Look(NOW, overview(*queues, throttled=throttled), [], None, [])
+def look(*queues: QueueOverview, throttled: int = 0) -> LiveSnapshot:
+    return LiveSnapshot(NOW, overview(*queues, throttled=throttled), [], None, [])
 
 
-def shown(look: Look | None, view: View, width: int = 120) -> list[str]:
+def shown(look: LiveSnapshot | None, view: LiveView, width: int = 120) -> list[str]:
     console = Console(width=width, record=True, force_terminal=False)
     with console.capture() as captured:
-        console.print(picture(look, view))
+        console.print(render_snapshot(look, view))
     return captured.get().splitlines()
 
 
@@ -48,7 +48,7 @@ def test_queues_are_sorted_as_asked_and_the_orders_come_round() -> None:
     asked = look(queue("a", waiting=1), queue("b", waiting=9), queue("c", lag=5.0))
 
     def names(order: str) -> str:
-        lines = shown(asked, View(now=NOW, order=order))  # type: ignore[arg-type]
+        lines = shown(asked, LiveView(now=NOW, order=order))  # type: ignore[arg-type]
         return "".join(line[0] for line in lines if line[:2] in ("a ", "b ", "c "))
 
     assert [names("name"), names("waiting"), names("lag")] == ["abc", "bac", "cab"]
@@ -60,27 +60,27 @@ def test_queues_are_sorted_as_asked_and_the_orders_come_round() -> None:
 
 def test_what_is_shown_fits_the_height_and_says_how_much_does_not() -> None:
     asked = look(*(queue(f"queue-{number:02}") for number in range(40)), throttled=30)
-    lines = shown(asked, View(now=NOW, height=24))
+    lines = shown(asked, LiveView(now=NOW, height=24))
     assert len(lines) <= 24
     assert any("Queues, by name   " in line and " more" in line for line in lines)
-    assert len(shown(asked, View(now=NOW))) > 70
+    assert len(shown(asked, LiveView(now=NOW))) > 70
 
 
 def test_a_key_counts_down_to_its_next_slot_as_time_passes() -> None:
     asked = look(throttled=1)
-    assert any("in 30.0 s" in line for line in shown(asked, View(now=NOW)))
-    assert any("in 28.5 s" in line for line in shown(asked, View(now=NOW + timedelta(seconds=1.5))))
+    assert any("in 30.0 s" in line for line in shown(asked, LiveView(now=NOW)))
+    assert any("in 28.5 s" in line for line in shown(asked, LiveView(now=NOW + timedelta(seconds=1.5))))
 
 
 def test_trouble_is_told_also_where_there_was_no_look_yet() -> None:
-    assert any("the store is away: gone" in line for line in shown(None, View(now=NOW, trouble="gone")))
-    lines = shown(look(queue("a")), View(now=NOW, trouble="gone", is_paused=True))
+    assert any("the store is away: gone" in line for line in shown(None, LiveView(now=NOW, trouble="gone")))
+    lines = shown(look(queue("a")), LiveView(now=NOW, trouble="gone", is_paused=True))
     assert any("the store is away: gone" in line for line in lines)
     assert any("PAUSED" in line for line in lines)
 
 
 def test_names_steer_neither_the_terminal_nor_the_colours() -> None:
-    lines = shown(look(queue("[red]x\x1b[31m")), View(now=NOW))
+    lines = shown(look(queue("[red]x\x1b[31m")), LiveView(now=NOW))
     assert any("[red]x\\x1b[31m" in line for line in lines)
 
 
@@ -92,7 +92,7 @@ def test_throughput_is_the_last_minute_of_the_history_without_the_step_that_goes
 
 
 def test_without_a_history_throughput_is_what_two_looks_differ_by() -> None:
-    before = Look(NOW, overview(ended=10), [], None, [])
+    before = LiveSnapshot(NOW, overview(ended=10), [], None, [])
     after = replace(overview(ended=30), finals_at=NOW + timedelta(seconds=4))
     found = throughput_between(before, after)
     assert found is not None

@@ -4,22 +4,22 @@ from headgate.admin.admin import Admin, DeclaredTask, JobDetails, ListedJob, Lis
 from headgate.admin.audit import Audited
 from headgate.admin.bulk import BulkResult
 from headgate.admin.explain import Explanation, LimitInfo
-from headgate.admin.history import Bound, HistoryAdmin, JobsPoint, LimitHistory, LimitPoint
+from headgate.admin.history import HistoryAdmin, JobsPoint, LimitHistory, LimitPoint, RateBound
 from headgate.admin.holders import PermitHolder
 from headgate.admin.limits import BucketStatus, DeclaredLimit, LimitsAdmin
 from headgate.admin.nodes import NodeStatus
-from headgate.admin.overview import NodeCounts, ObstacleStatus, Overview, QueueOverview, Totals, UnknownTask
+from headgate.admin.overview import BlockerStatus, JobTotals, NodeCounts, Overview, QueueOverview, UnknownTaskCount
 from headgate.admin.purge import Purged
 from headgate.admin.query import JobQuery
 from headgate.admin.queues import QueuesAdmin, QueueStatus
 from headgate.admin.slow_counts import SlowCounts
-from headgate.admin.timeline import Moment
+from headgate.admin.timeline import TimelineEntry
 from headgate.storage.records import JobCount
 
 __all__ = [
     "Admin",
     "Audited",
-    "Bound",
+    "BlockerStatus",
     "BucketStatus",
     "BulkResult",
     "DeclaredLimit",
@@ -29,6 +29,7 @@ __all__ = [
     "JobCount",
     "JobDetails",
     "JobQuery",
+    "JobTotals",
     "JobsPoint",
     "LimitHistory",
     "LimitInfo",
@@ -36,17 +37,16 @@ __all__ = [
     "LimitsAdmin",
     "ListedJob",
     "ListedPage",
-    "Moment",
     "NodeCounts",
     "NodeStatus",
-    "ObstacleStatus",
     "Overview",
     "PermitHolder",
     "Purged",
     "QueueOverview",
     "QueueStatus",
     "QueuesAdmin",
+    "RateBound",
     "SlowCounts",
-    "Totals",
-    "UnknownTask",
+    "TimelineEntry",
+    "UnknownTaskCount",
 ]

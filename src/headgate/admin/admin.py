@@ -24,19 +24,27 @@ from headgate.admin.query import JobCriteria, JobQuery
 from headgate.admin.queues import QueuesAdmin
 from headgate.admin.schedules import SchedulesAdmin
 from headgate.admin.slow_counts import SlowCounts
-from headgate.admin.timeline import Moment, timeline
+from headgate.admin.timeline import TimelineEntry, timeline
 from headgate.arguments import parse_duration, parse_instant
 from headgate.clock import FARTHEST, Duration, to_datetime
 from headgate.errors import DeclarationError, IllegalTransition, JobNotFound
-from headgate.jobs.audit import AuditEntry, AuditFilter, Deed, SubjectKind
-from headgate.jobs.job import Attempt, JobRecord, JobState
+from headgate.jobs.audit import AuditEntry, AuditFilter, AuditRecord, SubjectKind
+from headgate.jobs.job import AttemptRecord, JobRecord, JobState
 from headgate.jobs.report import LogLine
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.live_rules import LiveRules
 from headgate.storage.prediction import predict
-from headgate.storage.records import BucketRecord, JobCount, Obstacle, QueueCounts, Standing, ViewCount, WaitingCount
+from headgate.storage.records import (
+    Blocker,
+    BucketRecord,
+    JobCount,
+    QueueCounts,
+    QueuePosition,
+    ViewCount,
+    WaitingCount,
+)
 from headgate.storage.store import Store
 from headgate.tasks.handle import JobStatus, status_of
 from headgate.tasks.options import require_priority
@@ -84,8 +92,8 @@ class JobDetails:
 
     status: JobStatus
     record: JobRecord
-    attempts: Sequence[Attempt]
-    timeline: Sequence[Moment]
+    attempts: Sequence[AttemptRecord]
+    timeline: Sequence[TimelineEntry]
     last_lines: Sequence[LogLine]
 
 
@@ -170,7 +178,7 @@ class Admin:
         """
         return await overview(self, counts)
 
-    async def obstacles(self) -> Sequence[Obstacle]:
+    async def obstacles(self) -> Sequence[Blocker]:
         """What stands in the way of the store: transactions that are long open, connections that block others."""
         return await self._storage.obstacles()
 
@@ -469,8 +477,8 @@ class Admin:
 
     # ----------------------------------------------------------------------------------------------- helpers
 
-    def _deed(self, action: str, job_id: str, detail: str | None = None) -> Deed:
-        return Deed(self.actor, action, "job", job_id, detail)
+    def _deed(self, action: str, job_id: str, detail: str | None = None) -> AuditRecord:
+        return AuditRecord(self.actor, action, "job", job_id, detail)
 
     async def _record(self, job_id: str) -> JobRecord:
         record = await self._storage.job(job_id)
@@ -478,7 +486,7 @@ class Admin:
             raise JobNotFound(job_id)
         return record
 
-    async def _standing(self, record: JobRecord) -> Standing | None:
+    async def _standing(self, record: JobRecord) -> QueuePosition | None:
         if record.state is not JobState.WAITING or not record.draws:
             return None
         return await self._storage.standing(record.id)
@@ -486,7 +494,7 @@ class Admin:
     async def _live(self, record: JobRecord) -> LiveRules:
         return LiveRules(await self._storage.settings() if record.draws else ())
 
-    def _foretold(self, status: JobStatus, standing: Standing | None, live: LiveRules) -> JobStatus:
+    def _foretold(self, status: JobStatus, standing: QueuePosition | None, live: LiveRules) -> JobStatus:
         """The status with what the limits promise."""
         if standing is None:
             return status

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from headgate.admin.nodes import NodeStatus
 from headgate.storage.facts import StoreFacts
-from headgate.storage.records import Obstacle, WaitingCount
+from headgate.storage.records import Blocker, WaitingCount
 from headgate.tasks.schedule import ScheduleStatus
 
 
@@ -27,7 +27,7 @@ class Checkup:
     ready: int
     unknown_tasks: Mapping[str, int]
     overdue: Sequence[ScheduleStatus]
-    obstacles: Sequence[Obstacle]
+    obstacles: Sequence[Blocker]
     contradictions: Sequence[str] | None
 
 

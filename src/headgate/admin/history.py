@@ -55,7 +55,7 @@ class LimitPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class RateBound:
     """What a rule allows a key: `count` in `per` seconds."""
 
     count: int
@@ -74,7 +74,7 @@ class LimitHistory:
     key: str | None
     step: int
     points: Sequence[LimitPoint]
-    bound: Bound | None
+    bound: RateBound | None
 
 
 class HistoryAdmin:
@@ -132,12 +132,12 @@ class HistoryAdmin:
             )
         return step_at(self._storage.now() - asked, step) + step * SECOND
 
-    async def _bound(self, name: str, key: str | None) -> Bound | None:
+    async def _bound(self, name: str, key: str | None) -> RateBound | None:
         declared = self._rules.get(name)
         if declared is None or key is None or declared.count is None or declared.holds_permits:
             return None
         rule = LiveRules(await self._storage.settings()).rule(Draw(name, key), declared)
-        return None if rule.count is None else Bound(rule.count, (rule.period - rule.margin) / SECOND)
+        return None if rule.count is None else RateBound(rule.count, (rule.period - rule.margin) / SECOND)
 
 
 def _point(row: JobsStep) -> JobsPoint:

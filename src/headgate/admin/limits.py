@@ -13,7 +13,7 @@ from headgate.admin.holders import PermitHolder, holders_of
 from headgate.arguments import parse_instant, parse_until
 from headgate.clock import Duration, to_datetime
 from headgate.errors import DeclarationError, HeadgateError, UnknownLimit
-from headgate.jobs.audit import Deed
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import Draw
 from headgate.limits.bucket_store import Bucket, BucketStore, check_rule
 from headgate.limits.key import bucket_key
@@ -311,8 +311,8 @@ class LimitsAdmin:
         deed = self._deed(action, about.limit, _told(about))
         return await self._storage.edit_setting(about, edit, deed=deed)
 
-    def _deed(self, action: str, limit: str, detail: str | None = None) -> Deed:
-        return Deed(self.actor, action, "limit", limit, detail)
+    def _deed(self, action: str, limit: str, detail: str | None = None) -> AuditRecord:
+        return AuditRecord(self.actor, action, "limit", limit, detail)
 
     def _in_limit_time(self, wall: int) -> int:
         return self._storage.limit_now() + wall - self._storage.now()

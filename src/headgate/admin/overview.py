@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from headgate.admin.limits import BucketStatus
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.queues import QueueStatus
-from headgate.admin.slow_counts import Counted, SlowCounts
+from headgate.admin.slow_counts import CountReading, SlowCounts
 from headgate.clock import to_datetime
 from headgate.jobs.state import JobState
-from headgate.storage.records import JobView, Obstacle, QueueCounts, ViewCount, WaitingCount
+from headgate.storage.records import Blocker, JobView, QueueCounts, ViewCount, WaitingCount
 from headgate.tasks.schedule import ScheduleStatus
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ MOST_THROTTLED = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class JobTotals:
     """Jobs over all queues by state, and those that wait by what they wait for; None: not counted yet."""
 
     waiting: int = 0
@@ -71,7 +71,7 @@ class NodeCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownTask:
+class UnknownTaskCount:
     """A task that has waiting jobs, and is not declared by this app."""
 
     task: str
@@ -80,7 +80,7 @@ class UnknownTask:
 
 
 @dataclass(frozen=True, slots=True)
-class ObstacleStatus:
+class BlockerStatus:
     """What stands in the way of the store, for how many seconds, and how its last statement begins, if that is seen."""
 
     kind: str
@@ -105,13 +105,13 @@ class Overview:
 
     now: datetime
     store: str
-    totals: Totals
+    totals: JobTotals
     queues: Sequence[QueueOverview]
     nodes: NodeCounts
     throttled: Sequence[BucketStatus]
-    unknown_tasks: Sequence[UnknownTask]
+    unknown_tasks: Sequence[UnknownTaskCount]
     overdue_schedules: Sequence[ScheduleStatus]
-    obstacles: Sequence[ObstacleStatus]
+    obstacles: Sequence[BlockerStatus]
     failed_last_hour: int
     finals_at: datetime | None
 
@@ -178,7 +178,9 @@ def queue_overview(queue: QueueStatus, views: Mapping[JobView, int]) -> QueueOve
     )
 
 
-def with_finals(queues: Sequence[QueueOverview], finals: Counted[Sequence[QueueCounts]] | None) -> list[QueueOverview]:
+def with_finals(
+    queues: Sequence[QueueOverview], finals: CountReading[Sequence[QueueCounts]] | None
+) -> list[QueueOverview]:
     """The queues by name with the final jobs as they were counted, and those that have no others."""
     counted = {} if finals is None else {each.queue: each for each in finals.found}
     named = {queue.queue: queue for queue in queues}
@@ -200,11 +202,11 @@ def _by_queue(views: Sequence[ViewCount]) -> Mapping[str, Mapping[JobView, int]]
     return found
 
 
-def _totals(queues: Sequence[QueueOverview]) -> Totals:
+def _totals(queues: Sequence[QueueOverview]) -> JobTotals:
     def total(name: str) -> int | None:
         return _sum(getattr(queue, name) for queue in queues)
 
-    return Totals(
+    return JobTotals(
         **{name: total(name) or 0 for name in ("waiting", "ready", "throttled", "scheduled", "blocked", "running")},
         succeeded=total("succeeded"),
         failed=total("failed"),
@@ -233,15 +235,15 @@ def _node_counts(nodes: Sequence[NodeStatus]) -> NodeCounts:
     )
 
 
-def _unknown(waiting: Sequence[WaitingCount], declared: frozenset[str]) -> Sequence[UnknownTask]:
+def _unknown(waiting: Sequence[WaitingCount], declared: frozenset[str]) -> Sequence[UnknownTaskCount]:
     jobs = Counter[tuple[str, str]]()
     for each in waiting:
         if each.task not in declared:
             jobs[each.task, each.queue] += each.jobs
-    return [UnknownTask(task, queue, count) for (task, queue), count in sorted(jobs.items())]
+    return [UnknownTaskCount(task, queue, count) for (task, queue), count in sorted(jobs.items())]
 
 
-def _obstacle(obstacle: Obstacle, now: datetime) -> ObstacleStatus:
+def _obstacle(obstacle: Blocker, now: datetime) -> BlockerStatus:
     since = to_datetime(obstacle.since)
     age = max(0.0, (now - since).total_seconds())
-    return ObstacleStatus(obstacle.kind, obstacle.pid, since, round(age, 3), obstacle.what, obstacle.statement)
+    return BlockerStatus(obstacle.kind, obstacle.pid, since, round(age, 3), obstacle.what, obstacle.statement)

@@ -10,7 +10,7 @@ import msgspec
 from headgate.admin.query import JobQuery
 from headgate.clock import to_datetime
 from headgate.errors import DeclarationError
-from headgate.jobs.audit import Deed
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.state import JobState
 from headgate.storage.store import Store
 
@@ -55,7 +55,7 @@ async def purge(
         if work.deleted:
             # Whoever stops it has deleted these all the same.
             detail = f"{work.deleted} jobs, {_told(query, before)}"
-            await storage.note(Deed(actor, "purge", "queue", query.queue or ALL_QUEUES, detail))
+            await storage.note(AuditRecord(actor, "purge", "queue", query.queue or ALL_QUEUES, detail))
     return Purged(work.deleted, is_cut=is_cut)
 
 

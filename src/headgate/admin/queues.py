@@ -8,7 +8,7 @@ from datetime import datetime
 
 from headgate.clock import SECOND, to_datetime
 from headgate.errors import UnknownQueue
-from headgate.jobs.audit import Deed
+from headgate.jobs.audit import AuditRecord
 from headgate.storage.records import QueueCounts, QueueRecord
 from headgate.storage.store import Store
 
@@ -77,11 +77,11 @@ class QueuesAdmin:
                     f"queue {queue!r} is not declared by this app and has no job, so there is nothing to pause; check "
                     f"its name, or declare it with app.queue({queue!r}). There are: {', '.join(sorted(known))}"
                 )
-        return await self._storage.pause_queue(queue, deed=Deed(self.actor, "pause", "queue", queue))
+        return await self._storage.pause_queue(queue, deed=AuditRecord(self.actor, "pause", "queue", queue))
 
     async def resume(self, queue: str) -> bool:
         """End a pause; whether there was one."""
-        return await self._storage.resume_queue(queue, deed=Deed(self.actor, "resume", "queue", queue))
+        return await self._storage.resume_queue(queue, deed=AuditRecord(self.actor, "resume", "queue", queue))
 
 
 def _status(name: str, counts: QueueCounts | None, record: QueueRecord | None, now: int) -> QueueStatus:

@@ -13,7 +13,7 @@ from headgate.clock import to_datetime
 from headgate.engine.declaration import trigger_of
 from headgate.engine.occurrence import last_job_of, occurrence
 from headgate.errors import DeclarationError, HeadgateError, ScheduleNotFound, UnknownTask, UnreadableSchedule
-from headgate.jobs.audit import Deed
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.identity import IdSource
 from headgate.schedules.schedule import LATE, is_over, resume, skip_next, upcoming
 from headgate.schedules.stored_trigger import load_trigger
@@ -138,7 +138,7 @@ class SchedulesAdmin:
 
     async def _note(self, action: str, name: str, detail: str | None = None) -> None:
         """Keep what was done, right after it."""
-        await self._storage.note(Deed(self.actor, action, "schedule", name, detail))
+        await self._storage.note(AuditRecord(self.actor, action, "schedule", name, detail))
 
     async def _record(self, name: str) -> ScheduleRecord:
         found = await self._storage.schedules(name=name)

@@ -31,8 +31,10 @@ class SlowCounts:
     """What an overview shows and does not wait for, kept by whoever looks again and again."""
 
     def __init__(self, clock: Clock, *, patience: float = PATIENCE) -> None:
-        self.finals: Beside[Sequence[QueueCounts]] = Beside(clock, "final jobs", patience=patience)
-        self.tasks: Beside[Sequence[WaitingCount]] = Beside(clock, "waiting jobs by task", patience=patience)
+        self.finals: BackgroundCounts[Sequence[QueueCounts]] = BackgroundCounts(clock, "final jobs", patience=patience)
+        self.tasks: BackgroundCounts[Sequence[WaitingCount]] = BackgroundCounts(
+            clock, "waiting jobs by task", patience=patience
+        )
 
     async def close(self) -> None:
         """End the counts that are under way."""
@@ -41,14 +43,14 @@ class SlowCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted(Generic[T]):
+class CountReading(Generic[T]):
     """What was counted, and when."""
 
     at: datetime
     found: T
 
 
-class Beside(Generic[T]):
+class BackgroundCounts(Generic[T]):
     """Counts for those who look again and again, in the background where it takes long.
 
     Where a store refuses to count so many, nothing else that is looked at fails with it: what was counted before is
@@ -59,7 +61,7 @@ class Beside(Generic[T]):
         self._clock = clock
         self._what = what
         self._patience = patience
-        self._known: Counted[T] | None = None
+        self._known: CountReading[T] | None = None
         self._counted_at: int | None = None
         self._is_refused = False
         self._took = 0
@@ -74,7 +76,7 @@ class Beside(Generic[T]):
             # Nobody may look again once it has failed.
             self._counting.add_done_callback(lambda counting: counting.cancelled() or counting.exception())
 
-    async def look(self) -> Counted[T] | None:
+    async def look(self) -> CountReading[T] | None:
         """What is known; None as long as nothing was counted."""
         counting = self._counting
         if counting is not None:
@@ -88,7 +90,7 @@ class Beside(Generic[T]):
     async def _count(self, count: Callable[[], Awaitable[T]], now: Callable[[], datetime]) -> None:
         began_at, at = self._clock.monotonic(), now()
         try:
-            self._known = Counted(at, await count())
+            self._known = CountReading(at, await count())
             self._is_refused = False
         except HeadgateError as error:
             if not self._is_refused:

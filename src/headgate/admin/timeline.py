@@ -8,11 +8,11 @@ from datetime import datetime
 
 from headgate.clock import to_datetime
 from headgate.jobs.audit import AuditEntry
-from headgate.jobs.job import Attempt, JobError, JobRecord, JobState
+from headgate.jobs.job import AttemptRecord, JobError, JobRecord, JobState
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimelineEntry:
     """Something that happened to a job: what, at which attempt, on which node, by whom, and the error if there was."""
 
     at: datetime
@@ -23,27 +23,31 @@ class Moment:
     detail: str | None = None
 
 
-def timeline(record: JobRecord, attempts: Sequence[Attempt], entries: Sequence[AuditEntry]) -> list[Moment]:
+def timeline(
+    record: JobRecord, attempts: Sequence[AttemptRecord], entries: Sequence[AuditEntry]
+) -> list[TimelineEntry]:
     """What is known of a job's life, in order."""
     moments = [
-        Moment(to_datetime(record.enqueued_at), "enqueued"),
-        *(Moment(to_datetime(each.at), each.action, actor=each.actor, detail=each.detail) for each in entries),
+        TimelineEntry(to_datetime(record.enqueued_at), "enqueued"),
+        *(TimelineEntry(to_datetime(each.at), each.action, actor=each.actor, detail=each.detail) for each in entries),
     ]
     for attempt in attempts:
         number, node, error = attempt.number, attempt.node, _said(attempt.error)
-        moments.append(Moment(to_datetime(attempt.started_at), "started", number, node))
-        moments.append(Moment(to_datetime(attempt.ended_at), attempt.outcome, number, node, detail=error))
+        moments.append(TimelineEntry(to_datetime(attempt.started_at), "started", number, node))
+        moments.append(TimelineEntry(to_datetime(attempt.ended_at), attempt.outcome, number, node, detail=error))
     known = {attempt.started_at for attempt in attempts}
     has_run = record.state in (JobState.RUNNING, JobState.SUCCEEDED)
     if record.started_at is not None and record.started_at not in known and (has_run or record.state.is_final):
-        moments.append(Moment(to_datetime(record.started_at), "started", record.attempt, record.node))
+        moments.append(TimelineEntry(to_datetime(record.started_at), "started", record.attempt, record.node))
     moments.sort(key=lambda moment: moment.at)
     # Last, whatever the clocks of others say.
     if record.finished_at is not None:
-        moments.append(Moment(to_datetime(record.finished_at), f"final: {record.state}", detail=_said(record.error)))
+        moments.append(
+            TimelineEntry(to_datetime(record.finished_at), f"final: {record.state}", detail=_said(record.error))
+        )
     elif record.state is JobState.RUNNING:
         what = "is running, and was asked to end" if record.cancel_requested else "is running"
-        moments.append(Moment(to_datetime(record.started_at or 0), what, record.attempt, record.node))
+        moments.append(TimelineEntry(to_datetime(record.started_at or 0), what, record.attempt, record.node))
     return moments
 
 

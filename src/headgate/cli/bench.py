@@ -11,7 +11,7 @@ from collections.abc import Callable
 import click
 
 from headgate.app import Headgate
-from headgate.cli.benchmark.figures import Figures, Rate
+from headgate.cli.benchmark.figures import Figures, MeasuredRate
 from headgate.cli.benchmark.measure import measure
 from headgate.cli.locate import locate
 from headgate.cli.output import json_option, print_json, print_table
@@ -174,5 +174,5 @@ def advice(figures: Figures) -> list[str]:
     return told
 
 
-def _told(rate: Rate) -> tuple[str, str]:
+def _told(rate: MeasuredRate) -> tuple[str, str]:
     return f"{rate.per_second:,.0f}", f"{rate.jobs:,} in {rate.seconds:.1f} s"

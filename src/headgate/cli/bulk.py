@@ -18,16 +18,16 @@ from headgate.escaping import printable
 BulkWord = Literal["retry", "run", "cancel"]
 
 
-class _Words(NamedTuple):
+class _BulkWords(NamedTuple):
     asked: str
     done: str
     would: str
 
 
 _WORDS = {
-    "cancel": _Words("Cancel", "were cancelled, or asked to end", "would be cancelled, or asked to end"),
-    "retry": _Words("Retry", "wait again", "would wait again"),
-    "run": _Words("Run", "are ready now", "would be ready now"),
+    "cancel": _BulkWords("Cancel", "were cancelled, or asked to end", "would be cancelled, or asked to end"),
+    "retry": _BulkWords("Retry", "wait again", "would wait again"),
+    "run": _BulkWords("Run", "are ready now", "would be ready now"),
 }
 
 
@@ -85,7 +85,7 @@ def change_many(
         raise SystemExit(1)
 
 
-def _print_bulk(result: BulkResult, words: _Words) -> None:
+def _print_bulk(result: BulkResult, words: _BulkWords) -> None:
     click.echo(f"{result.changed} jobs {words.would if result.is_dry_run else words.done}")
     for reason, times in result.refused.items():
         click.echo(printable(f"{times} left as they are: {reason}"))

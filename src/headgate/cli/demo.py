@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from headgate.cli.demonstration.run import run_demo
+from headgate.cli.demonstration.run_demo import run_demo
 from headgate.cli.query import seconds_within
 
 

@@ -166,7 +166,7 @@ def _enqueue_many(app: Headgate, task: Task[Any, Any], source: Path, *, dry_run:
     except (HeadgateError, OSError, KeyboardInterrupt) as stopped:
         # OSError: what the ids were printed to is closed or full.
         if not dry_run:
-            unknown = "; those of the lines after them may be, too" if isinstance(stopped, _AtOnce) else ""
+            unknown = "; those of the lines after them may be, too" if isinstance(stopped, _Interrupted) else ""
             click.echo(f"stopped: {len(ids)} jobs, of the first lines, were enqueued{unknown}", err=True)
         if not isinstance(stopped, KeyboardInterrupt):
             raise
@@ -200,7 +200,7 @@ def _store(
             runner.run(opened.__aexit__(None, None, None))
 
 
-class _AtOnce(KeyboardInterrupt):
+class _Interrupted(KeyboardInterrupt):
     """The second Ctrl-C: what is being stored may be there or not."""
 
 
@@ -212,7 +212,7 @@ def _interrupts_later() -> Iterator[None]:
     def note(_number: int, _frame: FrameType | None) -> None:
         nonlocal is_asked
         if is_asked:
-            raise _AtOnce
+            raise _Interrupted
         is_asked = True
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -27,7 +27,7 @@ from headgate.cli.query import instant, query_at, seconds, takes_query
 from headgate.clock import SystemClock, sleep, to_datetime
 from headgate.errors import HeadgateError, JobNotFound
 from headgate.escaping import indented, one_line
-from headgate.jobs.job import MAX_PRIORITY, Attempt, JobRecord, JobState
+from headgate.jobs.job import MAX_PRIORITY, AttemptRecord, JobRecord, JobState
 from headgate.jobs.report import LogLine
 from headgate.tasks.handle import JobStatus
 from headgate.tasks.ties import BatchStatus
@@ -37,7 +37,7 @@ MOST_PAGES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class JobReport:
     """What became of one job that a command was asked to change."""
 
     id: str
@@ -182,11 +182,11 @@ def reschedule(
     if delay is None and at is None and priority is None:
         raise click.UsageError("say when, with --delay or --at, or with which --priority")
 
-    async def change(admin: Admin, id: str) -> Report:
+    async def change(admin: Admin, id: str) -> JobReport:
         await admin.reschedule(id, at=at, delay=delay, priority=priority)
         status = await admin.status(id)
         when = f"until {status.run_at:%Y-%m-%d %H:%M:%S} UTC" if status.is_scheduled else "to run as soon as it can"
-        return Report(id, True, f"waits {when}, with priority {status.priority}")
+        return JobReport(id, True, f"waits {when}, with priority {status.priority}")
 
     _change_each(target, ids, change, as_json=as_json)
 
@@ -298,37 +298,37 @@ async def _show_lines(admin: Admin, id: str, count: int | None, *, follow: bool,
             await sleep(clock, 0.5)
 
 
-async def _run_now(admin: Admin, id: str) -> Report:
+async def _run_now(admin: Admin, id: str) -> JobReport:
     await admin.run_now(id)
-    return Report(id, True, "is ready now, as far as its limits let it start")
+    return JobReport(id, True, "is ready now, as far as its limits let it start")
 
 
-async def _retry(admin: Admin, id: str) -> Report:
+async def _retry(admin: Admin, id: str) -> JobReport:
     await admin.retry(id)
-    return Report(id, True, "waits again")
+    return JobReport(id, True, "waits again")
 
 
-async def _come_back(admin: Admin, refused: Report) -> Report:
+async def _come_back(admin: Admin, refused: JobReport) -> JobReport:
     """What became of one that was refused, once the others are retried: its leader may be among them."""
     try:
         is_blocked = (await admin.status(refused.id)).is_blocked
     except JobNotFound:
         return refused
-    return Report(refused.id, True, "waits again, for what it follows") if is_blocked else refused
+    return JobReport(refused.id, True, "waits again, for what it follows") if is_blocked else refused
 
 
-async def _cancel(admin: Admin, id: str) -> Report:
+async def _cancel(admin: Admin, id: str) -> JobReport:
     if not await admin.cancel(id):
-        return Report(id, False, f"nothing changed: it was final already, {(await admin.job(id)).status.state}")
+        return JobReport(id, False, f"nothing changed: it was final already, {(await admin.job(id)).status.state}")
     if (await admin.job(id)).status.state is JobState.RUNNING:
-        return Report(id, True, "is running, and was asked to end")
-    return Report(id, True, "cancelled")
+        return JobReport(id, True, "is running, and was asked to end")
+    return JobReport(id, True, "cancelled")
 
 
 def _change(
     target: str,
     ids: Sequence[str],
-    change: Callable[[Admin, str], Awaitable[Report]],
+    change: Callable[[Admin, str], Awaitable[JobReport]],
     *,
     as_json: bool,
     wanted: dict[str, Any],
@@ -343,16 +343,16 @@ def _change(
 
 
 def _change_each(
-    target: str, ids: Sequence[str], change: Callable[[Admin, str], Awaitable[Report]], *, as_json: bool
+    target: str, ids: Sequence[str], change: Callable[[Admin, str], Awaitable[JobReport]], *, as_json: bool
 ) -> None:
-    async def all_of_them(admin: Admin) -> list[Report]:
-        reports: list[Report] = []
+    async def all_of_them(admin: Admin) -> list[JobReport]:
+        reports: list[JobReport] = []
         for id in ids:
             try:
                 reports.append(await change(admin, id))
             except HeadgateError as error:
                 # One id that cannot be changed must not keep the others from it.
-                reports.append(Report(id, False, str(error)))
+                reports.append(JobReport(id, False, str(error)))
         if change is _retry and any(report.ok for report in reports):
             reports = [report if report.ok else await _come_back(admin, report) for report in reports]
         return reports
@@ -478,7 +478,7 @@ def _occurrence(record: JobRecord) -> Sequence[tuple[str, object]]:
     return (("schedule", record.origin.schedule), ("occurrence", _occurs_at(record)))
 
 
-def _attempt(attempt: Attempt) -> dict[str, object]:
+def _attempt(attempt: AttemptRecord) -> dict[str, object]:
     return {
         "number": attempt.number,
         "node": attempt.node,

@@ -129,7 +129,7 @@ def set_(
     It holds at once, for everything that waits. The most specific setting wins: key, tier, longest pattern, all.
     """
     limit, rule = words
-    whom = _Whom(key, pattern, tier)
+    whom = _Target(key, pattern, tier)
     new = ask(target, partial(_set, limit=limit, rule=rule, kind=kind, burst=burst, slices=slices, whom=whom))
     say_done(f"{limit} is now {new} for {whom}", as_json=as_json, limit=limit, rule=new, **whom.facts)
 
@@ -144,7 +144,7 @@ def unset(
     target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
 ) -> None:
     """Return to the rule that the code declares."""
-    (limit,), whom = words, _Whom(key, pattern, tier)
+    (limit,), whom = words, _Target(key, pattern, tier)
     was_set = ask(target, lambda admin: admin.limits.unset(limit, key=key, pattern=pattern, tier=tier))
     done, not_done = f"{limit} is as declared for {whom}", f"nothing was set for {limit} and {whom}"
     say_change(was_set, done, not_done, as_json=as_json, limit=limit, **whom.facts)
@@ -160,7 +160,7 @@ def pause(
     target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
 ) -> None:
     """Let nothing start on a limit; what runs goes on, what waits loses nothing."""
-    (limit,), whom = words, _Whom(key, pattern, tier)
+    (limit,), whom = words, _Target(key, pattern, tier)
     ask(target, lambda admin: admin.limits.pause(limit, key=key, pattern=pattern, tier=tier))
     say_done(f"{limit} is paused for {whom}", as_json=as_json, limit=limit, **whom.facts)
 
@@ -175,7 +175,7 @@ def resume(
     target: str, words: tuple[str], key: str | None, pattern: str | None, tier: str | None, as_json: bool
 ) -> None:
     """End a pause."""
-    (limit,), whom = words, _Whom(key, pattern, tier)
+    (limit,), whom = words, _Target(key, pattern, tier)
     was_paused = ask(target, lambda admin: admin.limits.resume(limit, key=key, pattern=pattern, tier=tier))
     done, not_done = f"{limit} goes on for {whom}", f"{limit} was not paused for {whom}"
     say_change(was_paused, done, not_done, as_json=as_json, limit=limit, **whom.facts)
@@ -217,7 +217,7 @@ def assign(target: str, words: tuple[str, str, str], is_pattern: bool, as_json: 
     new = None if tier == "-" else tier
     key, pattern = (None, name) if is_pattern else (name, None)
     ask(target, lambda admin: admin.limits.assign(limit, key, new, pattern=pattern))
-    whom = _Whom(key, pattern, None)
+    whom = _Target(key, pattern, None)
     told = f"{whom} is in no tier of {limit}" if new is None else f"{whom} is in tier {new} of {limit}"
     say_done(told, as_json=as_json, limit=limit, key=key, pattern=pattern, tier=new)
 
@@ -301,7 +301,7 @@ async def _set(
     kind: str | None,
     burst: int | None,
     slices: int | None,
-    whom: _Whom,
+    whom: _Target,
 ) -> str:
     new = spelled_limit(admin.limits.declared(limit), rule, kind=kind, burst=burst, slices=slices)
     await admin.limits.set(limit, new, key=whom.key, pattern=whom.pattern, tier=whom.tier)
@@ -329,7 +329,7 @@ def _gauge(bucket: BucketStatus) -> str | None:
     return bar(bucket.used / total if total else 0.0, 10)
 
 
-class _Whom(NamedTuple):
+class _Target(NamedTuple):
     """Whom a setting is for: a key, the keys that match a pattern, those of a tier, or all."""
 
     key: str | None

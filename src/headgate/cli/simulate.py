@@ -14,10 +14,10 @@ from headgate.cli.gauge import bar, spark
 from headgate.cli.locate import locate
 from headgate.cli.output import json_option, lasting, print_json, print_table
 from headgate.cli.query import seconds
-from headgate.cli.simulation.arrivals import SKEWS, Arrival, Skew, make_arrivals, read_trace
-from headgate.cli.simulation.outcome import PERCENTS, Outcome, outcome_of
-from headgate.cli.simulation.run import run_scenario
+from headgate.cli.simulation.run_scenario import run_scenario
 from headgate.cli.simulation.scenario import Scenario, keyed, limits_of, with_rule
+from headgate.cli.simulation.simulated_arrivals import SKEWS, SimulatedArrival, Skew, make_arrivals, read_trace
+from headgate.cli.simulation.simulation_result import PERCENTS, SimulationResult, result_of_run
 from headgate.clock import SECOND
 from headgate.limits.kinds import KINDS, limit_of, spelled_limit
 from headgate.limits.limit import Limit
@@ -94,7 +94,7 @@ def simulate(
     )
     load = _load(trace, jobs, keys, cast(Skew, skew), arrivals, seed)
     found = [
-        outcome_of(scenario, run_scenario(scenario))
+        result_of_run(scenario, run_scenario(scenario))
         for scenario in (
             Scenario(
                 title=title,
@@ -149,7 +149,9 @@ def _of_task(target: str | None, name: str, changes: Sequence[str]) -> list[Vari
     return found
 
 
-def _load(trace: Path | None, jobs: int, keys: int, skew: Skew, arrivals: str | None, seed: int) -> Sequence[Arrival]:
+def _load(
+    trace: Path | None, jobs: int, keys: int, skew: Skew, arrivals: str | None, seed: int
+) -> Sequence[SimulatedArrival]:
     if trace is not None:
         with trace.open(newline="") as lines:
             return read_trace(lines, str(trace))
@@ -163,9 +165,9 @@ def _load(trace: Path | None, jobs: int, keys: int, skew: Skew, arrivals: str | 
 # ------------------------------------------------------------------------------------------------- printing
 
 
-def print_outcomes(found: Sequence[Outcome]) -> None:
+def print_outcomes(found: Sequence[SimulationResult]) -> None:
     """Print what simulations came to, side by side."""
-    rows: list[tuple[str, Callable[[Outcome], object]]] = [
+    rows: list[tuple[str, Callable[[SimulationResult], object]]] = [
         ("jobs", lambda each: each.jobs),
         ("ran", lambda each: each.ran),
         ("turned away by a limit", lambda each: each.rejected or None),
@@ -215,7 +217,7 @@ def print_outcomes(found: Sequence[Outcome]) -> None:
         print_chart(each)
 
 
-def print_chart(outcome: Outcome) -> None:
+def print_chart(outcome: SimulationResult) -> None:
     """Print how many started in each step of time."""
     if not outcome.starts:
         return
@@ -228,5 +230,5 @@ def print_chart(outcome: Outcome) -> None:
         click.echo(f"{lasting(place * outcome.step):>8} {bar(count / highest, 40)} {count}")
 
 
-def _started(name: str) -> Callable[[Outcome], object]:
+def _started(name: str) -> Callable[[SimulationResult], object]:
     return lambda each: lasting(each.starts_at.get(name))

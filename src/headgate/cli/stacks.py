@@ -12,7 +12,7 @@ import traceback
 from types import FrameType
 
 
-def tell_on_signal(number: signal.Signals, loop: asyncio.AbstractEventLoop) -> None:
+def print_stacks_on_signal(number: signal.Signals, loop: asyncio.AbstractEventLoop) -> None:
     """From now on the signal writes all stacks to stderr, also while the loop is stuck in a function.
 
     Not by `faulthandler`: it looks at threads that go on meanwhile, and was seen to end the process.

@@ -11,13 +11,13 @@ import click
 
 from headgate.admin import (
     Admin,
+    BlockerStatus,
     BucketStatus,
     NodeStatus,
-    ObstacleStatus,
     Overview,
     QueueOverview,
     SlowCounts,
-    UnknownTask,
+    UnknownTaskCount,
 )
 from headgate.cli.locate import ask_with_time, takes_app
 from headgate.cli.nodes import print_nodes
@@ -28,7 +28,7 @@ from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.escaping import printable
 from headgate.jobs.state import JobState
-from headgate.storage.records import Obstacle
+from headgate.storage.records import Blocker
 from headgate.tasks.schedule import ScheduleStatus
 
 COUNTS_FOR = 0.25
@@ -65,9 +65,9 @@ class Status:
     queues: Sequence[QueueOverview]
     nodes: Sequence[NodeStatus]
     throttled: Sequence[BucketStatus]
-    obstacles: Sequence[ObstacleStatus]
+    obstacles: Sequence[BlockerStatus]
     waiting: Sequence[WaitingStatus]
-    unknown_tasks: Sequence[UnknownTask]
+    unknown_tasks: Sequence[UnknownTaskCount]
     overdue_schedules: Sequence[ScheduleStatus]
 
 
@@ -135,7 +135,7 @@ async def _fetch(admin: Admin) -> Status:
     try:
         answering = asyncio.ensure_future(_answer(admin, counts))
         done, _ = await asyncio.wait([answering], timeout=STUCK_AFTER)
-        blocking: list[Obstacle] = []
+        blocking: list[Blocker] = []
         if not done:
             # It waits for the same, on the connection that it takes to look for that.
             await counts.close()

@@ -14,8 +14,8 @@ import msgspec
 
 from headgate.admin.slow_counts import SlowCounts
 from headgate.app import Headgate
-from headgate.cli.live.look import Look, take_look
-from headgate.cli.live.picture import View, next_order, picture
+from headgate.cli.live.render import LiveView, next_order, render_snapshot
+from headgate.cli.live.snapshot import LiveSnapshot, read_snapshot
 from headgate.cli.locate import locate, require_store, takes_app
 from headgate.cli.output import make_console
 from headgate.cli.query import seconds_within
@@ -62,14 +62,14 @@ async def _print_pictures(app: Headgate, clock: Clock, interval: float, count: i
                 raise answer
             click.echo(one_line(f"the store is away: {answer}"), err=True)
         else:
-            make_console().print(picture(answer, View(now=answer.at)))
+            make_console().print(render_snapshot(answer, LiveView(now=answer.at)))
 
 
 async def _answers(
     app: Headgate, clock: Clock, interval: float, count: int | None
-) -> AsyncIterator[Look | HeadgateError]:
+) -> AsyncIterator[LiveSnapshot | HeadgateError]:
     """A look each `interval`, or why there is none; after that the app is opened anew."""
-    look: Look | None = None
+    look: LiveSnapshot | None = None
     told = 0
     while told != count:
         try:
@@ -80,7 +80,7 @@ async def _answers(
                     counts = SlowCounts(clock)
                     stack.push_async_callback(counts.close)
                 while True:
-                    look = await take_look(app.admin, look, counts)
+                    look = await read_snapshot(app.admin, look, counts)
                     yield look
                     told += 1
                     if told == count:
@@ -100,9 +100,9 @@ class _Screen:
         self._clock = clock
         self._interval = interval
         self._count = count
-        self._look: Look | None = None
+        self._look: LiveSnapshot | None = None
         self._looked_at = 0
-        self._view = View(now=datetime.fromtimestamp(0, UTC))
+        self._view = LiveView(now=datetime.fromtimestamp(0, UTC))
         self._changed = asyncio.Event()
         self._unpaused = asyncio.Event()
         self._unpaused.set()
@@ -122,7 +122,7 @@ class _Screen:
             ended.add_done_callback(lambda _: self._changed.set())
             try:
                 while not terminal.ended.is_set():
-                    terminal.draw(picture(self._look, self._current(terminal.console.height)))
+                    terminal.draw(render_snapshot(self._look, self._current(terminal.console.height)))
                     await wait_for_event(self._clock, self._changed, REDRAW)
                     self._changed.clear()
             finally:
@@ -143,7 +143,7 @@ class _Screen:
             self._changed.set()
             await self._unpaused.wait()
 
-    def _current(self, height: int) -> View:
+    def _current(self, height: int) -> LiveView:
         if self._look is None:
             return self._view
         passed = timedelta(seconds=(self._clock.monotonic() - self._looked_at) / SECOND)

@@ -19,7 +19,7 @@ from headgate.arguments import MOST_SLOTS
 from headgate.cli.locate import locate, takes_app
 from headgate.cli.query import seconds
 from headgate.cli.reloader import Reloader
-from headgate.cli.stacks import tell_on_signal
+from headgate.cli.stacks import print_stacks_on_signal
 from headgate.cli.supervisor import Supervisor
 from headgate.cli.worker_process import loop_factory, tune_process
 from headgate.clock import SystemClock
@@ -160,7 +160,7 @@ def worker(
 async def _serve(
     app: Headgate, queues: Mapping[str, int | None] | None, grace: float | None, drain: Literal["ready", "all"] | None
 ) -> None:
-    tell_on_signal(signal.SIGUSR1, asyncio.get_running_loop())
+    print_stacks_on_signal(signal.SIGUSR1, asyncio.get_running_loop())
     await app.run(queues=queues, grace=grace, drain=drain)
     # All is recorded now, so a late signal has nothing to interrupt; and Python waits at its end for threads that may
     # never end, but a stopped worker has to.
@@ -177,7 +177,7 @@ def _leave_threads() -> None:
     os._exit(0)
 
 
-class _Lines(logging.Formatter):
+class _WorkerLogFormatter(logging.Formatter):
     """Log lines in which keys and errors, which are data, neither steer the terminal nor forge another line."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -186,7 +186,7 @@ class _Lines(logging.Formatter):
 
 def _log_to_stderr(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines("%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"))
+    handler.setFormatter(_WorkerLogFormatter("%(asctime)s %(levelname)-7s %(process)d %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # asyncio's own debug lines say nothing about jobs.
     logging.getLogger("asyncio").setLevel(max(logging.INFO, logging.getLogger().level))

@@ -21,8 +21,8 @@ from typing import Any
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.limits.limit import Limit
 from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.gated import Gated, declare, the_limit
-from headgate.limits.redis.line import Place
+from headgate.limits.redis.gated_task import GatedTask, declare, the_limit
+from headgate.limits.redis.message_lines import BucketLine
 
 try:
     from celery import Celery, Task, bootsteps, signals
@@ -53,7 +53,7 @@ class CeleryGate:
             raise DeclarationError(f"{app} has a gate already; give that one all its limits")
         self._app = app
         self._declared: dict[str, Limit] = {}
-        self._gated: dict[str, Gated] = {}
+        self._gated: dict[str, GatedTask] = {}
         self._guarded: set[Any] = set()
         self._lines = BlockingLines(store, name, publish=self._publish, find=self._find)
         self._send = _once(app.amqp._create_task_sender)
@@ -82,7 +82,7 @@ class CeleryGate:
 
         return self._send()(_Stopping(producer, message.body, arrives), name, message, **options)
 
-    def _arrive(self, place: Place, id: str, record: bytes) -> bool:
+    def _arrive(self, place: BucketLine, id: str, record: bytes) -> bool:
         try:
             return self._lines.ask(self._lines.lines.arrive(place, id, record))
         except StorageUnavailable as error:
@@ -202,17 +202,17 @@ class CeleryGate:
 
     # -------------------------------------------------------------------------------------------------------- limits
 
-    def _of(self, name: str) -> Gated | None:
+    def _of(self, name: str) -> GatedTask | None:
         if (gated := self._gated.get(name)) is not None:
             return gated
         task = self._app.tasks.get(name)
         limit = the_limit(f"task {name!r}", self._declared.get(name), getattr(task, "limit", None))
         if task is None or limit is None:
             return None
-        gated = self._gated[name] = Gated(name, limit, task.run)
+        gated = self._gated[name] = GatedTask(name, limit, task.run)
         return gated
 
-    def _find(self, limit: str, key: str) -> Place | None:
+    def _find(self, limit: str, key: str) -> BucketLine | None:
         for name in self._app.tasks:
             if (gated := self._of(name)) is not None and gated.name == limit:
                 return gated.place_of(key)

@@ -20,8 +20,8 @@ from typing import Any
 from headgate.errors import DeclarationError, PayloadError, StorageUnavailable
 from headgate.limits.limit import Limit
 from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.gated import Gated, declare, the_limit
-from headgate.limits.redis.line import Place
+from headgate.limits.redis.gated_task import GatedTask, declare, the_limit
+from headgate.limits.redis.message_lines import BucketLine
 
 try:
     from dramatiq import Actor, Broker, Message, Middleware, Worker
@@ -52,7 +52,7 @@ class DramatiqGate(Middleware):
             raise DeclarationError(f"{broker} has a gate already; give that one all its limits")
         self._broker = broker
         self._declared: dict[str, Limit] = {}
-        self._gated: dict[str, Gated] = {}
+        self._gated: dict[str, GatedTask] = {}
         self._lines = BlockingLines(store, name, publish=self._publish, find=self._find)
         self._enqueue, self._consume = broker.enqueue, broker.consume
         gated: Any = broker
@@ -103,7 +103,7 @@ class DramatiqGate(Middleware):
         if any(actor.queue_name == queue_name and self._of(actor.actor_name) for actor in actors):
             # An idle consumer looks ever more rarely, up to this: what is let go has waited long enough.
             timeout = min(timeout, LOOK_EVERY)
-        return _LookingFirst(self._consume(queue_name, prefetch, timeout), self)
+        return _GatedConsumer(self._consume(queue_name, prefetch, timeout), self)
 
     def may_pass(self, message: MessageProxy) -> bool:
         """Whether a consumer may hand on a message; otherwise it stands in line, and is to be acknowledged."""
@@ -143,11 +143,11 @@ class DramatiqGate(Middleware):
 
     # -------------------------------------------------------------------------------------------------------- limits
 
-    def _place(self, message: Any) -> Place | None:
+    def _place(self, message: Any) -> BucketLine | None:
         gated = self._of(message.actor_name)
         return None if gated is None else gated.place(message.args, message.kwargs)
 
-    def _of(self, name: str) -> Gated | None:
+    def _of(self, name: str) -> GatedTask | None:
         if (gated := self._gated.get(name)) is not None:
             return gated
         try:
@@ -157,17 +157,17 @@ class DramatiqGate(Middleware):
         limit = the_limit(f"actor {name!r}", self._declared.get(name), actor.options.get("limit"))
         if limit is None:
             return None
-        gated = self._gated[name] = Gated(name, limit, actor.fn)
+        gated = self._gated[name] = GatedTask(name, limit, actor.fn)
         return gated
 
-    def _find(self, limit: str, key: str) -> Place | None:
+    def _find(self, limit: str, key: str) -> BucketLine | None:
         for name in list(self._broker.actors):
             if (gated := self._of(name)) is not None and gated.name == limit:
                 return gated.place_of(key)
         return None
 
 
-class _LookingFirst(Consumer):
+class _GatedConsumer(Consumer):
     """A consumer that hands on no message which has to wait."""
 
     def __init__(self, consumer: Consumer, gate: DramatiqGate) -> None:

@@ -25,8 +25,8 @@ from headgate.clock import Clock, SystemClock, sleep
 from headgate.errors import DeclarationError, PayloadError, StorageUnavailable
 from headgate.limits.limit import Limit
 from headgate.limits.redis.async_lines import AsyncLines
-from headgate.limits.redis.gated import Gated, the_limit
-from headgate.limits.redis.line import Place
+from headgate.limits.redis.gated_task import GatedTask, the_limit
+from headgate.limits.redis.message_lines import BucketLine
 
 try:
     from taskiq import (
@@ -66,7 +66,7 @@ class TaskiqGate(TaskiqMiddleware):
         self._store = store
         self._name = name
         self._clock = clock or SystemClock()
-        self._gated: dict[str, Gated] = {}
+        self._gated: dict[str, GatedTask] = {}
         self._of_loop: tuple[asyncio.AbstractEventLoop, AsyncLines] | None = None
         self._kick, self._listen = broker.kick, broker.listen
         gated: Any = broker
@@ -169,11 +169,11 @@ class TaskiqGate(TaskiqMiddleware):
 
     # -------------------------------------------------------------------------------------------------------- limits
 
-    def _place(self, message: TaskiqMessage) -> Place | None:
+    def _place(self, message: TaskiqMessage) -> BucketLine | None:
         gated = self._of(message.task_name)
         return None if gated is None else gated.place(message.args, message.kwargs)
 
-    def _of(self, name: str) -> Gated | None:
+    def _of(self, name: str) -> GatedTask | None:
         if (gated := self._gated.get(name)) is not None:
             return gated
         task = self.broker.find_task(name)
@@ -181,10 +181,10 @@ class TaskiqGate(TaskiqMiddleware):
         limit = getattr(call, "__headgate_limit__", None)
         if call is None or limit is None:
             return None
-        gated = self._gated[name] = Gated(name, limit, call)
+        gated = self._gated[name] = GatedTask(name, limit, call)
         return gated
 
-    def _find(self, limit: str, key: str) -> Place | None:
+    def _find(self, limit: str, key: str) -> BucketLine | None:
         for name in self.broker.get_all_tasks():
             if (gated := self._of(name)) is not None and gated.name == limit:
                 return gated.place_of(key)

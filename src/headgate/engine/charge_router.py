@@ -7,7 +7,7 @@ from collections.abc import Container
 
 from headgate.engine.charge import AttemptCharge
 from headgate.engine.fetcher import Fetcher
-from headgate.engine.historian import Historian
+from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.recorder import Recorder
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.lifecycle import Charge
@@ -17,7 +17,9 @@ from headgate.storage.records import Amendment
 class ChargeRouter:
     """Amends local charges through the recorder, and those of limits `elsewhere` through the fetcher."""
 
-    def __init__(self, recorder: Recorder, fetcher: Fetcher, historian: Historian, elsewhere: Container[str]) -> None:
+    def __init__(
+        self, recorder: Recorder, fetcher: Fetcher, historian: HistoryWriter, elsewhere: Container[str]
+    ) -> None:
         self._recorder = recorder
         self._fetcher = fetcher
         self._historian = historian

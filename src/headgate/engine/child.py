@@ -18,23 +18,23 @@ from multiprocessing import spawn
 from typing import IO, Any, cast
 
 from headgate.engine.child_forks import keep_from_forks
-from headgate.engine.child_wire import (
+from headgate.engine.child_messages import (
     Answer,
-    Kind,
+    ArgumentsRejected,
+    AttemptRequest,
+    ChildMessage,
+    ChildSetup,
+    CostSettled,
+    ErrorClass,
+    ImportFailed,
     Logged,
-    Misfit,
     Progressed,
     Raised,
+    RateLimitReached,
     Ready,
-    Refusal,
-    Request,
-    Result,
-    Said,
-    Setting,
-    Settled,
-    Snooze,
-    Unfit,
-    Unstorable,
+    ResultNotStorable,
+    ReturnedValue,
+    SnoozeRequested,
     Word,
     decode_request,
     decode_setting,
@@ -87,7 +87,7 @@ class _Child:
         try:
             self._functions.load(setting.module)
         except BaseException as error:
-            self._say(Unfit(described(error)))
+            self._say(ImportFailed(described(error)))
             return
         self._is_busy = False
         self._say(Ready())
@@ -118,7 +118,7 @@ class _Child:
     def _say(self, word: Word, about: ClaimedJob | None = None) -> None:
         if self.is_fork:
             return
-        said = Said(word) if about is None else Said(word, about.id, about.fence)
+        said = ChildMessage(word) if about is None else ChildMessage(word, about.id, about.fence)
         self._unsent.append(encode(said) + b"\n")
         with self._writing:
             # The garbage collector may run what logs in the middle of this; whoever sends already sends that as well.
@@ -134,7 +134,7 @@ class _Child:
 
     def settle(self, job: ClaimedJob, limit: str, actual: int) -> None:
         """The cost of the running job's start."""
-        self._say(Settled(limit, actual), job)
+        self._say(CostSettled(limit, actual), job)
 
     def progress(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
         """What the running job says of itself, as its context sees it."""
@@ -144,24 +144,24 @@ class _Child:
         """A line of the running job; the node counts them."""
         self._say(Logged(kept_level(level), kept_name(logger), kept_line(message)), job)
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: AttemptRequest) -> Answer:
         self.lowest = request.log_level
         try:
             function, payload = self._functions.find(request)
             try:
                 arguments, named = payload.decode(request.job.payload)
             except PayloadError as error:
-                return Misfit(truncated_error(error))
+                return ArgumentsRejected(truncated_error(error))
             enter(JobContext(request.job, request.limits, _Charge(self, request.job), self))
             result = function(*arguments, **named)
             try:
-                return Result(payload.encode_result(result))
+                return ReturnedValue(payload.encode_result(result))
             except PayloadError as error:
-                return Unstorable(truncated_error(error))
+                return ResultNotStorable(truncated_error(error))
         except signals.Snooze as snooze:
-            return Snooze(snooze.delay)
+            return SnoozeRequested(snooze.delay)
         except signals.RateLimited as refusal:
-            return Refusal(refusal.retry_after)
+            return RateLimitReached(refusal.retry_after)
         except BaseException as error:
             return Raised(_as_in_parent(described(error)), _kind(error))
         finally:
@@ -186,7 +186,7 @@ class _Charge:
 class _Functions:
     """The functions that this process has been asked for, with the types of their arguments."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ChildSetup) -> None:
         self._setting = setting
         self._has_main = False
         self._known: dict[tuple[str, str], tuple[Any, PayloadType]] = {}
@@ -202,7 +202,7 @@ class _Functions:
         elif module != "__main__":
             importlib.import_module(module)
 
-    def find(self, request: Request) -> tuple[Any, PayloadType]:
+    def find(self, request: AttemptRequest) -> tuple[Any, PayloadType]:
         key = request.module, request.function
         if key not in self._known:
             self.load(request.module)
@@ -214,11 +214,11 @@ class _Functions:
         return self._known[key]
 
 
-def _kind(error: BaseException, depth: int = 5) -> Kind:
+def _kind(error: BaseException, depth: int = 5) -> ErrorClass:
     kinds = [kind for kind in type(error).__mro__ if issubclass(kind, BaseException)]
     # Filters ask each member of a group; one that is too large or too deep is told in part.
     members = error.exceptions[:100] if isinstance(error, BaseExceptionGroup) and depth > 0 else ()
-    return Kind(
+    return ErrorClass(
         tuple(f"{_module(kind)}:{kind.__qualname__}" for kind in kinds),
         truncated_error(error).message,
         tuple(_kind(member, depth - 1) for member in members),

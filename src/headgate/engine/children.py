@@ -13,17 +13,17 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from headgate.engine.child_wire import (
+from headgate.engine.child_messages import (
     Answer,
     Aside,
+    AttemptRequest,
+    ChildMessage,
+    ChildSetup,
+    CostSettled,
+    ImportFailed,
     Logged,
     Progressed,
     Ready,
-    Request,
-    Said,
-    Setting,
-    Settled,
-    Unfit,
     decode_said,
     encode,
 )
@@ -64,14 +64,14 @@ class Child:
         match self._hear().word:
             case Ready():
                 self._is_ready = True
-            case Unfit(error):
+            case ImportFailed(error):
                 raise ProcessDied(
                     f"a child process could not import module {self._module!r}: {error.type}: {error.message}"
                 )
             case other:
                 raise ProcessDied(f"a child process answered with {type(other).__name__} before it was asked")
 
-    def ask(self, request: Request, on_aside: Callable[[Aside], None]) -> Answer:
+    def ask(self, request: AttemptRequest, on_aside: Callable[[Aside], None]) -> Answer:
         """Let it run one attempt. Raises ProcessDied if it ends before it has answered."""
         self._write(encode(request))
         attempt = request.job.id, request.job.fence
@@ -79,11 +79,11 @@ class Child:
             said = self._hear()
             is_about_it = (said.job, said.fence) == attempt
             match said.word:
-                case Settled() | Progressed() | Logged() as aside:
+                case CostSettled() | Progressed() | Logged() as aside:
                     # A thread that outlived its function still speaks of an attempt that is over.
                     if is_about_it:
                         on_aside(aside)
-                case Ready() | Unfit() as word:
+                case Ready() | ImportFailed() as word:
                     raise ProcessDied(f"a child process answered with {type(word).__name__} to a request")
                 case answer:
                     if not is_about_it:
@@ -123,14 +123,14 @@ class Child:
         except OSError:
             raise self._died() from None
 
-    def _hear(self) -> Said:
+    def _hear(self) -> ChildMessage:
         try:
             line = self._file.readline()
         except OSError:
             line = b""
         if not line.endswith(b"\n"):
             raise self._died()
-        said: Said = decode_said(line)
+        said: ChildMessage = decode_said(line)
         return said
 
     def _died(self) -> ProcessDied:
@@ -151,7 +151,7 @@ class Child:
         return ProcessDied(f"the child process that ran the attempt {how}")
 
 
-class Call:
+class ChildCall:
     """One attempt in a child: first `prepare`, then `run`, both in a thread; `kill` at any time, from anywhere."""
 
     def __init__(self, children: Children, module: str) -> None:
@@ -174,7 +174,7 @@ class Call:
             self._let_go(is_usable=False)
             raise
 
-    def run(self, request: Request, on_aside: Callable[[Aside], None]) -> Answer:
+    def run(self, request: AttemptRequest, on_aside: Callable[[Aside], None]) -> Answer:
         """Let the child run it, and keep the child for others. Raises ProcessDied."""
         assert self._child is not None, "prepare() comes first"
         is_usable = False
@@ -213,9 +213,9 @@ class Children:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def begin(self, module: str) -> Call:
+    def begin(self, module: str) -> ChildCall:
         """An attempt whose function is in that module; nothing has started yet."""
-        return Call(self, module)
+        return ChildCall(self, module)
 
     def take(self, module: str) -> Child:
         """An idle child that is alive, or a new one."""
@@ -275,11 +275,11 @@ class Children:
             return {"busy": len(self._busy), "idle": len(self._idle)}
 
 
-def _setting(module: str) -> Setting:
+def _setting(module: str) -> ChildSetup:
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", None)
     path = getattr(main, "__file__", None)
-    return Setting(
+    return ChildSetup(
         arguments=list(sys.argv),
         main_name=name,
         main_path=None if path is None else str(Path(path).absolute()),

@@ -12,7 +12,7 @@ from headgate.engine.claim_notices import ClaimNotices
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.fetcher import Fetcher
-from headgate.engine.historian import Historian
+from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.lease_keeper import LeaseKeeper
 from headgate.engine.membership import Membership
 from headgate.engine.outcome_recorder import OutcomeRecorder
@@ -44,7 +44,7 @@ class ClaimLoop:
         outcomes: OutcomeRecorder,
         recovery: ClaimRecovery,
         fetcher: Fetcher,
-        historian: Historian,
+        historian: HistoryWriter,
         notices: ClaimNotices,
         wakeup: ClaimWakeup,
         *,

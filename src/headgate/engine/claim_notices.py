@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headgate.clock import Clock
+from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.bus import EventBus
+from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.housekeeper import publish_dropped
-from headgate.engine.regater import Regater
-from headgate.engine.teller import Teller
 from headgate.engine.throttle_log import ThrottleLog
 from headgate.jobs.event import JobThrottled, LimitsClosed, TaskUnknown
 from headgate.storage.records import Claimed, Throttled
@@ -17,7 +17,7 @@ from headgate.storage.records import Claimed, Throttled
 class ClaimNotices:
     """Publishes closed limits, dropped jobs and unknown tasks, and passes on jobs that lie under old gates."""
 
-    def __init__(self, regater: Regater, teller: Teller, *, clock: Clock, bus: EventBus) -> None:
+    def __init__(self, regater: BacklogMigrator, teller: CallbackRunner, *, clock: Clock, bus: EventBus) -> None:
         self._regater = regater
         self._teller = teller
         self._clock = clock

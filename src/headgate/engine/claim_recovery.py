@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Container, Mapping
 
 from headgate.clock import Clock
-from headgate.engine.historian import Historian
+from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.lost_claims import LostClaims
 from headgate.engine.outcome_recorder import OutcomeRecorder
 from headgate.engine.own_lease import OwnLease
@@ -30,7 +30,7 @@ class ClaimRecovery:
         attempts: RunningAttempts,
         outcomes: OutcomeRecorder,
         recorder: Recorder,
-        historian: Historian,
+        historian: HistoryWriter,
         *,
         elsewhere: Container[str],
         stopping: asyncio.Event,

@@ -17,7 +17,7 @@ from headgate.jobs.event import ScheduleTooFast
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.limits.limit import AnyRule
 from headgate.schedules.schedule import ScheduleRules, begin, go_on, is_over
-from headgate.schedules.stored_trigger import OwnTrigger, counted_from, dump_trigger, load_trigger
+from headgate.schedules.stored_trigger import CodeOnlyTrigger, counted_from, dump_trigger, load_trigger
 from headgate.schedules.trigger import Trigger
 from headgate.storage.schedules import ScheduleRecord
 from headgate.storage.store import Store
@@ -121,7 +121,7 @@ def signature(spec: ScheduleSpec, call: ScheduledCall) -> str:
 def trigger_of(record: ScheduleRecord, declared: Mapping[str, Trigger]) -> Trigger | None:
     """The trigger of a schedule as it runs; None for one that only other code knows. Raises DeclarationError."""
     stored = load_trigger(record.rules.trigger)
-    if not isinstance(stored, OwnTrigger):
+    if not isinstance(stored, CodeOnlyTrigger):
         return counted_from(stored, record.course.started_at)
     own = declared.get(record.name)
     return own if own is not None and own.describe() == stored.description else None

@@ -15,31 +15,31 @@ from msgspec.structs import replace
 
 from headgate.arguments import LONGEST
 from headgate.clock import FARTHEST, SECOND, Clock, Timer
-from headgate.engine import child_wire
+from headgate.engine import child_messages
+from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import AttemptCharge
-from headgate.engine.children import Call, Children
+from headgate.engine.children import ChildCall, Children
 from headgate.engine.described import described
 from headgate.engine.remote_error import remade
-from headgate.engine.resource_room import ResourceRoom, ResourceStack
-from headgate.engine.teller import Teller
+from headgate.engine.resource_pool import ResourcePool, ResourceStack
 from headgate.engine.threads import in_thread
 from headgate.errors import PayloadError
 from headgate.jobs.job import ClaimedJob, truncated_error
 from headgate.jobs.outcome import (
+    CalleeRateLimited,
     Cancelled,
     Failed,
     Interrupted,
     Outcome,
-    Refused,
     Snoozed,
     Succeeded,
     Unreadable,
 )
 from headgate.jobs.retry import RetryPolicy
-from headgate.tasks.callbacks import Moment
+from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.context import JobContext, enter, tell_cancelled
+from headgate.tasks.executor_kind import Executor
 from headgate.tasks.job_log import Reports
-from headgate.tasks.place import Place
 from headgate.tasks.signals import RateLimited, Snooze
 from headgate.tasks.task import Task
 from headgate.tasks.tracing import Tracing
@@ -51,7 +51,7 @@ LINGERS_AFTER = 5.0
 """Seconds after which an attempt that was told to end and goes on is spoken of."""
 
 
-class Cause(enum.Enum):
+class CancelledBy(enum.Enum):
     """Who cancelled an attempt. Without a cause, a CancelledError is the handler's own, an ordinary failure."""
 
     USER = "user"
@@ -68,15 +68,15 @@ class AttemptDependencies:
     clock: Clock
     pool: Pool
     children: Children
-    resources: ResourceRoom
-    teller: Teller
+    resources: ResourcePool
+    teller: CallbackRunner
     reports: Reports
-    may_start: Callable[[Attempt], bool]
-    on_linger: Callable[[Attempt], None]
+    may_start: Callable[[RunningAttempt], bool]
+    on_linger: Callable[[RunningAttempt], None]
     tracing: Tracing | None = None
 
 
-class Attempt:
+class RunningAttempt:
     """One attempt of a claimed job, running on this node."""
 
     __slots__ = (
@@ -112,8 +112,8 @@ class Attempt:
         self.error: BaseException | None = None
         self._dependencies = dependencies
         # Who cancelled it first, which is what counts.
-        self.cause: Cause | None = None
-        self._causes: tuple[Cause, ...] = ()
+        self.cause: CancelledBy | None = None
+        self._causes: tuple[CancelledBy, ...] = ()
         self._asyncio_task: asyncio.Task[Outcome] | None = None
         self._context: JobContext | None = None
         # What runs the handler, even after the attempt has ended; a thread cannot be stopped.
@@ -148,7 +148,7 @@ class Attempt:
         self._asyncio_task = asyncio.get_running_loop().create_task(run)
         return self._asyncio_task
 
-    def cancel(self, cause: Cause) -> None:
+    def cancel(self, cause: CancelledBy) -> None:
         """End the attempt for this cause. Each cause is told once, so that it does not cut the cleaning up short."""
         if self._asyncio_task is None or self._asyncio_task.done() or cause in self._causes:
             return
@@ -179,11 +179,11 @@ class Attempt:
         """What a cancelled attempt came to, by its cause; `error` is what the handler made of it."""
         failure: BaseException
         match self.cause:
-            case Cause.USER:
+            case CancelledBy.USER:
                 return Cancelled()
-            case Cause.SHUTDOWN | Cause.DISOWNED | Cause.LEASE:
+            case CancelledBy.SHUTDOWN | CancelledBy.DISOWNED | CancelledBy.LEASE:
                 return Interrupted()
-            case Cause.TIMEOUT:
+            case CancelledBy.TIMEOUT:
                 failure = TimeoutError(f"the attempt took longer than its timeout of {self.timeout:g} s")
             case None:
                 failure = asyncio.CancelledError("the handler's own code raised CancelledError")
@@ -198,7 +198,7 @@ class Attempt:
 
     async def _run(self) -> Outcome:
         task = self.task
-        in_child = not task.is_async and task.place is Place.PROCESS
+        in_child = not task.is_async and task.place is Executor.PROCESS
         arguments: list[Any] = []
         named: dict[str, Any] = {}
         if self.job.unreadable is not None:
@@ -214,7 +214,9 @@ class Attempt:
         timeout = self.timeout
         if timeout is not None:
             clock = self._dependencies.clock
-            timer = clock.call_at(clock.monotonic() + round(timeout * SECOND), partial(self.cancel, Cause.TIMEOUT))
+            timer = clock.call_at(
+                clock.monotonic() + round(timeout * SECOND), partial(self.cancel, CancelledBy.TIMEOUT)
+            )
         try:
             if in_child:
                 return await self._in_child()
@@ -237,9 +239,11 @@ class Attempt:
             except PayloadError as error:
                 return self._unstorable(error)
         except Snooze as snooze:
-            return Cancelled() if self.cause is Cause.USER else Snoozed(min(snooze.delay, FARTHEST))
+            return Cancelled() if self.cause is CancelledBy.USER else Snoozed(min(snooze.delay, FARTHEST))
         except RateLimited as refusal:
-            return Cancelled() if self.cause is Cause.USER else Refused(min(refusal.retry_after, FARTHEST))
+            return (
+                Cancelled() if self.cause is CancelledBy.USER else CalleeRateLimited(min(refusal.retry_after, FARTHEST))
+            )
         except _TooLate:
             return Interrupted()
         except _Unstorable as lost:
@@ -261,8 +265,8 @@ class Attempt:
         task = self.task
         if task.handler is not None:
             self.handler = task.handler()
-        if task.callbacks.exist and task.callbacks.wants(Moment.STARTED):
-            self._dependencies.teller.tell(task, Moment.STARTED, self.context, handler=self.handler)
+        if task.callbacks.exist and task.callbacks.wants(CallbackKind.STARTED):
+            self._dependencies.teller.tell(task, CallbackKind.STARTED, self.context, handler=self.handler)
         return True
 
     def _function(self) -> Callable[..., Any]:
@@ -280,7 +284,7 @@ class Attempt:
 
     async def _with_resources(self, arguments: list[Any], named: dict[str, Any]) -> str:
         using = self._use_resources(arguments, named)
-        if self.task.place is Place.LOOP:
+        if self.task.place is Executor.LOOP:
             return await using
         # What a thread was given must stay open until the thread has ended, however long after its attempt that is.
         work = asyncio.get_running_loop().create_task(_spare_the_loop(using))
@@ -302,7 +306,7 @@ class Attempt:
                 given = await self._dependencies.resources.give(self.task.needs, stack)
                 if not self._begin():
                     raise _TooLate
-                if self.task.place is Place.LOOP:
+                if self.task.place is Executor.LOOP:
                     result = await self._function()(*arguments, **named, **given)
                 else:
                     result = await self._in_thread(arguments, {**named, **given})
@@ -332,7 +336,7 @@ class Attempt:
             if not self._begin():
                 call.drop()
                 return Interrupted()
-            request = child_wire.Request(
+            request = child_messages.AttemptRequest(
                 task.function.__module__,
                 task.function.__qualname__,
                 job,
@@ -341,7 +345,7 @@ class Attempt:
                 self._dependencies.reports.lowest,
             )
             run = partial(call.run, request, self._take_aside)
-            answer: child_wire.Answer = await self._shielded(in_thread(self._dependencies.pool, run))
+            answer: child_messages.Answer = await self._shielded(in_thread(self._dependencies.pool, run))
         except asyncio.CancelledError:
             if self.has_begun:
                 call.kill()
@@ -350,7 +354,7 @@ class Attempt:
             raise
         return self._answered(answer)
 
-    async def _bury(self, call: Call, work: asyncio.Future[Any]) -> None:
+    async def _bury(self, call: ChildCall, work: asyncio.Future[Any]) -> None:
         """Keep the slot until the killed child is gone.
 
         One that was only starting is not killed for a timeout, but kept for the retry, which may be in time then.
@@ -366,37 +370,37 @@ class Attempt:
             work.exception()
         await in_thread(self._dependencies.pool, call.drop)
 
-    def _take_aside(self, aside: child_wire.Aside) -> None:
+    def _take_aside(self, aside: child_messages.Aside) -> None:
         reports = self._dependencies.reports
         match aside:
-            case child_wire.Settled(limit, actual):
+            case child_messages.CostSettled(limit, actual):
                 if self.charge is not None:
                     self.charge.settle(limit, actual)
-            case child_wire.Progressed(fraction, message):
+            case child_messages.Progressed(fraction, message):
                 reports.progress(self.job, fraction, message)
-            case child_wire.Logged(level, logger, message):
+            case child_messages.Logged(level, logger, message):
                 reports.log(self.job, level, logger, message)
 
-    def _answered(self, answer: child_wire.Answer) -> Outcome:
+    def _answered(self, answer: child_messages.Answer) -> Outcome:
         match answer:
-            case child_wire.Result(result):
+            case child_messages.ReturnedValue(result):
                 if self.task.callbacks.exist:
                     self.result = self.task.payload.decode_result(result)
                 return Succeeded(result)
-            case child_wire.Raised(error, kind):
+            case child_messages.Raised(error, kind):
                 remote = remade(kind)
                 self._keep(remote)
                 return Failed(error, retryable=self.retry.accepts(remote))
-            case child_wire.Unstorable(error):
+            case child_messages.ResultNotStorable(error):
                 self._keep(PayloadError(error.message))
                 return Failed(error, retryable=False)
-            case child_wire.Misfit(error):
+            case child_messages.ArgumentsRejected(error):
                 self._keep(PayloadError(error.message))
                 return Unreadable(error)
-            case child_wire.Snooze(delay):
+            case child_messages.SnoozeRequested(delay):
                 return Snoozed(min(delay, FARTHEST))
-            case child_wire.Refusal(retry_after):
-                return Refused(min(retry_after, FARTHEST))
+            case child_messages.RateLimitReached(retry_after):
+                return CalleeRateLimited(min(retry_after, FARTHEST))
             case _:
                 assert_never(answer)
 

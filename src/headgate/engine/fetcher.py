@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from headgate.clock import Clock
 from headgate.engine.bus import EventBus
-from headgate.engine.elsewhere import Elsewhere
 from headgate.engine.guarded_store import GuardedStore
+from headgate.engine.remote_limits import RemoteLimit
 from headgate.engine.store_fetcher import StoreFetcher
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw
@@ -21,7 +21,7 @@ class Fetcher:
     """Passes on what concerns a limit to the fetcher of its store. A store that is slow holds no other one up."""
 
     def __init__(
-        self, storage: Store, limits: Mapping[str, Elsewhere], *, clock: Clock, bus: EventBus, ids: IdSource
+        self, storage: Store, limits: Mapping[str, RemoteLimit], *, clock: Clock, bus: EventBus, ids: IdSource
     ) -> None:
         of_store: dict[GuardedStore, dict[str, Limit]] = {}
         for name, elsewhere in limits.items():

@@ -29,13 +29,13 @@ class HistoryStep:
     def __init__(self, at: int) -> None:
         self.at = at
         self.until = at + SHORTEST * SECOND
-        self.tallies: dict[tuple[str, str], Tally] = {}
+        self.tallies: dict[tuple[str, str], JobCounts] = {}
         self.uses: dict[str, LimitUse] = {}
 
-    def tally(self, queue: str, task: str) -> Tally:
+    def tally(self, queue: str, task: str) -> JobCounts:
         found = self.tallies.get((queue, task))
         if found is None:
-            found = self.tallies[queue, task] = Tally()
+            found = self.tallies[queue, task] = JobCounts()
         return found
 
     def charge(self, limit: str, key: str, cost: int) -> None:
@@ -59,7 +59,7 @@ class HistoryStep:
             self.uses[limit] = use if known is None else known.plus(use)
 
 
-class Tally:
+class JobCounts:
     """What the jobs of one queue and task did."""
 
     __slots__ = (
@@ -89,9 +89,9 @@ class Tally:
         else:
             self.cancelled += 1
 
-    def plus(self, other: Tally) -> Tally:
+    def plus(self, other: JobCounts) -> JobCounts:
         """Both together."""
-        both = Tally()
+        both = JobCounts()
         both.enqueued = self.enqueued + other.enqueued
         both.started = self.started + other.started
         both.succeeded = self.succeeded + other.succeeded
@@ -156,9 +156,9 @@ class LimitUse:
 
 def rows_of_jobs(steps: Iterable[HistoryStep]) -> list[JobsStep]:
     """The rows of all lengths: of each queue and task, of each queue, and of all together."""
-    totals: dict[tuple[int, str, str, int], Tally] = {}
+    totals: dict[tuple[int, str, str, int], JobCounts] = {}
     for step in steps:
-        curves: dict[tuple[str, str], Tally] = {}
+        curves: dict[tuple[str, str], JobCounts] = {}
         for (queue, task), tally in step.tallies.items():
             for place in ((queue, task), (queue, ALL), (ALL, ALL)):
                 known = curves.get(place)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from headgate.clock import SECOND, Clock, sleep
 from headgate.engine.bus import EventBus
-from headgate.engine.teller import Teller
+from headgate.engine.callback_runner import CallbackRunner
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobFailure, JobFinished, StorageTroubled
 from headgate.jobs.history import KEPT_FOR
@@ -47,7 +47,7 @@ class Housekeeper:
         *,
         clock: Clock,
         bus: EventBus,
-        teller: Teller,
+        teller: CallbackRunner,
         retention: Retention,
     ) -> None:
         self._storage = storage
@@ -129,7 +129,7 @@ class Housekeeper:
                 await sleep(self._clock, PAUSE)
 
 
-def publish_dropped(bus: EventBus, teller: Teller, clock: Clock, dropped: Sequence[Dropped]) -> None:
+def publish_dropped(bus: EventBus, teller: CallbackRunner, clock: Clock, dropped: Sequence[Dropped]) -> None:
     """Tell of jobs that ended without having run."""
     if dropped:
         teller.tell_unrun([job.id for job in dropped if job.state is JobState.FAILED])

@@ -12,7 +12,9 @@ from random import Random
 from typing import Any
 
 from headgate.clock import SECOND, Clock
+from headgate.engine.backlog_migrator import BacklogMigrator
 from headgate.engine.bus import EventBus, publish_trouble
+from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge_router import ChargeRouter
 from headgate.engine.claim_loop import ClaimLoop
 from headgate.engine.claim_notices import ClaimNotices
@@ -20,11 +22,10 @@ from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.claim_wakeup import ClaimWakeup
 from headgate.engine.described import described
 from headgate.engine.drain import Drain, DrainWatch
-from headgate.engine.elsewhere import Elsewhere
-from headgate.engine.executor import Attempt, Cause
+from headgate.engine.executor import CancelledBy, RunningAttempt
 from headgate.engine.fetcher import Fetcher
 from headgate.engine.handler_tasks import guard_tasks, unguard_tasks
-from headgate.engine.historian import Historian
+from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.lease_keeper import LeaseKeeper
 from headgate.engine.membership import Membership
@@ -35,16 +36,15 @@ from headgate.engine.peer_leases import PeerLeases
 from headgate.engine.peer_recovery import PeerRecovery
 from headgate.engine.recorder import Recorder
 from headgate.engine.recurring import Recurring
-from headgate.engine.regater import Regater
+from headgate.engine.remote_limits import RemoteLimit
 from headgate.engine.reporter import Reporter
 from headgate.engine.running_attempts import MakeAttempt, RunningAttempts
 from headgate.engine.slots import Slots
-from headgate.engine.teller import Teller
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import NodeCrashed, NodeStarted, NodeStopped, NodeStopping
 from headgate.jobs.identity import IdSource, process_name
 from headgate.jobs.retention import DEFAULT_RETENTION, Retention
-from headgate.storage.fetched import Fetched
+from headgate.storage.fetched import FetchedStarts
 from headgate.storage.store import Store
 from headgate.tasks.context import JobLogCapture
 from headgate.tasks.registry import Registry
@@ -89,13 +89,13 @@ class Node:
         bus: EventBus,
         random: Random,
         ids: IdSource,
-        teller: Teller,
-        historian: Historian,
-        elsewhere: Mapping[str, Elsewhere] | None = None,
+        teller: CallbackRunner,
+        historian: HistoryWriter,
+        elsewhere: Mapping[str, RemoteLimit] | None = None,
         tracing: Tracing | None = None,
         pool: Pool | None = None,
-        make_attempt: MakeAttempt = Attempt,
-        on_concluded: Callable[[Attempt], None] | None = None,
+        make_attempt: MakeAttempt = RunningAttempt,
+        on_concluded: Callable[[RunningAttempt], None] | None = None,
     ) -> None:
         elsewhere = elsewhere or {}
         lease, interval = round(settings.lease * SECOND), round(settings.heartbeat * SECOND)
@@ -181,12 +181,12 @@ class Node:
             random=random,
         )
         # What starts jobs, and makes others startable.
-        self._regater = Regater(storage, registry, clock=clock, bus=bus, wake=self._wakeup.wake)
+        self._regater = BacklogMigrator(storage, registry, clock=clock, bus=bus, wake=self._wakeup.wake)
         self._notices = ClaimNotices(self._regater, teller, clock=clock, bus=bus)
         self._claims = ClaimLoop(
             storage,
             registry,
-            {**registry.rules, **{name: Fetched(limit.limit.rule) for name, limit in elsewhere.items()}},
+            {**registry.rules, **{name: FetchedStarts(limit.limit.rule) for name, limit in elsewhere.items()}},
             self._membership,
             self._slots,
             self.lease,
@@ -329,7 +329,7 @@ class Node:
 
     def cancel(self, job_id: str) -> None:
         """Cancel a job that runs here for its user; without effect if it does not."""
-        self.attempts.cancel(job_id, Cause.USER)
+        self.attempts.cancel(job_id, CancelledBy.USER)
 
     def statistics(self) -> dict[str, Any]:
         """Slots in use by queue, endings that wait to be recorded, and jobs that only the sweep found.

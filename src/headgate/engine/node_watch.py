@@ -6,7 +6,7 @@ from headgate.clock import SECOND, Clock, sleep
 from headgate.engine.bus import EventBus, publish_trouble
 from headgate.engine.claim_recovery import ClaimRecovery
 from headgate.engine.claim_wakeup import ClaimWakeup
-from headgate.engine.executor import Cause
+from headgate.engine.executor import CancelledBy
 from headgate.engine.housekeeper import Housekeeper
 from headgate.engine.lease_keeper import LeaseKeeper
 from headgate.engine.membership import Membership
@@ -94,7 +94,7 @@ class NodeWatch:
             await self._lease.beat()
         if self._attempts:
             for job_id in await self._storage.cancels(self._membership.id):
-                self._attempts.cancel(job_id, Cause.USER)
+                self._attempts.cancel(job_id, CancelledBy.USER)
 
     def _measure(self, late: float) -> None:
         """Publish how busy the node is; `late` is by how many seconds the event loop woke it too late."""

@@ -9,19 +9,19 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND, Clock
 from headgate.engine.bus import EventBus
+from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import takes_permit
 from headgate.engine.charge_router import ChargeRouter
 from headgate.engine.described import OWN_ERRORS
-from headgate.engine.executor import Attempt
+from headgate.engine.executor import RunningAttempt
 from headgate.engine.recorder import Recorder, Then
-from headgate.engine.teller import Teller
 from headgate.jobs.event import BackoffFailed
 from headgate.jobs.job import ClaimedJob, JobState
 from headgate.jobs.lifecycle import Ending, Finished, Returned, decide, succeeded
-from headgate.jobs.outcome import Interrupted, Outcome, Refused, Succeeded
+from headgate.jobs.outcome import CalleeRateLimited, Interrupted, Outcome, Succeeded
 from headgate.jobs.retry import RetryPolicy
 from headgate.storage.store import Store
-from headgate.tasks.callbacks import Moment
+from headgate.tasks.callbacks import CallbackKind
 from headgate.tasks.registry import Registry
 
 
@@ -34,7 +34,7 @@ class OutcomeRecorder:
         registry: Registry,
         recorder: Recorder,
         charges: ChargeRouter,
-        teller: Teller,
+        teller: CallbackRunner,
         *,
         clock: Clock,
         bus: EventBus,
@@ -50,7 +50,7 @@ class OutcomeRecorder:
         self._random = random
         self.handed_back = 0
 
-    def record(self, attempt: Attempt, outcome: Outcome) -> None:
+    def record(self, attempt: RunningAttempt, outcome: Outcome) -> None:
         """Record how an attempt ended. A start that never happened, or that the callee refused, is given back."""
         job, charge, now = attempt.job, attempt.charge, self._storage.now()
         # Most attempts succeed, and then there is nothing to decide.
@@ -70,13 +70,13 @@ class OutcomeRecorder:
         ending = Returned(job.id, job.fence, "interrupted", spent=False, charge=charge)
         self._recorder.end(job, ending, self._storage.now())
 
-    def _ending_of(self, attempt: Attempt, outcome: Outcome, now: int) -> Ending:
+    def _ending_of(self, attempt: RunningAttempt, outcome: Outcome, now: int) -> Ending:
         job, charge = attempt.job, attempt.charge
-        if charge is not None and (isinstance(outcome, Refused) or not attempt.has_begun):
+        if charge is not None and (isinstance(outcome, CalleeRateLimited) or not attempt.has_begun):
             charge.refund()
         ending = self._decide(job, outcome, attempt.retry, now)
         self.handed_back += isinstance(outcome, Interrupted)
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, CalleeRateLimited):
             if isinstance(ending, Returned) and not self._draws_on_rates(job):
                 # No bucket can be closed that would hold it back, so it is delayed itself.
                 ending = replace(ending, run_at=now + outcome.retry_after)
@@ -96,18 +96,18 @@ class OutcomeRecorder:
         rules = self._registry.rules
         return not all(takes_permit(draw, rules) for draw in job.draws)
 
-    def _callbacks_after(self, attempt: Attempt, ending: Ending) -> Then | None:
+    def _callbacks_after(self, attempt: RunningAttempt, ending: Ending) -> Then | None:
         """Return the call that runs the callbacks of the task once this ending is stored."""
         task, error = attempt.task, attempt.error
         # Its traceback leads back to the attempt: a cycle that only the garbage collector would find.
         attempt.error = None
         tell = partial(self._teller.tell, task, handler=attempt.handler)
         match ending:
-            case Finished(state=JobState.SUCCEEDED) if task.callbacks.wants(Moment.COMPLETED):
-                return partial(tell, Moment.COMPLETED, attempt.context, attempt.result)
-            case Finished(state=JobState.FAILED) if task.callbacks.wants(Moment.ERROR):
-                return partial(tell, Moment.ERROR, attempt.context, error)
-            case Returned(spent=True, run_at=int(run_at)) if task.callbacks.wants(Moment.RETRY):
+            case Finished(state=JobState.SUCCEEDED) if task.callbacks.wants(CallbackKind.COMPLETED):
+                return partial(tell, CallbackKind.COMPLETED, attempt.context, attempt.result)
+            case Finished(state=JobState.FAILED) if task.callbacks.wants(CallbackKind.ERROR):
+                return partial(tell, CallbackKind.ERROR, attempt.context, error)
+            case Returned(spent=True, run_at=int(run_at)) if task.callbacks.wants(CallbackKind.RETRY):
                 delay = max(0, run_at - self._storage.now()) / SECOND
-                return partial(tell, Moment.RETRY, attempt.context, error, attempt.job.attempt, delay)
+                return partial(tell, CallbackKind.RETRY, attempt.context, error, attempt.job.attempt, delay)
         return None

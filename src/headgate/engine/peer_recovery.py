@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from headgate.clock import Clock
 from headgate.engine.bus import EventBus
+from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.membership import Membership
 from headgate.engine.peer_leases import PeerLeases
-from headgate.engine.teller import Teller
 from headgate.jobs.event import NodeLost
 from headgate.storage.records import Peer
 from headgate.storage.store import Store
@@ -22,7 +22,7 @@ class PeerRecovery:
         storage: Store,
         membership: Membership,
         peers: PeerLeases,
-        teller: Teller,
+        teller: CallbackRunner,
         *,
         clock: Clock,
         bus: EventBus,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.engine.bus import EventBus, publish_use
 from headgate.engine.described import described, said
-from headgate.engine.historian import Historian
+from headgate.engine.history_writer import HistoryWriter
 from headgate.engine.reporter import Reporter
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import EndingRefused, JobFailure, JobFinished, JobRetried, JobReturned, StorageTroubled
@@ -46,7 +46,7 @@ class Recorder:
         clock: Clock,
         bus: EventBus,
         random: Random,
-        historian: Historian,
+        historian: HistoryWriter,
     ) -> None:
         self.node = node
         self._storage = storage

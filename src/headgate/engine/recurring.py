@@ -9,13 +9,13 @@ from typing import Literal
 
 from headgate.clock import SECOND, Clock, Timer, sleep
 from headgate.engine.bus import EventBus
+from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.declaration import trigger_of
 from headgate.engine.declarer import Declarer
 from headgate.engine.described import OWN_ERRORS
-from headgate.engine.hopeless import reject_hopeless, rejected
 from headgate.engine.housekeeper import publish_dropped
+from headgate.engine.max_wait import reject_over_max_wait, rejected
 from headgate.engine.occurrence import last_job_of, occurrence
-from headgate.engine.teller import Teller
 from headgate.errors import HeadgateError, LeaderNotFound, StorageUnavailable, UnreadableSchedule
 from headgate.jobs.event import (
     JobEnqueued,
@@ -25,7 +25,7 @@ from headgate.jobs.event import (
 )
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import NewJob
-from headgate.schedules.schedule import LATE, Due, due
+from headgate.schedules.schedule import LATE, DueOccurrences, due
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.storage.store import Store
 from headgate.tasks.registry import Registry
@@ -44,7 +44,7 @@ class Recurring:
         *,
         clock: Clock,
         bus: EventBus,
-        teller: Teller,
+        teller: CallbackRunner,
         ids: IdSource,
         random: Random,
     ) -> None:
@@ -141,7 +141,7 @@ class Recurring:
                 # Others were faster with all of them; so as not to be in step with them again.
                 await sleep(self._clock, self._random.uniform(0.001, 0.02))
 
-    def _decide(self, record: ScheduleRecord, now: int) -> Due | None:
+    def _decide(self, record: ScheduleRecord, now: int) -> DueOccurrences | None:
         try:
             if record.unreadable is not None:
                 raise UnreadableSchedule(record.name, record.unreadable)
@@ -154,7 +154,7 @@ class Recurring:
             self._declarer.give_up(record.name, error)
         return None
 
-    async def _fired(self, record: ScheduleRecord, what: Due, now: int) -> Fired:
+    async def _fired(self, record: ScheduleRecord, what: DueOccurrences, now: int) -> Fired:
         jobs: list[NewJob] = []
         in_line = record.rules.overlap == "queue"
         before = await last_job_of(self._storage, record) if in_line and what.occurrences else None
@@ -163,11 +163,11 @@ class Recurring:
             jobs.append(occurrence(record, self._registry, id=id, occurs_at=occurs_at, now=now, follows=before))
             before = id if in_line else None
         if any(job.give_up_at is not None for job in jobs):
-            jobs = await reject_hopeless(self._storage, self._registry.rules, jobs)
+            jobs = await reject_over_max_wait(self._storage, self._registry.rules, jobs)
         skipped_at = None if what.skipped is None else now
         return Fired(record.name, record.revision, what.next_at, what.last_at, jobs, what.skipped, skipped_at)
 
-    def _tell(self, record: ScheduleRecord, what: Due, jobs: Sequence[NewJob]) -> None:
+    def _tell(self, record: ScheduleRecord, what: DueOccurrences, jobs: Sequence[NewJob]) -> None:
         at = self._clock.now()
         if self._bus.wants(JobEnqueued):
             for job in jobs:

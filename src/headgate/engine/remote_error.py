@@ -6,10 +6,10 @@ import contextlib
 import sys
 from typing import Any
 
-from headgate.engine.child_wire import Kind
+from headgate.engine.child_messages import ErrorClass
 
 
-def remade(kind: Kind) -> BaseException:
+def remade(kind: ErrorClass) -> BaseException:
     """An exception that is an instance of every class of `kind` that this process has, and says the same.
 
     Its class is a subclass made for it: its constructor may want what did not travel, so it is not called, and of its
@@ -29,7 +29,7 @@ def remade(kind: Kind) -> BaseException:
     return Exception(kind.message)
 
 
-def _instance(made: type, kind: Kind) -> BaseException:
+def _instance(made: type, kind: ErrorClass) -> BaseException:
     """One that no code of its own class has made; raises TypeError for what cannot be made so."""
     built_in: Any = made
     while built_in.__module__ != "builtins":

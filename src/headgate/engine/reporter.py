@@ -15,7 +15,7 @@ from headgate.engine.described import said
 from headgate.errors import StorageUnavailable
 from headgate.jobs.event import JobProgressed, ReportDropped, StorageTroubled
 from headgate.jobs.job import ClaimedJob, Progress
-from headgate.jobs.report import PLACES, LogLine, Report, kept_level, kept_line, kept_name, kept_word
+from headgate.jobs.report import PLACES, AttemptReport, LogLine, kept_level, kept_line, kept_name, kept_word
 from headgate.storage.store import Store
 
 EVERY = 1.0
@@ -42,7 +42,7 @@ class Reporter:
         # The garbage collector may run what logs at any moment, also while this thread holds the lock. So it can be
         # taken again, and what is done under it is right wherever such a line comes in between.
         self._lock = threading.RLock()
-        self._said: dict[str, _Said] = {}
+        self._said: dict[str, _AttemptOutput] = {}
         # Those of them that have something new, in the order in which they said it.
         self._new: dict[str, None] = {}
         self._is_woken = False
@@ -82,14 +82,14 @@ class Reporter:
             said.lines.append(LogLine(number, at, job.attempt, level, name, text))
             self._tell(job)
 
-    def _of(self, job: ClaimedJob) -> _Said | None:
+    def _of(self, job: ClaimedJob) -> _AttemptOutput | None:
         """What this attempt has said; None if a later one of the same job runs here by now."""
         said = self._said.get(job.id)
         if said is not None and said.job.fence < job.fence:
             del self._said[job.id]
             said = None
         if said is None:
-            said = self._said.setdefault(job.id, _Said(job))
+            said = self._said.setdefault(job.id, _AttemptOutput(job))
         return said if said.job.fence == job.fence else None
 
     def _tell(self, job: ClaimedJob) -> None:
@@ -125,7 +125,7 @@ class Reporter:
         """
         if not self._new and not self._sending.locked():
             return set()
-        held: list[Report] = []
+        held: list[AttemptReport] = []
         async with self._sending:
             # Only what is new by now: a job that never stops talking must not keep the endings of others waiting.
             due = deque(id for id in list(self._new) if jobs is None or id in jobs)
@@ -136,9 +136,9 @@ class Reporter:
                 self._put_back(held)
         return {report.id for report in held}
 
-    async def _send(self, taken: Sequence[tuple[ClaimedJob, Report]]) -> list[Report]:
+    async def _send(self, taken: Sequence[tuple[ClaimedJob, AttemptReport]]) -> list[AttemptReport]:
         """Store what was taken; what was not, as others hold its jobs."""
-        held: list[Report] = []
+        held: list[AttemptReport] = []
         try:
             written = await self._storage.report(self.node, [report for _, report in taken], self._most)
         except (StorageUnavailable, asyncio.CancelledError):
@@ -176,9 +176,9 @@ class Reporter:
         at, error_said = self._clock.now(), said(error)
         self._bus.publish(ReportDropped(at=at, job_id=job.id, task=job.task, attempt=job.attempt, error=error_said))
 
-    def _take(self, due: deque[str]) -> list[tuple[ClaimedJob, Report]]:
+    def _take(self, due: deque[str]) -> list[tuple[ClaimedJob, AttemptReport]]:
         """The next of those that are due, as much as is stored at once."""
-        taken: list[tuple[ClaimedJob, Report]] = []
+        taken: list[tuple[ClaimedJob, AttemptReport]] = []
         characters = 0
         with self._lock:
             while due and characters < CHARACTERS_AT_ONCE:
@@ -190,11 +190,11 @@ class Reporter:
                     progress, said.progress = said.progress, None
                     # One that came while another was being made stands before it.
                     lines.sort(key=_number)
-                    taken.append((said.job, Report(id, said.job.fence, progress, tuple(lines))))
+                    taken.append((said.job, AttemptReport(id, said.job.fence, progress, tuple(lines))))
                     characters += sum(len(line.message) for line in lines)
         return taken
 
-    def _put_back(self, reports: Iterable[Report]) -> None:
+    def _put_back(self, reports: Iterable[AttemptReport]) -> None:
         with self._lock:
             for report in reports:
                 said = self._said.get(report.id)
@@ -217,7 +217,7 @@ class Reporter:
             self._new.clear()
 
 
-class _Said:
+class _AttemptOutput:
     """What one attempt has said: how many lines in all, and what is not stored yet."""
 
     __slots__ = ("is_warned", "job", "lines", "logged", "progress")

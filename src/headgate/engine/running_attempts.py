@@ -10,18 +10,18 @@ from typing import Any
 
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.engine.bus import EventBus
+from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import AttemptCharge, takes_permit
 from headgate.engine.charge_router import ChargeRouter
 from headgate.engine.children import Children
 from headgate.engine.claim_wakeup import ClaimWakeup
-from headgate.engine.executor import LINGERS_AFTER, Attempt, AttemptDependencies, Cause
+from headgate.engine.executor import LINGERS_AFTER, AttemptDependencies, CancelledBy, RunningAttempt
+from headgate.engine.late_start import StartDecision, decide_start
 from headgate.engine.outcome_recorder import OutcomeRecorder
 from headgate.engine.own_lease import OwnLease
-from headgate.engine.punctuality import Start, judge_start
 from headgate.engine.reporter import Reporter
-from headgate.engine.resource_room import ResourceRoom
+from headgate.engine.resource_pool import ResourcePool
 from headgate.engine.slots import Slots
-from headgate.engine.teller import Teller
 from headgate.jobs.event import AttemptLingers, JobStarted
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.outcome import Outcome
@@ -30,7 +30,7 @@ from headgate.tasks.registry import Registry
 from headgate.tasks.task import Task
 from headgate.tasks.tracing import Tracing
 
-MakeAttempt = Callable[[ClaimedJob, Task[Any, Any], AttemptCharge | None, AttemptDependencies], Attempt]
+MakeAttempt = Callable[[ClaimedJob, Task[Any, Any], AttemptCharge | None, AttemptDependencies], RunningAttempt]
 
 
 class RunningAttempts:
@@ -50,15 +50,15 @@ class RunningAttempts:
         charges: ChargeRouter,
         outcomes: OutcomeRecorder,
         reporter: Reporter,
-        teller: Teller,
+        teller: CallbackRunner,
         wakeup: ClaimWakeup,
         *,
         pool: Pool,
         clock: Clock,
         bus: EventBus,
         tracing: Tracing | None = None,
-        make_attempt: MakeAttempt = Attempt,
-        on_concluded: Callable[[Attempt], None] | None = None,
+        make_attempt: MakeAttempt = RunningAttempt,
+        on_concluded: Callable[[RunningAttempt], None] | None = None,
     ) -> None:
         self._storage = storage
         self._registry = registry
@@ -73,7 +73,7 @@ class RunningAttempts:
         self._make_attempt = make_attempt
         self._on_concluded = on_concluded
         self._children = Children()
-        self._resources = ResourceRoom(clock, bus)
+        self._resources = ResourcePool(clock, bus)
         self._dependencies = AttemptDependencies(
             clock,
             pool,
@@ -85,10 +85,10 @@ class RunningAttempts:
             self._note_lingering,
             tracing,
         )
-        self._running: dict[str, Attempt] = {}
+        self._running: dict[str, RunningAttempt] = {}
         # They have ended, and their threads have not: what they hold permits for goes on.
-        self._held_back: dict[Attempt, asyncio.Task[Outcome]] = {}
-        self._lingering: set[Attempt] = set()
+        self._held_back: dict[RunningAttempt, asyncio.Task[Outcome]] = {}
+        self._lingering: set[RunningAttempt] = set()
         self._is_leaving = False
         self._idle = asyncio.Event()
         self.started = 0
@@ -99,7 +99,7 @@ class RunningAttempts:
         """Return how many attempts run, or have ended and still hold permits."""
         return len(self._running)
 
-    def __iter__(self) -> Iterator[Attempt]:
+    def __iter__(self) -> Iterator[RunningAttempt]:
         return iter(self._running.values())
 
     @property
@@ -137,27 +137,27 @@ class RunningAttempts:
             )
         attempt.start().add_done_callback(partial(self._attempt_ended, attempt))
 
-    def _may_start(self, attempt: Attempt) -> bool:
+    def _may_start(self, attempt: RunningAttempt) -> bool:
         """The last check of a gated job before its handler is called; False sends it back unspent."""
         if not self._own_lease.holds(self._clock.monotonic()):
             return False
         now = self._storage.limit_now()
-        match judge_start(attempt.job, self._registry.rules, now):
-            case Start.ON_TIME:
+        match decide_start(attempt.job, self._registry.rules, now):
+            case StartDecision.ON_TIME:
                 return True
-            case Start.LATE:
+            case StartDecision.LATE:
                 assert attempt.charge is not None
                 attempt.charge.start_late(now)
                 return True
-            case Start.TOO_LATE:
+            case StartDecision.TOO_LATE:
                 return False
 
-    def _attempt_ended(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> None:
+    def _attempt_ended(self, attempt: RunningAttempt, done: asyncio.Task[Outcome]) -> None:
         thread = attempt.thread
         goes_on = thread is not None and not thread.done()
         if thread is not None and goes_on:
             thread.add_done_callback(lambda ended: self._thread_ended(attempt, ended))
-            if self._may_hold_permits(attempt) and attempt.cause is not Cause.DISOWNED and not self._is_leaving:
+            if self._may_hold_permits(attempt) and attempt.cause is not CancelledBy.DISOWNED and not self._is_leaving:
                 # The ending frees its permits, and what a permit guards is still at work.
                 self._held_back[attempt] = done
                 return
@@ -166,7 +166,7 @@ class RunningAttempts:
             self._release_slot(attempt)
         self._conclude(attempt, done)
 
-    def _thread_ended(self, attempt: Attempt, ended: asyncio.Future[Any]) -> None:
+    def _thread_ended(self, attempt: RunningAttempt, ended: asyncio.Future[Any]) -> None:
         if not ended.cancelled():
             # Its attempt has ended before; what it raised now is nobody's any more.
             ended.exception()
@@ -177,19 +177,19 @@ class RunningAttempts:
         if done is not None:
             self._conclude(attempt, done)
 
-    def _may_hold_permits(self, attempt: Attempt) -> bool:
+    def _may_hold_permits(self, attempt: RunningAttempt) -> bool:
         """Whether it may hold any. A permit that it kept from an earlier attempt is none of its draws."""
         rules = self._registry.rules
         return any(takes_permit(draw, rules) for draw in attempt.job.draws) or any(
             bound.limit.rule.holds_permits for bound in attempt.task.gate.limits
         )
 
-    def _forget(self, attempt: Attempt) -> None:
+    def _forget(self, attempt: RunningAttempt) -> None:
         # Of a node that was declared dead, another attempt of the same job may run here by now.
         if self._running.get(attempt.job.id) is attempt:
             del self._running[attempt.job.id]
 
-    def _release_slot(self, attempt: Attempt) -> None:
+    def _release_slot(self, attempt: RunningAttempt) -> None:
         if attempt.linger is not None:
             attempt.leave()
             self._lingering.discard(attempt)
@@ -198,13 +198,13 @@ class RunningAttempts:
         if not self._running:
             self._idle.set()
 
-    def _conclude(self, attempt: Attempt, done: asyncio.Task[Outcome]) -> None:
-        if attempt.cause is not Cause.DISOWNED:
+    def _conclude(self, attempt: RunningAttempt, done: asyncio.Task[Outcome]) -> None:
+        if attempt.cause is not CancelledBy.DISOWNED:
             self._outcomes.record(attempt, attempt.outcome_of(done))
         if self._on_concluded is not None:
             self._on_concluded(attempt)
 
-    def _note_lingering(self, attempt: Attempt) -> None:
+    def _note_lingering(self, attempt: RunningAttempt) -> None:
         """It was told to end, and does not."""
         self._lingering.add(attempt)
         job, cause = attempt.job, attempt.cause
@@ -223,13 +223,13 @@ class RunningAttempts:
 
     # ---------------------------------------------------------------------------------------------- cancel
 
-    def cancel(self, job_id: str, cause: Cause) -> None:
+    def cancel(self, job_id: str, cause: CancelledBy) -> None:
         """Cancel the attempt of a job; without effect if the job does not run here."""
         attempt = self._running.get(job_id)
         if attempt is not None:
             attempt.cancel(cause)
 
-    def cancel_all(self, cause: Cause) -> None:
+    def cancel_all(self, cause: CancelledBy) -> None:
         """Cancel every attempt."""
         for attempt in list(self._running.values()):
             attempt.cancel(cause)
@@ -242,14 +242,14 @@ class RunningAttempts:
             if attempt not in self._held_back and (not attempt.has_begun or self._may_hold_permits(attempt))
         ]
         for attempt in exclusive:
-            attempt.cancel(Cause.LEASE)
+            attempt.cancel(CancelledBy.LEASE)
         return len(exclusive)
 
     def disown(self) -> int:
         """Cancel and forget every attempt, as the jobs are other nodes' now; return how many ran."""
         attempts = list(self._running.values())
         for attempt in attempts:
-            attempt.cancel(Cause.DISOWNED)
+            attempt.cancel(CancelledBy.DISOWNED)
         for attempt in self._held_back:
             self._forget(attempt)
         self._held_back.clear()
@@ -266,7 +266,7 @@ class RunningAttempts:
             await asyncio.wait([stop_waiting, finished], return_when=asyncio.FIRST_COMPLETED)
             stop_waiting.cancel()
             finished.cancel()
-        self.cancel_all(Cause.SHUTDOWN)
+        self.cancel_all(CancelledBy.SHUTDOWN)
         if self._running:
             self._idle.clear()
             await wait_for_event(self._clock, self._idle, 1.0 if aborting.is_set() else 5.0)
@@ -279,7 +279,7 @@ class RunningAttempts:
 
     async def close(self, seconds: float) -> None:
         """Cancel what is left, end the child processes, and close the resources, which may take so long."""
-        self.cancel_all(Cause.SHUTDOWN)
+        self.cancel_all(CancelledBy.SHUTDOWN)
         # Whatever of an attempt is left now, it is not to outlive its node.
         self._children.kill_all()
         await self._resources.close(seconds)

@@ -19,7 +19,7 @@ from headgate.jobs.job import Draw
 from headgate.limits.bucket_store import Bucket
 from headgate.limits.limit import AnyRule, Limit
 from headgate.storage.admission import BucketVisit
-from headgate.storage.fetched import ASK_AGAIN, Balance, Fetched
+from headgate.storage.fetched import ASK_AGAIN, FetchedBalance, FetchedStarts
 from headgate.storage.records import Amendment, Deposit, Starved
 from headgate.storage.store import Store
 
@@ -120,11 +120,11 @@ class StoreFetcher:
             taken = await self._store.take(_bucket(draw, rule), starved.cost, count=room, id=id)
         except CostExceedsLimit:
             # The claim fails the job, by the same rule.
-            return Deposit(draw, Balance(0, now, 0, now + ASK_AGAIN, rule.describe()))
+            return Deposit(draw, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
         except DeclarationError as error:
             # The store is there, and cannot hold this rule: no reason for its jobs, or those of others, to go without.
             self._tell_once(limit, str(error))
-            return Deposit(draw, Balance(0, now, 0, now + ASK_AGAIN, rule.describe()))
+            return Deposit(draw, FetchedBalance(0, now, 0, now + ASK_AGAIN, rule.describe()))
         except HeadgateError as error:
             return Deposit(draw, self._without(starved, room, now, error))
         if self._store.advice is not None:
@@ -139,7 +139,7 @@ class StoreFetcher:
             opens_in = ASK_AGAIN
             self._advise(limit, "it refuses a start and says that the bucket is open; it is asked again after 1 s")
         return Deposit(
-            draw, Balance(left, now, taken.now if left else 0, now + opens_in, rule.describe(), starved.cost)
+            draw, FetchedBalance(left, now, taken.now if left else 0, now + opens_in, rule.describe(), starved.cost)
         )
 
     def _tell_once(self, limit: str, error: str) -> None:
@@ -153,7 +153,7 @@ class StoreFetcher:
             self._advised.add(advice)
             self._bus.publish(LimitStoreAdvised(at=self._clock.now(), limit=limit, advice=advice))
 
-    def _without(self, starved: Starved, room: int, now: int, error: HeadgateError) -> Balance:
+    def _without(self, starved: Starved, room: int, now: int, error: HeadgateError) -> FetchedBalance:
         """What the limit says is to be done while its store cannot be asked."""
         monotonic = self._clock.monotonic()
         policy = self._limits[starved.draw.limit].on_store_error
@@ -166,8 +166,8 @@ class StoreFetcher:
             )
             self._breaker.fail(monotonic)
         if policy == "run":
-            return Balance(room * starved.cost, now, 0, now, asked_for)
-        return Balance(0, now, 0, now + ASK_AGAIN, asked_for)
+            return FetchedBalance(room * starved.cost, now, 0, now, asked_for)
+        return FetchedBalance(0, now, 0, now + ASK_AGAIN, asked_for)
 
     async def _lay_down(self, deposits: Sequence[Deposit]) -> bool:
         try:
@@ -246,7 +246,7 @@ class StoreFetcher:
                 visit.reopens = True
 
         try:
-            await self._storage.visit(draw, {draw.limit: Fetched(self._limits[draw.limit].rule)}, look)
+            await self._storage.visit(draw, {draw.limit: FetchedStarts(self._limits[draw.limit].rule)}, look)
         except StorageUnavailable as error:
             self._bus.publish(StorageTroubled(at=self._clock.now(), doing="telling of a refund", error=str(error)))
 

@@ -9,7 +9,7 @@ except ModuleNotFoundError:
         "the dashboard needs the starlette package, which is missing; pip install 'headgate[dashboard]'"
     ) from None
 
-from headgate.http.auth import Auth, BasicAuth, BearerAuth, CallbackAuth, OneTimeToken, Refused, Role, User
+from headgate.http.auth import Auth, BasicAuth, BearerAuth, CallbackAuth, OneTimeToken, Role, User, WrongCredential
 from headgate.http.site import Dashboard, dashboard
 
 __all__ = [
@@ -19,8 +19,8 @@ __all__ = [
     "CallbackAuth",
     "Dashboard",
     "OneTimeToken",
-    "Refused",
     "Role",
     "User",
+    "WrongCredential",
     "dashboard",
 ]

@@ -50,7 +50,7 @@ class User:
         return _RANK[self.role] >= _RANK[role]
 
 
-class Refused(Exception):
+class WrongCredential(Exception):
     """A credential is wrong: one failure more of its address and user `name` ("" if it names nobody).
 
     With a `credential`, all of what was checked, the same one counts once for its address and name.
@@ -172,9 +172,9 @@ class BasicAuth:
         try:
             name, separator, password = base64.b64decode(shown, validate=True).decode().partition(":")
         except (binascii.Error, ValueError):
-            raise Refused(credential=shown) from None
+            raise WrongCredential(credential=shown) from None
         if not separator:
-            raise Refused(credential=shown, name=name)
+            raise WrongCredential(credential=shown, name=name)
         return await self._check(name, password)
 
     async def _check(self, name: str, password: str) -> User:
@@ -185,7 +185,7 @@ class BasicAuth:
             # Compared also where there is nobody of that name, so that the time taken does not tell names.
             is_right = _is_same(password, "" if known is None else known.text)
         if known is None or not is_right:
-            raise Refused(credential=f"{name}:{password}", name=name)
+            raise WrongCredential(credential=f"{name}:{password}", name=name)
         return known.user
 
     async def _check_hash(self, name: str, password: str) -> bool:
@@ -235,14 +235,14 @@ class BearerAuth:
             try:
                 shown = base64.b64decode(basic, validate=True).decode().partition(":")[2]
             except (binascii.Error, ValueError):
-                raise Refused(credential=basic) from None
+                raise WrongCredential(credential=basic) from None
         return self._check(shown)
 
     def _check(self, shown: str) -> User:
         # All are compared, so that the time taken does not tell which one it nearly was.
         found = [each.user for each in self._credentials if _is_same(shown, each.text)]
         if not found:
-            raise Refused(credential=shown)
+            raise WrongCredential(credential=shown)
         return found[0]
 
 
@@ -275,7 +275,7 @@ class OneTimeToken:
     async def sign_in(self, fields: SignInFields) -> User:
         # Somebody may paste the whole link.
         if not _is_same(fields.secret.strip().rpartition("token=")[2], self.token):
-            raise Refused(credential=fields.secret)
+            raise WrongCredential(credential=fields.secret)
         self.token = secrets.token_urlsafe(32)
         if self._on_used is not None:
             self._on_used(self.token)
@@ -327,7 +327,7 @@ def _shown(request: Request, scheme: str) -> str | None:
     if kind.lower() != scheme:
         return None
     if len(value) > LONGEST_CREDENTIAL:
-        raise Refused
+        raise WrongCredential
     return value.strip()
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from headgate.admin import Admin, Overview
 from headgate.http.auth import User
+from headgate.http.overview_poller import AppCaller, OverviewPoller
 from headgate.http.redaction import NO_SECRETS, Redaction, Secrets
-from headgate.http.watch import Reach, Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Caller:
     can_sign_out: bool
     admin: Admin
     redaction: Redaction
-    watch: Watch
-    reach: Reach
+    watch: OverviewPoller
+    reach: AppCaller
     token: str
     title: str
     read_only: bool

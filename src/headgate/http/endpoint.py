@@ -17,7 +17,7 @@ from starlette.responses import Response
 from headgate.errors import HeadgateError
 from headgate.http.auth import Role
 from headgate.http.caller import Caller
-from headgate.http.refusal import Refusal, refusal_of
+from headgate.http.http_error import HttpError, http_error_of
 
 LARGEST_BODY = 64 * 1024
 """Bytes; no body that is asked for comes near it."""
@@ -38,11 +38,11 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The parameters of a request; what is not one of them is refused."""
 
 
-class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JsonBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is sent with a request, as JSON; one whose fields all have defaults may be left out."""
 
 
-class Done(msgspec.Struct, frozen=True):
+class Acknowledgement(msgspec.Struct, frozen=True):
     """It is done; `changed` is False if it was so before."""
 
     changed: bool = True
@@ -93,7 +93,7 @@ class Endpoint:
         return self.hints.get("query")
 
     @property
-    def body(self) -> type[Body] | None:
+    def body(self) -> type[JsonBody] | None:
         return self.hints.get("body")
 
     @property
@@ -125,7 +125,7 @@ def removes(path: str, handler: Handler, *, needs: Role = "admin", refuses: tupl
     return Endpoint("DELETE", path, needs, handler, refuses)
 
 
-class Answering:
+class EndpointRunner:
     """An endpoint at work: parses, calls its handler, renders."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -148,7 +148,7 @@ class Answering:
             is_search = self.endpoint.method == "GET" and getattr(query, "text", None) is not None
             answer = await (_while_connected(request, work) if is_search else work)
         except HeadgateError as error:
-            raise refusal_of(error) from error
+            raise http_error_of(error) from error
         return Response(self._encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
@@ -158,7 +158,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> 
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise Refusal(408, "disconnected", "the connection was closed before the search had ended")
+            raise HttpError(408, "disconnected", "the connection was closed before the search had ended")
         return working.result()
     finally:
         leaving.cancel()
@@ -189,7 +189,7 @@ def parse_query(text: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
         raise _bad_request(_worded(error, "parameter")) from None
 
 
-def parse_body(content: bytes, kind: type[Body]) -> Body:
+def parse_body(content: bytes, kind: type[JsonBody]) -> JsonBody:
     """The body of a request. Raises Refusal for what is no JSON, or not what is asked for."""
     try:
         body = msgspec.json.decode(content or b"{}", type=kind)
@@ -207,7 +207,7 @@ async def read_body(request: Request, *, kind: str = "application/json", largest
     try:
         await asyncio.wait([reading], timeout=SLOWEST_BODY)
         if not reading.done():
-            raise Refusal(408, "too_slow", f"the body was not there within {SLOWEST_BODY:g} s")
+            raise HttpError(408, "too_slow", f"the body was not there within {SLOWEST_BODY:g} s")
         return reading.result()
     except ClientDisconnect:
         raise _bad_request("the connection was lost before the body was there") from None
@@ -225,7 +225,7 @@ async def _read_body(request: Request, kind: str, largest: int) -> bytes:
         if len(content) > largest:
             raise _too_large(largest)
     if content and request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
-        raise Refusal(415, "unsupported_media_type", f"a body is sent here with Content-Type: {kind}")
+        raise HttpError(415, "unsupported_media_type", f"a body is sent here with Content-Type: {kind}")
     return bytes(content)
 
 
@@ -259,9 +259,9 @@ def _worded(error: msgspec.ValidationError, what: str) -> str:
     return f"{message} ({path})" if path else message
 
 
-def _bad_request(message: str) -> Refusal:
-    return Refusal(400, "bad_request", message)
+def _bad_request(message: str) -> HttpError:
+    return HttpError(400, "bad_request", message)
 
 
-def _too_large(largest: int) -> Refusal:
-    return Refusal(413, "too_large", f"the body is longer than {largest:,} bytes")
+def _too_large(largest: int) -> HttpError:
+    return HttpError(413, "too_large", f"the body is longer than {largest:,} bytes")

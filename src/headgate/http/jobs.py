@@ -13,10 +13,10 @@ from headgate.admin import BulkResult, Explanation, JobCount, JobDetails, JobQue
 from headgate.admin.query import Instant
 from headgate.clock import to_datetime
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Body, Done, Endpoint, Query, acts, reads
+from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads
+from headgate.http.http_error import HttpError
 from headgate.http.page import Count, Cursor, Number, Page
 from headgate.http.redaction import LONGEST_PREVIEWED, NO_SECRETS, Redaction, Secrets
-from headgate.http.refusal import Refusal
 from headgate.jobs.job import JobError, JobOptions, JobRecord
 from headgate.jobs.report import LogLine
 from headgate.jobs.state import JobState
@@ -41,7 +41,7 @@ class LogsQuery(Query, frozen=True, kw_only=True):
     newest: Annotated[bool, msgspec.Meta(description="The last lines instead of the first.")] = False
 
 
-class BulkRequest(Body, frozen=True, kw_only=True):
+class BulkRequest(JsonBody, frozen=True, kw_only=True):
     """What is to be done, to which jobs, and to how many at most; with `dry_run` it is only counted."""
 
     action: Literal["retry", "cancel", "run_now"]
@@ -50,7 +50,7 @@ class BulkRequest(Body, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class NewPlace(Body, frozen=True, kw_only=True):
+class NewPlace(JsonBody, frozen=True, kw_only=True):
     """When a job is to be ready, at an instant or after so many seconds, and how urgent it is."""
 
     at: Instant | None = None
@@ -187,27 +187,27 @@ async def job_logs(caller: Caller, id: str, query: LogsQuery) -> Page[LogLineVie
     return Page([_line(line, caller.redaction, secrets) for line in lines], str(lines[-1].number) if more else None)
 
 
-async def retry_job(caller: Caller, id: str) -> Done:
+async def retry_job(caller: Caller, id: str) -> Acknowledgement:
     """Let a failed or cancelled job wait again, with all its tries."""
     await caller.admin.retry(id)
-    return Done()
+    return Acknowledgement()
 
 
-async def cancel_job(caller: Caller, id: str) -> Done:
+async def cancel_job(caller: Caller, id: str) -> Acknowledgement:
     """Cancel a waiting job, or ask a running one to end; not `changed` if it was final."""
-    return Done(await caller.admin.cancel(id))
+    return Acknowledgement(await caller.admin.cancel(id))
 
 
-async def run_job_now(caller: Caller, id: str) -> Done:
+async def run_job_now(caller: Caller, id: str) -> Acknowledgement:
     """Let a job that waits for its time, or for its next try, be ready at once; no limit is passed by it."""
     await caller.admin.run_now(id)
-    return Done()
+    return Acknowledgement()
 
 
-async def reschedule_job(caller: Caller, id: str, body: NewPlace) -> Done:
+async def reschedule_job(caller: Caller, id: str, body: NewPlace) -> Acknowledgement:
     """Give a waiting job another time, another priority, or both; its limits hold as ever."""
     await caller.admin.reschedule(id, at=body.at, delay=body.delay, priority=body.priority)
-    return Done()
+    return Acknowledgement()
 
 
 async def change_jobs(caller: Caller, body: BulkRequest) -> BulkResult:
@@ -242,7 +242,7 @@ def _allowed(caller: Caller, query: JobQuery) -> JobQuery:
     Who may ask whether a hidden value contains a text can read it, letter by letter.
     """
     if query.text is not None and caller.redaction and not caller.user.may("admin"):
-        raise Refusal(
+        raise HttpError(
             403,
             "text_is_redacted",
             "fields of payloads are redacted here, and a search in their text would tell them; ask an admin, or "

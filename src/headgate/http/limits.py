@@ -10,9 +10,9 @@ import msgspec
 
 from headgate.admin import BucketStatus, DeclaredLimit
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Body, Done, Endpoint, Query, acts, reads, removes
+from headgate.http.endpoint import Acknowledgement, Endpoint, JsonBody, Query, acts, reads, removes
+from headgate.http.http_error import HttpError
 from headgate.http.page import MOST, Count, Cursor, Key, Name, Page, from_cursor, to_cursor
-from headgate.http.refusal import Refusal
 from headgate.limits.kinds import RateKind
 from headgate.storage.live_rules import Scope
 from headgate.storage.records import BucketPlace
@@ -47,7 +47,7 @@ class AuditQuery(Query, frozen=True, kw_only=True):
     ] = 3600
 
 
-class Whom(Body, frozen=True, kw_only=True):
+class SettingTarget(JsonBody, frozen=True, kw_only=True):
     """A key, a pattern of keys (`stripe:*`), or a tier; without any, all keys. A key is never taken for a pattern."""
 
     key: Key | None = None
@@ -55,7 +55,7 @@ class Whom(Body, frozen=True, kw_only=True):
     tier: Name | None = None
 
 
-class SetRequest(Whom, frozen=True, kw_only=True):
+class SetRequest(SettingTarget, frozen=True, kw_only=True):
     """Another rule: "15/m", or a number for what runs at once; of another kind than declared, if that is named."""
 
     rule: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
@@ -64,13 +64,13 @@ class SetRequest(Whom, frozen=True, kw_only=True):
     slices: Annotated[int, msgspec.Meta(ge=1, le=10**4)] | None = None
 
 
-class KeyRequest(Body, frozen=True, kw_only=True):
+class KeyRequest(JsonBody, frozen=True, kw_only=True):
     """A key; empty for a limit without keys."""
 
     key: Key = ""
 
 
-class PenalizeRequest(Body, frozen=True, kw_only=True):
+class PenalizeRequest(JsonBody, frozen=True, kw_only=True):
     """A key, and for how many `seconds`, or `until` when, nothing starts on it."""
 
     key: Key = ""
@@ -78,7 +78,7 @@ class PenalizeRequest(Body, frozen=True, kw_only=True):
     until: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
-class AssignRequest(Body, frozen=True, kw_only=True):
+class AssignRequest(JsonBody, frozen=True, kw_only=True):
     """A key, or a pattern of keys (`stripe:*`), and its tier; null takes it out."""
 
     key: Key | None = None
@@ -173,18 +173,18 @@ async def audit_limit(caller: Caller, limit: str, query: AuditQuery) -> AuditedP
     )
 
 
-async def pause_limit(caller: Caller, limit: str, body: Whom) -> Done:
+async def pause_limit(caller: Caller, limit: str, body: SettingTarget) -> Acknowledgement:
     """Let nothing start on a limit until it is resumed; what runs goes on, what waits loses nothing."""
     await caller.admin.limits.pause(limit, key=body.key, pattern=body.pattern, tier=body.tier)
-    return Done()
+    return Acknowledgement()
 
 
-async def resume_limit(caller: Caller, limit: str, body: Whom) -> Done:
+async def resume_limit(caller: Caller, limit: str, body: SettingTarget) -> Acknowledgement:
     """End a pause."""
-    return Done(await caller.admin.limits.resume(limit, key=body.key, pattern=body.pattern, tier=body.tier))
+    return Acknowledgement(await caller.admin.limits.resume(limit, key=body.key, pattern=body.pattern, tier=body.tier))
 
 
-async def set_limit(caller: Caller, limit: str, body: SetRequest) -> Done:
+async def set_limit(caller: Caller, limit: str, body: SetRequest) -> Acknowledgement:
     """Let another rule hold until it is unset; the most specific setting wins: key, tier, longest pattern, all."""
     await caller.admin.limits.set_rule(
         limit,
@@ -196,12 +196,12 @@ async def set_limit(caller: Caller, limit: str, body: SetRequest) -> Done:
         pattern=body.pattern,
         tier=body.tier,
     )
-    return Done()
+    return Acknowledgement()
 
 
-async def unset_limit(caller: Caller, limit: str, body: Whom) -> Done:
+async def unset_limit(caller: Caller, limit: str, body: SettingTarget) -> Acknowledgement:
     """Return to the rule that the code declares."""
-    return Done(await caller.admin.limits.unset(limit, key=body.key, pattern=body.pattern, tier=body.tier))
+    return Acknowledgement(await caller.admin.limits.unset(limit, key=body.key, pattern=body.pattern, tier=body.tier))
 
 
 async def reset_limit(caller: Caller, limit: str, body: KeyRequest) -> Reset:
@@ -209,26 +209,26 @@ async def reset_limit(caller: Caller, limit: str, body: KeyRequest) -> Reset:
     return Reset(await caller.admin.limits.reset(limit, body.key))
 
 
-async def penalize_limit(caller: Caller, limit: str, body: PenalizeRequest) -> Done:
+async def penalize_limit(caller: Caller, limit: str, body: PenalizeRequest) -> Acknowledgement:
     """Let nothing start on a key for so long; a reset lifts it."""
     if body.until is not None and not caller.admin.now() < body.until < LATEST:
-        raise Refusal(400, "bad_request", "`until` must be an instant to come, before the year 9999")
+        raise HttpError(400, "bad_request", "`until` must be an instant to come, before the year 9999")
     match body.seconds, body.until:
         case (float(until), None) | (None, datetime() as until):
             await caller.admin.limits.penalize(limit, body.key, until)
-            return Done()
-    raise Refusal(400, "bad_request", "say either `seconds` or `until`")
+            return Acknowledgement()
+    raise HttpError(400, "bad_request", "say either `seconds` or `until`")
 
 
-async def assign_limit(caller: Caller, limit: str, body: AssignRequest) -> Done:
+async def assign_limit(caller: Caller, limit: str, body: AssignRequest) -> Acknowledgement:
     """Put a key, or all that match a pattern, into a tier, or out of it."""
     await caller.admin.limits.assign(limit, body.key, body.tier, pattern=body.pattern)
-    return Done()
+    return Acknowledgement()
 
 
-async def remove_limit(caller: Caller, limit: str) -> Done:
+async def remove_limit(caller: Caller, limit: str) -> Acknowledgement:
     """Forget a limit: its settings and what its keys have used. Refused while jobs need it."""
-    return Done(await caller.admin.limits.remove(limit))
+    return Acknowledgement(await caller.admin.limits.remove(limit))
 
 
 async def _settings(caller: Caller, query: LimitQuery) -> Sequence[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headgate.http.endpoint import Endpoint
-from headgate.http.refusal import ErrorAnswer
+from headgate.http.http_error import ErrorAnswer
 
 REF = "#/components/schemas/{name}"
 

@@ -12,7 +12,7 @@ import msgspec
 from headgate.admin.query import Key as Key
 from headgate.admin.query import Name as Name
 from headgate.http.endpoint import LARGEST_NUMBER, require_storable
-from headgate.http.refusal import Refusal
+from headgate.http.http_error import HttpError
 
 T = TypeVar("T")
 
@@ -42,6 +42,6 @@ def from_cursor(cursor: str, kind: type[T]) -> T:
         padded = cursor + "=" * (-len(cursor) % 4)
         place = msgspec.json.decode(base64.b64decode(padded, altchars=b"-_", validate=True), type=kind)
     except (binascii.Error, msgspec.MsgspecError, ValueError, RecursionError):
-        raise Refusal(400, "bad_request", f"{cursor[:80]!r} is not the `next` of any page") from None
+        raise HttpError(400, "bad_request", f"{cursor[:80]!r} is not the `next` of any page") from None
     require_storable(msgspec.to_builtins(place))
     return place

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headgate.admin import QueueOverview
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Done, Endpoint, acts, reads
+from headgate.http.endpoint import Acknowledgement, Endpoint, acts, reads
 from headgate.http.page import Page
 
 
@@ -15,14 +15,14 @@ async def queues(caller: Caller) -> Page[QueueOverview]:
     return Page((await caller.overview()).queues)
 
 
-async def pause_queue(caller: Caller, name: str) -> Done:
+async def pause_queue(caller: Caller, name: str) -> Acknowledgement:
     """Give out no job of a queue to any node until it is resumed; what runs goes on."""
-    return Done(await caller.admin.queues.pause(name))
+    return Acknowledgement(await caller.admin.queues.pause(name))
 
 
-async def resume_queue(caller: Caller, name: str) -> Done:
+async def resume_queue(caller: Caller, name: str) -> Acknowledgement:
     """End the pause of a queue."""
-    return Done(await caller.admin.queues.resume(name))
+    return Acknowledgement(await caller.admin.queues.resume(name))
 
 
 ENDPOINTS: Sequence[Endpoint] = (

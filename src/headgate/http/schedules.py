@@ -10,7 +10,7 @@ import msgspec
 
 from headgate.errors import ScheduleNotFound
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Done, Endpoint, Query, acts, reads, removes
+from headgate.http.endpoint import Acknowledgement, Endpoint, Query, acts, reads, removes
 from headgate.http.page import Count, Name, Page
 from headgate.tasks.schedule import ScheduleStatus
 
@@ -53,14 +53,14 @@ async def schedule(caller: Caller, name: str) -> ScheduleDetails:
     return ScheduleDetails(status, () if status.unreadable else await caller.admin.schedules.next_runs(name))
 
 
-async def pause_schedule(caller: Caller, name: str) -> Done:
+async def pause_schedule(caller: Caller, name: str) -> Acknowledgement:
     """Enqueue nothing of a schedule until it is resumed."""
-    return Done(await caller.admin.schedules.pause(name))
+    return Acknowledgement(await caller.admin.schedules.pause(name))
 
 
-async def resume_schedule(caller: Caller, name: str) -> Done:
+async def resume_schedule(caller: Caller, name: str) -> Acknowledgement:
     """End a pause; what was due meanwhile is not made up for."""
-    return Done(await caller.admin.schedules.resume(name))
+    return Acknowledgement(await caller.admin.schedules.resume(name))
 
 
 async def trigger_schedule(caller: Caller, name: str) -> Triggered:
@@ -73,11 +73,11 @@ async def skip_schedule(caller: Caller, name: str) -> Skipped:
     return Skipped(await caller.admin.schedules.skip(name))
 
 
-async def remove_schedule(caller: Caller, name: str) -> Done:
+async def remove_schedule(caller: Caller, name: str) -> Acknowledgement:
     """Forget a schedule; jobs that it has enqueued stay. One of the code comes back with the next node."""
     if not await caller.admin.schedules.remove(name):
         raise ScheduleNotFound(name)
-    return Done()
+    return Acknowledgement()
 
 
 ENDPOINTS: Sequence[Endpoint] = (

@@ -14,7 +14,7 @@ from headgate.http.endpoint import Endpoint, reads
 from headgate.version import VERSION
 
 
-class Session(msgspec.Struct, frozen=True):
+class SessionView(msgspec.Struct, frozen=True):
     """Who asks, and what they `can` do: "operate" jobs, queues and schedules; "admin" limits, and remove.
 
     `token` is to be sent as X-Headgate-Token with what changes something. `store` is the path of its file, or its URL
@@ -35,13 +35,13 @@ class Session(msgspec.Struct, frozen=True):
     redacted: Sequence[str]
 
 
-async def session(caller: Caller) -> Session:
+async def session(caller: Caller) -> SessionView:
     """Who is signed in, what they may do, and the token that they need for it."""
     can: list[Literal["operate", "admin"]] = []
     if not caller.read_only:
         can += ["operate"] if caller.user.may("operator") else []
         can += ["admin"] if caller.user.may("admin") else []
-    return Session(
+    return SessionView(
         user=caller.user.name,
         role=caller.user.role,
         can=can,

@@ -24,7 +24,7 @@ LONGEST_COOKIE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class BrowserSession:
     """Somebody who has signed in, in one browser, until `ends_at` (microseconds since the epoch)."""
 
     id: str
@@ -58,7 +58,7 @@ class Sessions:
         content = base64.urlsafe_b64encode(msgspec.json.encode(claims)).decode().rstrip("=")
         return f"{content}.{self._signature(content, user)}"
 
-    def find(self, value: str) -> Session | None:
+    def find(self, value: str) -> BrowserSession | None:
         """The session of a cookie; None if it has ended, or was never begun."""
         content, _, signature = value[:LONGEST_COOKIE].partition(".")
         try:
@@ -69,14 +69,14 @@ class Sessions:
             return None
         if not hmac.compare_digest(signature.encode(), self._signature(content, user).encode()):
             return None
-        session = Session(claims.id, user, claims.ends_at)
+        session = BrowserSession(claims.id, user, claims.ends_at)
         return session if self.is_current(session) and self._auth.has(user) else None
 
-    def is_current(self, session: Session) -> bool:
+    def is_current(self, session: BrowserSession) -> bool:
         """Whether it has not ended since it was found."""
         return session.ends_at > self._clock.now() and session.id not in self._ended
 
-    def end(self, session: Session) -> None:
+    def end(self, session: BrowserSession) -> None:
         """Let the cookie of this session open nothing any more."""
         now = self._clock.now()
         self._ended = {id: ends_at for id, ends_at in self._ended.items() if ends_at > now}

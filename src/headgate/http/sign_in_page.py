@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headgate.http.auth import LONGEST_CREDENTIAL, SignInFields, SignInForm
-from headgate.http.refusal import Refusal
-from headgate.http.shell import STATIC
+from headgate.http.http_error import HttpError
+from headgate.http.static_files import STATIC
 
 SIGNED_OUT = Path(__file__).parent / "signed_out"
 
@@ -46,7 +46,7 @@ class SignInPage:
             "Referrer-Policy": "same-origin",
         }
 
-    def response(self, request: Request, refusal: Refusal, fields: SignInFields | None, place: str) -> Response:
+    def response(self, request: Request, refusal: HttpError, fields: SignInFields | None, place: str) -> Response:
         """The page, with the status and the headers of the refusal; after the sign-in it leads to `place`."""
         # A link on a page of another site comes without the cookie, which is SameSite=Strict. Once more, from this page
         # itself, it comes with it.
@@ -99,10 +99,10 @@ def parse_form(content: bytes) -> tuple[SignInFields, str]:
     try:
         given = dict(parse_qsl(content.decode(), max_num_fields=MOST_FIELDS, errors="strict"))
     except ValueError as error:
-        raise Refusal(400, "bad_request", f"the form cannot be read: {error}") from None
+        raise HttpError(400, "bad_request", f"the form cannot be read: {error}") from None
     fields = SignInFields(given.get("name", ""), given.get("secret", ""))
     if len(fields.name) > LONGEST_CREDENTIAL or len(fields.secret) > LONGEST_CREDENTIAL:
-        raise Refusal(400, "bad_request", "the name or the password is too long")
+        raise HttpError(400, "bad_request", "the name or the password is too long")
     return fields, given.get("place", "")
 
 

@@ -23,19 +23,19 @@ from headgate.admin import Admin, Overview, SlowCounts
 from headgate.app import Headgate
 from headgate.clock import Clock, SystemClock
 from headgate.errors import HeadgateError, NotOpen
+from headgate.http.access_control import AccessControl, RequestIdentity
 from headgate.http.auth import Auth, Role, SignInFields
 from headgate.http.caller import Caller
-from headgate.http.endpoint import Answering, Endpoint, read_body
-from headgate.http.guard import Guard, Visitor
+from headgate.http.endpoint import Endpoint, EndpointRunner, read_body
+from headgate.http.http_error import HttpError, http_error_of
 from headgate.http.openapi import openapi
+from headgate.http.overview_poller import OverviewPoller
 from headgate.http.redaction import ALWAYS, Redaction
-from headgate.http.refusal import Refusal, refusal_of
 from headgate.http.routes import ENDPOINTS
 from headgate.http.sessions import delete_cookie, set_cookie
-from headgate.http.shell import PAGES, Shell
 from headgate.http.sign_in_page import FORM, LONGEST_FORM, SignInPage, parse_form, place_of, to_address
+from headgate.http.static_files import PAGES, StaticFiles
 from headgate.http.stream import Stream
-from headgate.http.watch import Watch
 
 SECURITY = {
     "Content-Security-Policy": (
@@ -52,7 +52,7 @@ SECURITY = {
 
 _log = logging.getLogger("headgate.http")
 
-Serve = Callable[[Request, Visitor], Awaitable[Response]]
+Serve = Callable[[Request, RequestIdentity], Awaitable[Response]]
 
 
 def dashboard(
@@ -81,7 +81,7 @@ def dashboard(
     clock = clock or SystemClock()
     return Dashboard(
         app,
-        guard=Guard(
+        guard=AccessControl(
             auth,
             read_only=read_only,
             trusted_proxies=trusted_proxies,
@@ -99,7 +99,7 @@ class Dashboard(Starlette):
     """An ASGI app made by `dashboard()`."""
 
     def __init__(
-        self, app: Headgate, *, guard: Guard, redaction: Redaction, title: str, read_only: bool, clock: Clock
+        self, app: Headgate, *, guard: AccessControl, redaction: Redaction, title: str, read_only: bool, clock: Clock
     ) -> None:
         self._app = app
         self._guard = guard
@@ -109,9 +109,9 @@ class Dashboard(Starlette):
         self._opening: asyncio.Task[None] | None = None
         self._opened: contextlib.AsyncExitStack | None = None
         self._counts = SlowCounts(clock)
-        self._watch = Watch(self._overview, clock, app._client.portal.reach)
+        self._watch = OverviewPoller(self._overview, clock, app._client.portal.reach)
         self.stream = Stream(self._watch, clock)
-        self._shell = Shell()
+        self._shell = StaticFiles()
         self._sign_in_page = SignInPage(title, guard.form, guard.sign_in_url)
         super().__init__(routes=self._routes(), lifespan=_lifespan, exception_handlers={HTTPException: self._not_found})
         self.router.redirect_slashes = False
@@ -144,13 +144,13 @@ class Dashboard(Starlette):
     def _routes(self) -> list[Route]:
         shell = self._shell
 
-        async def page(request: Request, visitor: Visitor) -> Response:
+        async def page(request: Request, visitor: RequestIdentity) -> Response:
             return await shell.page(request)
 
-        async def file(request: Request, visitor: Visitor) -> Response:
+        async def file(request: Request, visitor: RequestIdentity) -> Response:
             return await shell.file(request)
 
-        async def stream(request: Request, visitor: Visitor) -> Response:
+        async def stream(request: Request, visitor: RequestIdentity) -> Response:
             show = (await self._caller(visitor)).shown
             session, sessions = visitor.session, self._guard.sessions
             if session is None or sessions is None:
@@ -160,7 +160,7 @@ class Dashboard(Starlette):
 
         description = openapi(ENDPOINTS)
 
-        async def described(request: Request, visitor: Visitor) -> Response:
+        async def described(request: Request, visitor: RequestIdentity) -> Response:
             return Response(description, media_type="application/json", headers={"Cache-Control": "no-cache"})
 
         routes = [
@@ -193,16 +193,18 @@ class Dashboard(Starlette):
         async def answered(request: Request) -> Response:
             try:
                 return await serve(request)
-            except Refusal as refusal:
+            except HttpError as refusal:
                 if refusal.status == 401 and _is_visit(request):
                     return self._sign_in_page.response(request, refusal, None, place_of(request))
                 return refusal.response()
             except HeadgateError as error:
-                return refusal_of(error).response()
+                return http_error_of(error).response()
             except Exception:
                 # A path may hold line breaks, and would write lines of its own.
                 _log.exception("%s %r failed", request.method, request.scope.get("path"))
-                return Refusal(500, "internal_error", "this failed here; the log of the dashboard tells why").response()
+                return HttpError(
+                    500, "internal_error", "this failed here; the log of the dashboard tells why"
+                ).response()
 
         return answered
 
@@ -222,7 +224,7 @@ class Dashboard(Starlette):
             fields, place = SignInFields("", token), ""
         try:
             cookie = await self._guard.sign_in(request, fields)
-        except Refusal as refusal:
+        except HttpError as refusal:
             if refusal.status != 401 or not _accepts_page(request):
                 raise
             return self._sign_in_page.response(request, refusal, fields, place)
@@ -233,7 +235,7 @@ class Dashboard(Starlette):
     async def _is_signed_in(self, request: Request) -> bool:
         try:
             await self._guard.visitor(request)
-        except Refusal:
+        except HttpError:
             return False
         return True
 
@@ -241,7 +243,7 @@ class Dashboard(Starlette):
         visitor = await self._guard.visitor(request)
         self._guard.require_intent(request, visitor)
         if visitor.session is None or self._guard.sessions is None:
-            raise Refusal(409, "no_session", "there is no session to end: each request says who it comes from")
+            raise HttpError(409, "no_session", "there is no session to end: each request says who it comes from")
         self._guard.sessions.end(visitor.session)
         self.stream.end_session(visitor.session.id)
         response = Response(status_code=204, headers={"Cache-Control": "no-store"})
@@ -251,7 +253,7 @@ class Dashboard(Starlette):
     async def _not_found(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
 
-        async def told(request: Request, visitor: Visitor) -> Response:
+        async def told(request: Request, visitor: RequestIdentity) -> Response:
             if error.status_code == 404 and _is_visit(request):
                 return await self._shell.page(request, 404)
             return _refused(request, error)
@@ -260,9 +262,9 @@ class Dashboard(Starlette):
         return await self._guarded("GET", told)(request)
 
     def _answering(self, endpoint: Endpoint) -> Serve:
-        answer = Answering(endpoint)
+        answer = EndpointRunner(endpoint)
 
-        async def serve(request: Request, visitor: Visitor) -> Response:
+        async def serve(request: Request, visitor: RequestIdentity) -> Response:
             if endpoint.method == "DELETE":
                 _require_own_address(request)
             try:
@@ -276,7 +278,7 @@ class Dashboard(Starlette):
 
     # ------------------------------------------------------------------------------------------------ serving
 
-    async def _caller(self, visitor: Visitor) -> Caller:
+    async def _caller(self, visitor: RequestIdentity) -> Caller:
         user = visitor.user
         return Caller(
             user=user,
@@ -335,7 +337,9 @@ def _require_own_address(request: Request) -> None:
     raw: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
     raw = raw.partition(b"?")[0]
     if unquote(raw.rpartition(b"/")[2].decode("latin-1")) != name:
-        raise Refusal(404, "not_found", "there is nothing to delete at this address; a slash in a name is written %2F")
+        raise HttpError(
+            404, "not_found", "there is nothing to delete at this address; a slash in a name is written %2F"
+        )
 
 
 def _is_visit(request: Request) -> bool:
@@ -357,4 +361,4 @@ def _redirect(request: Request, place: str) -> Response:
 def _refused(request: Request, error: HTTPException) -> Response:
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
     message = f"{request.method} is not for this address" if error.status_code == 405 else "there is no such address"
-    return Refusal(error.status_code, code, message, headers=error.headers).response()
+    return HttpError(error.status_code, code, message, headers=error.headers).response()

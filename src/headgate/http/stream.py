@@ -12,9 +12,9 @@ from starlette.responses import StreamingResponse
 from headgate.admin import Overview
 from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.errors import HeadgateError
-from headgate.http.leaving import is_leaving
-from headgate.http.refusal import RETRY_AFTER, Refusal, refusal_of, try_later
-from headgate.http.watch import Seen, Watch
+from headgate.http.disconnect import is_leaving
+from headgate.http.http_error import RETRY_AFTER, HttpError, http_error_of, try_later
+from headgate.http.overview_poller import OverviewPoller, OverviewReading
 
 MOST_CLIENTS = 500
 """Streams of one process; a browser that gets none asks every few seconds instead."""
@@ -45,7 +45,7 @@ class Stream:
 
     def __init__(
         self,
-        watch: Watch,
+        watch: OverviewPoller,
         clock: Clock,
         *,
         most_clients: int = MOST_CLIENTS,
@@ -93,14 +93,14 @@ class Stream:
         `session` is the id that `end_session` takes. Raises Refusal where there are too many, or the server ends.
         """
         if self._is_ended or self._is_leaving():
-            raise Refusal(503, "ending", "this server ends; ask again in a moment", headers=try_later(RETRY_AFTER))
+            raise HttpError(503, "ending", "this server ends; ask again in a moment", headers=try_later(RETRY_AFTER))
         if self.clients >= self._most_clients:
             message = f"{self.clients} browsers listen here already; ask /api/overview now and then instead"
-            raise Refusal(503, "too_many_streams", message, headers=try_later(RETRY_AFTER))
+            raise HttpError(503, "too_many_streams", message, headers=try_later(RETRY_AFTER))
         try:
             first = await self._watch.look()
         except HeadgateError as error:
-            raise refusal_of(error) from error
+            raise http_error_of(error) from error
         return StreamingResponse(
             self._events(first, show, request.headers.get("last-event-id"), session, is_current),
             media_type="text/event-stream",
@@ -109,7 +109,7 @@ class Stream:
 
     async def _events(
         self,
-        seen: Seen,
+        seen: OverviewReading,
         show: Callable[[Overview], Overview],
         known: str | None,
         session: str | None,

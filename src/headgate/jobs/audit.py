@@ -52,7 +52,7 @@ def audit_level(word: AuditWord | AuditLevel, where: str) -> AuditLevel:
 SubjectKind = Literal["job", "limit", "queue", "schedule"]
 
 
-class Deed(msgspec.Struct, frozen=True, array_like=True):
+class AuditRecord(msgspec.Struct, frozen=True, array_like=True):
     """What somebody is about to do: it becomes an audit entry in the commit that does it, if anything comes of it."""
 
     actor: str
@@ -61,10 +61,10 @@ class Deed(msgspec.Struct, frozen=True, array_like=True):
     subject: str
     detail: str | None = None
 
-    def cut(self) -> Deed:
+    def cut(self) -> AuditRecord:
         """The same, no longer than a row should be."""
         detail = None if self.detail is None else self.detail[:LONGEST_DETAIL]
-        return Deed(self.actor[:LONGEST_ACTOR], self.action, self.kind, self.subject, detail)
+        return AuditRecord(self.actor[:LONGEST_ACTOR], self.action, self.kind, self.subject, detail)
 
 
 class AuditEntry(msgspec.Struct, frozen=True, array_like=True):

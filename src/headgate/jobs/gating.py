@@ -27,7 +27,7 @@ class KnownGates(frozenset[str]):
 NO_GATES = KnownGates()
 
 
-class Overflow(NamedTuple):
+class OverflowTarget(NamedTuple):
     """The gate of jobs that go to `queue` because theirs is full, and the subjects that it depends on."""
 
     gate: str
@@ -38,7 +38,7 @@ class Overflow(NamedTuple):
 class Gates:
     """The gates that one release declares: for each task in each queue, the name that its jobs carry."""
 
-    def __init__(self, gates: Mapping[tuple[str, str], str], overflows: Sequence[Overflow] = ()) -> None:
+    def __init__(self, gates: Mapping[tuple[str, str], str], overflows: Sequence[OverflowTarget] = ()) -> None:
         self.subjects: Mapping[str, str] = {subject_of(task, queue): gate for (task, queue), gate in gates.items()}
         """The name of each gate by what it is of."""
         self._gates = gates
@@ -106,7 +106,7 @@ class GatedJob(msgspec.Struct, frozen=True, array_like=True):
     gate: str
 
 
-class Regated(msgspec.Struct, frozen=True, array_like=True):
+class GateChange(msgspec.Struct, frozen=True, array_like=True):
     """What the job asks from now on, if it still waits and asks what it did `before`, and the `gate` that says so.
 
     An empty `gate` leaves it the one that it has. A job that `stays` asks for the same, in the same lane.

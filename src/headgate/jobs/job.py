@@ -242,7 +242,7 @@ class JobRecord(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class Attempt(msgspec.Struct, frozen=True, array_like=True):
+class AttemptRecord(msgspec.Struct, frozen=True, array_like=True):
     """How one attempt ended that did not succeed."""
 
     number: int

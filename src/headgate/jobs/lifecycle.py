@@ -19,7 +19,16 @@ import msgspec
 from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
 from headgate.jobs.job import ClaimedJob, JobError, JobState
-from headgate.jobs.outcome import Cancelled, Failed, Interrupted, Outcome, Refused, Snoozed, Succeeded, Unreadable
+from headgate.jobs.outcome import (
+    CalleeRateLimited,
+    Cancelled,
+    Failed,
+    Interrupted,
+    Outcome,
+    Snoozed,
+    Succeeded,
+    Unreadable,
+)
 from headgate.jobs.retry import RetryPolicy
 
 FOLLOWS: Final[dict[JobState, frozenset[JobState]]] = {
@@ -121,7 +130,7 @@ def decide(job: ClaimedJob, outcome: Outcome, retry: RetryPolicy, now: int, rand
             return Finished(job.id, job.fence, JobState.FAILED, error=error)
         case Snoozed(delay):
             return Returned(job.id, job.fence, "snoozed", spent=False, run_at=now + delay)
-        case Refused(retry_after):
+        case CalleeRateLimited(retry_after):
             return Returned(job.id, job.fence, "refused", spent=False, closed_for=retry_after)
         case Cancelled():
             return Finished(job.id, job.fence, JobState.CANCELLED)

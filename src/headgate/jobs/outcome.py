@@ -32,7 +32,7 @@ class Snoozed(msgspec.Struct, frozen=True):
     delay: int
 
 
-class Refused(msgspec.Struct, frozen=True):
+class CalleeRateLimited(msgspec.Struct, frozen=True):
     """The callee said that its own limit is reached; nothing may start on these buckets for `retry_after` µs."""
 
     retry_after: int
@@ -46,4 +46,4 @@ class Interrupted(msgspec.Struct, frozen=True):
     """The node is shutting down, or never started the job; it goes back as it was."""
 
 
-Outcome = Succeeded | Failed | Unreadable | Snoozed | Refused | Cancelled | Interrupted
+Outcome = Succeeded | Failed | Unreadable | Snoozed | CalleeRateLimited | Cancelled | Interrupted

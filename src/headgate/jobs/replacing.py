@@ -14,7 +14,7 @@ Lane = tuple[str, tuple[Draw, ...], str]
 """A queue, what is asked for, and the variant."""
 
 
-class Waited(NamedTuple):
+class WaitingJob(NamedTuple):
     """A waiting job as it was."""
 
     id: str
@@ -47,7 +47,7 @@ class Replacement(NamedTuple):
     draws_alike: bool
 
 
-def replacement(old: Waited, new: NewJob) -> Replacement:
+def replacement(old: WaitingJob, new: NewJob) -> Replacement:
     """The latest wins, and has the place of the first: of a job that stood in line, in the line where it stood."""
     keeps = kept_permits(old.id, old.draws, old.terms, old.held, new.draws, new.terms)
     held = draws_where(draw in keeps for draw in new.draws)

@@ -36,7 +36,7 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
     message: str
 
 
-class Report(msgspec.Struct, frozen=True, array_like=True):
+class AttemptReport(msgspec.Struct, frozen=True, array_like=True):
     """What one attempt has said since its last report; the lines in the order of their numbers.
 
     A repeat changes nothing: lines have their numbers already, and progress is only the last one.

@@ -14,7 +14,7 @@ from headgate.jobs.state import JobState
 T = TypeVar("T")
 
 
-class Holding(msgspec.Struct, frozen=True, array_like=True):
+class PermitTerms(msgspec.Struct, frozen=True, array_like=True):
     """How long a job keeps a permit, and the owner that it shares it with; without one, it holds its own.
 
     Until "batch": its owner is its batch, which keeps the permit when none of its jobs uses it, until it is final.
@@ -44,7 +44,7 @@ class GateTerms(msgspec.Struct, frozen=True, omit_defaults=True):
     schedule that does not run is no failure.
     """
 
-    holds: tuple[Holding | None, ...] = ()
+    holds: tuple[PermitTerms | None, ...] = ()
     free_retries: DrawSet = NO_DRAWS
     patience: int | None = None
     cancels: bool = False

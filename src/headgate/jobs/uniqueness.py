@@ -17,7 +17,7 @@ Key = tuple[str, str]
 """A task and a unique key."""
 
 
-class Stands(NamedTuple):
+class KeyHolders(NamedTuple):
     """The ids of the jobs that stand under a key: of the one that waits, and of one that runs."""
 
     waiting: str | None = None
@@ -25,32 +25,32 @@ class Stands(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoreNew:
     """Nothing stands under the key: the job is stored as any other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeepExisting:
     """Nothing is stored; that job stands for it."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class ReplaceWaiting:
     """That waiting job asks for what this one asks for, and stands for it."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class FollowRunning:
     """That job is running already: this one is stored, and starts when that has ended."""
 
     id: str
 
 
-Decision = Stored | Kept | Replaced | Following
+Decision = StoreNew | KeepExisting | ReplaceWaiting | FollowRunning
 
 
 def key_of(job: NewJob) -> Key | None:
@@ -58,19 +58,19 @@ def key_of(job: NewJob) -> Key | None:
     return None if job.unique_key is None else (job.task, job.unique_key)
 
 
-def decide(job: NewJob, stands: Stands) -> Decision:
+def decide(job: NewJob, stands: KeyHolders) -> Decision:
     """What becomes of a job with a unique key. Raises DuplicateJob."""
     standing = stands.waiting or stands.running
     if standing is None:
-        return Stored()
+        return StoreNew()
     match job.on_conflict:
         case "keep":
-            return Kept(standing)
+            return KeepExisting(standing)
         case "raise":
             assert job.unique_key is not None
             raise DuplicateJob(standing, job.task, job.unique_key)
         case "replace":
-            return Following(standing) if stands.waiting is None else Replaced(standing)
+            return FollowRunning(standing) if stands.waiting is None else ReplaceWaiting(standing)
         case _:
             assert_never(job.on_conflict)
 
@@ -108,13 +108,13 @@ def key_taken(job_id: str, waiting: str) -> IllegalTransition:
     )
 
 
-def require_no_duplicate(jobs: Iterable[NewJob], standing: Mapping[Key, Stands]) -> None:
+def require_no_duplicate(jobs: Iterable[NewJob], standing: Mapping[Key, KeyHolders]) -> None:
     """Raise DuplicateJob if one of the jobs is not to be stored beside what stands, or beside one before it."""
     before = dict(standing)
     for job in jobs:
         key = key_of(job)
         if key is not None:
-            stands = before.get(key, Stands())
+            stands = before.get(key, KeyHolders())
             decide(job, stands)
             if job.rejection is None:
-                before[key] = Stands(stands.waiting or job.id, stands.running)
+                before[key] = KeyHolders(stands.waiting or job.id, stands.running)

@@ -30,14 +30,14 @@ class Hold(msgspec.Struct, frozen=True, array_like=True):
     uses: int
 
 
-class Permits(msgspec.Struct, frozen=True, array_like=True):
+class HeldPermits(msgspec.Struct, frozen=True, array_like=True):
     """All permits of one bucket that are held: the sum of their costs, and who holds them."""
 
     held: int = 0
     holders: Mapping[str, Hold] = {}
 
 
-class Semaphore(Rule[Permits], frozen=True, tag="concurrency", tag_field="kind"):
+class Semaphore(Rule[HeldPermits], frozen=True, tag="concurrency", tag_field="kind"):
     """Grants a permit while fewer than `count` are held; whoever holds one already shares it.
 
     Time opens nothing: a permit comes back when its last use is given back.
@@ -54,38 +54,38 @@ class Semaphore(Rule[Permits], frozen=True, tag="concurrency", tag_field="kind")
     def period(self) -> int:
         return 0
 
-    def take(self, state: Permits | None, now: int, cost: int = 1) -> tuple[int, Permits]:
+    def take(self, state: HeldPermits | None, now: int, cost: int = 1) -> tuple[int, HeldPermits]:
         """When is a permit free, now or NEVER by itself? Without a holder, who could give it back, none is taken."""
         if cost > self.count:
             self.check_cost(cost)
         permits = state or NO_PERMITS
         return now if permits.held + cost <= self.count else NEVER, permits
 
-    def for_key(self, key: str, rivals: Collection[str] = (), holder: str = "") -> Rule[Permits]:
+    def for_key(self, key: str, rivals: Collection[str] = (), holder: str = "") -> Rule[HeldPermits]:
         return _OfHolder(self.count, holder) if holder else self
 
-    def hold(self, state: Permits | None, now: int, holder: str, cost: int = 1) -> tuple[int, Permits]:
+    def hold(self, state: HeldPermits | None, now: int, holder: str, cost: int = 1) -> tuple[int, HeldPermits]:
         """When may `holder` go, now or NEVER by itself, and who holds what after it went?"""
         return _OfHolder(self.count, holder).take(state, now, cost)
 
     @staticmethod
-    def give(state: Permits, holder: str) -> Permits:
+    def give(state: HeldPermits, holder: str) -> HeldPermits:
         """The state after one use by `holder` has ended; the last one returns its permit, unless it is a batch's."""
         known = state.holders.get(holder)
         if known is None or not known.uses:
             return state
         if known.uses > 1 or holder.startswith(OF_BATCH):
-            return Permits(state.held, {**state.holders, holder: Hold(known.cost, known.uses - 1)})
+            return HeldPermits(state.held, {**state.holders, holder: Hold(known.cost, known.uses - 1)})
         return Semaphore.release(state, holder)
 
     @staticmethod
-    def release(state: Permits, holder: str) -> Permits:
+    def release(state: HeldPermits, holder: str) -> HeldPermits:
         """The state after `holder` has given up its permit for good."""
         if holder not in state.holders:
             return state
         holders = dict(state.holders)
         known = holders.pop(holder)
-        return Permits(state.held - known.cost, holders)
+        return HeldPermits(state.held - known.cost, holders)
 
     def check_cost(self, cost: int) -> None:
         if cost > self.count:
@@ -96,14 +96,14 @@ class Semaphore(Rule[Permits], frozen=True, tag="concurrency", tag_field="kind")
     def counts_until(self, charged_at: int) -> int:
         return NEVER
 
-    def amend(self, state: Permits, charged_at: int, cost: int, started_at: int, actual: int) -> Permits:
+    def amend(self, state: HeldPermits, charged_at: int, cost: int, started_at: int, actual: int) -> HeldPermits:
         # Permits are held, not spent: neither a late start nor a settled cost changes who holds them.
         return state
 
-    def amend_forgotten(self, charged_at: int, started_at: int, actual: int) -> Permits | None:
+    def amend_forgotten(self, charged_at: int, started_at: int, actual: int) -> HeldPermits | None:
         return None
 
-    def snapshot(self, state: Permits | None, now: int) -> Snapshot:
+    def snapshot(self, state: HeldPermits | None, now: int) -> Snapshot:
         used = 0 if state is None else state.held
         available = max(0, self.count - used)
         return Snapshot(used=used, available=available, opens_at=now if available else NEVER)
@@ -112,13 +112,13 @@ class Semaphore(Rule[Permits], frozen=True, tag="concurrency", tag_field="kind")
         """How many permits can be held at once; how many start in a window depends on how long they run."""
         return self.count
 
-    def idle_at(self, state: Permits) -> int:
+    def idle_at(self, state: HeldPermits) -> int:
         return NEVER if state.holders else 0
 
-    def dump(self, state: Permits) -> str:
+    def dump(self, state: HeldPermits) -> str:
         return dump_permits(state)
 
-    def load(self, stored: str, now: int) -> Permits:
+    def load(self, stored: str, now: int) -> HeldPermits:
         # Under another kind of rule nobody held anything.
         return load_permits(stored)
 
@@ -137,22 +137,22 @@ class _OfHolder(Semaphore, frozen=True, gc=False):
 
     holder: str
 
-    def take(self, state: Permits | None, now: int, cost: int = 1) -> tuple[int, Permits]:
+    def take(self, state: HeldPermits | None, now: int, cost: int = 1) -> tuple[int, HeldPermits]:
         if cost > self.count:
             self.check_cost(cost)
         permits = state or NO_PERMITS
         holder = self.holder
         known = permits.holders.get(holder)
         if known is not None:
-            return now, Permits(permits.held, {**permits.holders, holder: Hold(known.cost, known.uses + 1)})
+            return now, HeldPermits(permits.held, {**permits.holders, holder: Hold(known.cost, known.uses + 1)})
         held = permits.held + cost
-        return now if held <= self.count else NEVER, Permits(held, {**permits.holders, holder: Hold(cost, 1)})
+        return now if held <= self.count else NEVER, HeldPermits(held, {**permits.holders, holder: Hold(cost, 1)})
 
 
-NO_PERMITS = Permits()
+NO_PERMITS = HeldPermits()
 
 
-def without_unused(permits: Permits) -> Permits:
+def without_unused(permits: HeldPermits) -> HeldPermits:
     """The same without the permits of batches of which no job runs."""
     for holder, hold in permits.holders.items():
         if not hold.uses:
@@ -160,7 +160,7 @@ def without_unused(permits: Permits) -> Permits:
     return permits
 
 
-def batches_of(permits: Permits) -> list[str]:
+def batches_of(permits: HeldPermits) -> list[str]:
     """The batches that hold permits, by their ids."""
     return [holder[len(OF_BATCH) :] for holder in permits.holders if holder.startswith(OF_BATCH)]
 
@@ -168,19 +168,19 @@ def batches_of(permits: Permits) -> list[str]:
 UNREADABLE = "unreadable"
 """What stands for a stored state that no rule can read."""
 
-UNKNOWN_PERMITS = Permits(held=2**53)
+UNKNOWN_PERMITS = HeldPermits(held=2**53)
 """Nobody knows who holds them, so none is free; `reset` forgets them."""
 
 _HEAD = "1:concurrency:"
-_decode = msgspec.json.Decoder(Permits).decode
+_decode = msgspec.json.Decoder(HeldPermits).decode
 
 
-def dump_permits(permits: Permits) -> str:
+def dump_permits(permits: HeldPermits) -> str:
     """Permits as a store keeps them."""
     return _HEAD + msgspec.json.encode(permits).decode()
 
 
-def load_permits(stored: str | None) -> Permits:
+def load_permits(stored: str | None) -> HeldPermits:
     """Stored permits; none where another kind of rule wrote, and unknown ones where they cannot be read."""
     if stored is None:
         return NO_PERMITS

@@ -33,7 +33,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     keys: int
 
 
-class Shares(msgspec.Struct, frozen=True, array_like=True):
+class WindowUse(msgspec.Struct, frozen=True, array_like=True):
     """What all keys have in the window and in the slice that leaves it: together, by slice, and by key.
 
     The keys are in the order in which they became active. The newest slice may be empty, when what it held was given
@@ -46,7 +46,7 @@ class Shares(msgspec.Struct, frozen=True, array_like=True):
     keys: dict[str, Held]
 
 
-class SharedCounter(Rule[Shares], frozen=True, tag="dynamic", tag_field="kind"):
+class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind"):
     """Grants each key its share of `capacity`, and all keys together no more than that.
 
     A key is active while it has starts in the window: the slice of the instant and the `slices - 1` before it. The
@@ -85,15 +85,15 @@ class SharedCounter(Rule[Shares], frozen=True, tag="dynamic", tag_field="kind"):
         return min(self.max_keys, self.capacity // self.min_count) if self.capacity else self.max_keys
 
     def take(
-        self, state: Shares | None, now: int, cost: int = 1, *, key: str = "", rivals: Collection[str] = ()
-    ) -> tuple[int, Shares]:
+        self, state: WindowUse | None, now: int, cost: int = 1, *, key: str = "", rivals: Collection[str] = ()
+    ) -> tuple[int, WindowUse]:
         """When may `cost` of `key` go if no other key starts before, and what is the state after it went then?
 
         `rivals` are keys that are known to want to start as well: they have their shares as if they were active.
         """
         return _OfKey(self, key, rivals).take(state, now, cost)
 
-    def for_key(self, key: str, rivals: Collection[str] = (), holder: str = "") -> Rule[Shares]:
+    def for_key(self, key: str, rivals: Collection[str] = (), holder: str = "") -> Rule[WindowUse]:
         return _OfKey(self, key, rivals)
 
     def check_cost(self, cost: int) -> None:
@@ -107,8 +107,8 @@ class SharedCounter(Rule[Shares], frozen=True, tag="dynamic", tag_field="kind"):
         return (charged_at // self.slice + self.slices) * self.slice
 
     def amend(
-        self, state: Shares, charged_at: int, cost: int, started_at: int, actual: int, *, key: str = ""
-    ) -> Shares:
+        self, state: WindowUse, charged_at: int, cost: int, started_at: int, actual: int, *, key: str = ""
+    ) -> WindowUse:
         charged, started, newest = charged_at // self.slice, started_at // self.slice, state.slices[-1].number
         oldest = newest - self.slices + 1
         held = dict(_pairs(state.keys.get(key, ())))
@@ -123,7 +123,7 @@ class SharedCounter(Rule[Shares], frozen=True, tag="dynamic", tag_field="kind"):
             state = _changed(state, key, charged, -known, keep)
         return state
 
-    def snapshot(self, state: Shares | None, now: int, *, key: str = "") -> Snapshot:
+    def snapshot(self, state: WindowUse | None, now: int, *, key: str = "") -> Snapshot:
         view = _View(self, _NOTHING if state is None else state, now, key)
         # Closed with places left: the state is ahead.
         available = max(0, view.room(self.max_count)) if view.instant <= now else 0
@@ -141,21 +141,21 @@ class SharedCounter(Rule[Shares], frozen=True, tag="dynamic", tag_field="kind"):
         most = min(most, self.capacity) if self.capacity else most
         return most * -(-slices_touched(window, self.slice) // self.slices)
 
-    def idle_at(self, state: Shares) -> int:
+    def idle_at(self, state: WindowUse) -> int:
         for part in reversed(state.slices):
             if part.used:
                 # In the first microsecond after it, keys that it holds still come after those that it does not.
                 return (part.number + self.slices) * self.slice + (1 if state.keys else 0)
         return state.slices[-1].number * self.slice
 
-    def dump(self, state: Shares) -> str:
+    def dump(self, state: WindowUse) -> str:
         return f"1:{self.kind}:{self.slice}:{self.slices}:{msgspec.json.encode(state).decode()}"
 
-    def load(self, stored: str, now: int) -> Shares:
+    def load(self, stored: str, now: int) -> WindowUse:
         head = f"1:{self.kind}:"
         if not stored.startswith(head):
             # Another kind of rule stood under this name: what it granted is not known, so nothing is left for a period.
-            return Shares(UNKNOWN, UNKNOWN, (Slice(now // self.slice, UNKNOWN, UNKNOWN),), {})
+            return WindowUse(UNKNOWN, UNKNOWN, (Slice(now // self.slice, UNKNOWN, UNKNOWN),), {})
         length, slices, rest = stored[len(head) :].split(":", 2)
         state = _decode(rest)
         if (int(length), int(slices)) == (self.slice, self.slices):
@@ -180,7 +180,7 @@ class SharedCounter(Rule[Shares], frozen=True, tag="dynamic", tag_field="kind"):
         told = (self.slice, self.slices, self.capacity, self.most_keys, self.max_count)
         return LuaNumbers(told, max(self.capacity, self.max_count), self.period)
 
-    def lua_dump(self, state: Shares, now: int) -> bytes:
+    def lua_dump(self, state: WindowUse, now: int) -> bytes:
         # Lua's tables have no order, so that the keys are a list.
         packed = msgspec.msgpack.encode((state.used, state.active, state.slices, list(state.keys.items())))
         return f"{self.slice}:{self.slices}:".encode() + packed
@@ -192,7 +192,7 @@ class SharedCounter(Rule[Shares], frozen=True, tag="dynamic", tag_field="kind"):
         parts = (shares.used, shares.active, shares.slices, dict(shares.keys))
         return f"1:{cls.kind}:{int(slice)}:{int(slices)}:{msgspec.json.encode(parts).decode()}"
 
-    def _resliced(self, state: Shares, length: int, slices: int, now: int) -> Shares:
+    def _resliced(self, state: WindowUse, length: int, slices: int, now: int) -> WindowUse:
         """A state written under other slices.
 
         A start may lie at any instant of its slice until now, so it counts at the last one. Of what was before that
@@ -222,14 +222,14 @@ class SharedCounter(Rule[Shares], frozen=True, tag="dynamic", tag_field="kind"):
                 keys[name] = tuple(chain.from_iterable(moved.items()))
                 sums[max(moved)][1] += 1
         parts = tuple(Slice(number, used, count) for number, (used, count) in sorted(sums.items()) if number >= keep)
-        return Shares(sum(part.used for part in parts), sum(part.keys for part in parts), parts, keys)
+        return WindowUse(sum(part.used for part in parts), sum(part.keys for part in parts), parts, keys)
 
 
-_NOTHING = Shares(0, 0, (), {})
-_decode = msgspec.json.Decoder(Shares).decode
+_NOTHING = WindowUse(0, 0, (), {})
+_decode = msgspec.json.Decoder(WindowUse).decode
 
 
-class _OfKey(Rule[Shares], frozen=True, gc=False):
+class _OfKey(Rule[WindowUse], frozen=True, gc=False):
     """The rule as one of the keys that share its state asks it."""
 
     rule: SharedCounter
@@ -240,7 +240,7 @@ class _OfKey(Rule[Shares], frozen=True, gc=False):
     def period(self) -> int:
         return self.rule.period
 
-    def take(self, state: Shares | None, now: int, cost: int = 1) -> tuple[int, Shares]:
+    def take(self, state: WindowUse | None, now: int, cost: int = 1) -> tuple[int, WindowUse]:
         rule, key = self.rule, self.key
         if cost > rule.max_count:
             rule.check_cost(cost)
@@ -253,7 +253,7 @@ class _OfKey(Rule[Shares], frozen=True, gc=False):
         keep = at - rule.slices + (now > at * rule.slice)
         return view.instant, _changed(state, key, at, cost, keep, becomes_active=not view.own)
 
-    def grants(self, state: Shares | None, now: int, most: int) -> int:
+    def grants(self, state: WindowUse | None, now: int, most: int) -> int:
         # What the others leave changes with each start; a snapshot knows of no rivals.
         for granted in range(most):
             opens_at, state = self.take(state, now)
@@ -261,18 +261,18 @@ class _OfKey(Rule[Shares], frozen=True, gc=False):
                 return granted
         return most
 
-    def amend(self, state: Shares, charged_at: int, cost: int, started_at: int, actual: int) -> Shares:
+    def amend(self, state: WindowUse, charged_at: int, cost: int, started_at: int, actual: int) -> WindowUse:
         return self.rule.amend(state, charged_at, cost, started_at, actual, key=self.key)
 
-    def snapshot(self, state: Shares | None, now: int) -> Snapshot:
+    def snapshot(self, state: WindowUse | None, now: int) -> Snapshot:
         return self.rule.snapshot(state, now, key=self.key)
 
-    def idle_at(self, state: Shares) -> int:
+    def idle_at(self, state: WindowUse) -> int:
         return self.rule.idle_at(state)
 
 
 class _Packed(msgspec.Struct, array_like=True):
-    """`Shares` as the script packs it."""
+    """`WindowUse` as the script packs it."""
 
     used: int
     active: int
@@ -303,7 +303,7 @@ class _View:
         "used",
     )
 
-    def __init__(self, rule: SharedCounter, state: Shares, now: int, key: str, rivals: Collection[str] = ()) -> None:
+    def __init__(self, rule: SharedCounter, state: WindowUse, now: int, key: str, rivals: Collection[str] = ()) -> None:
         at = now // rule.slice
         if state.slices and at < state.slices[-1].number:
             at = state.slices[-1].number
@@ -380,7 +380,9 @@ class _View:
             self._left += 2
 
 
-def _changed(state: Shares, key: str, number: int, change: int, keep: int, *, becomes_active: bool = False) -> Shares:
+def _changed(
+    state: WindowUse, key: str, number: int, change: int, keep: int, *, becomes_active: bool = False
+) -> WindowUse:
     """The state in which `key` has so much more in one slice, without what lies before slice `keep`."""
     state = _kept(state, keep)
     keys = state.keys.copy()
@@ -398,10 +400,10 @@ def _changed(state: Shares, key: str, number: int, change: int, keep: int, *, be
     else:
         parts = _slices_after(parts, number, change, before, after)
     active = state.active + bool(after) - bool(before)
-    return Shares(state.used + change, active, parts, keys)
+    return WindowUse(state.used + change, active, parts, keys)
 
 
-def _kept(state: Shares, keep: int) -> Shares:
+def _kept(state: WindowUse, keep: int) -> WindowUse:
     """The state without what lies before slice `keep`."""
     gone = used = left = 0
     while gone < len(state.slices) and state.slices[gone].number < keep:
@@ -411,7 +413,7 @@ def _kept(state: Shares, keep: int) -> Shares:
     if not gone:
         return state
     keys = {key: held for key, held in state.keys.items() if held[-2] >= keep} if left else state.keys
-    return Shares(state.used - used, state.active - left, state.slices[gone:], keys)
+    return WindowUse(state.used - used, state.active - left, state.slices[gone:], keys)
 
 
 def _held_after(before: Held, number: int, change: int, oldest: int) -> Held:

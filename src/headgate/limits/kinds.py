@@ -33,7 +33,7 @@ RateKind = Literal["strict", "rate", "fixed", "sliding"]
 """The kinds that people can choose for a rate."""
 
 
-class Kinds:
+class RuleKinds:
     """Some kinds of rules, by name."""
 
     def __init__(self, rules: Iterable[type[AnyRule]]) -> None:
@@ -73,7 +73,7 @@ class Kinds:
         return rule.spelled(text, like, options)
 
 
-KINDS = Kinds(RULES)
+KINDS = RuleKinds(RULES)
 
 
 def dump_rule(rule: AnyRule) -> str:

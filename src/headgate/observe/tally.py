@@ -90,7 +90,7 @@ class _Jobs:
         self.wait = Histogram(metric.WAIT_BUCKETS)
 
 
-class _Limit:
+class _LimitCounts:
     """The series of one limit."""
 
     __slots__ = ("decisions", "throttled")
@@ -108,7 +108,7 @@ class Tally:
         self._labels = Labels(observed.registry)
         self._known: dict[tuple[str, str], _Jobs] = {}
         self._jobs: dict[Values, _Jobs] = {}
-        self._limits: dict[str, _Limit] = {}
+        self._limits: dict[str, _LimitCounts] = {}
         self._counters: dict[str, Counter[Values]] = {}
         self._store: dict[str, Histogram] = {}
         self._measured: dict[str, NodeMeasured] = {}
@@ -171,13 +171,13 @@ class Tally:
         for op in (*OPS.values(), "other"):
             self._count(metric.STORE_ERRORS, op, by=0)
 
-    def _limit(self, name: str) -> _Limit:
+    def _limit(self, name: str) -> _LimitCounts:
         found = self._limits.get(name)
         if found is None:
             label = self._labels.limit(name)
             found = self._limits.get(label)
             if found is None:
-                found = self._limits[label] = _Limit()
+                found = self._limits[label] = _LimitCounts()
         return found
 
     def _count(self, metric: metric.Metric, *labels: str, by: int = 1) -> None:

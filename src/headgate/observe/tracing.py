@@ -21,11 +21,11 @@ from headgate.errors import DeclarationError
 from headgate.jobs.event import CallbackFailed
 from headgate.jobs.job import ClaimedJob, JobError, NewJob
 from headgate.jobs.outcome import (
+    CalleeRateLimited,
     Cancelled,
     Failed,
     Interrupted,
     Outcome,
-    Refused,
     Snoozed,
     Succeeded,
     Unreadable,
@@ -107,7 +107,7 @@ class Spans:
         self._labels = labels
         self._run_as = run_as
         self._salt = None if key_salt is None else key_salt.encode()
-        self._harm = _Harm()
+        self._harm = _TracingError()
 
     @contextmanager
     def sending(self, jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
@@ -221,17 +221,17 @@ class Spans:
         kind: trace.SpanKind,
         attributes: Mapping[str, AttributeValue],
         links: Sequence[trace.Link] = (),
-    ) -> _Harmless:
+    ) -> _SafeSpan:
         """A span that is current inside."""
         span = self._tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=links)
-        return _Harmless(span, self._harm)
+        return _SafeSpan(span, self._harm)
 
     @staticmethod
     def _hash(key: str, salt: bytes) -> str:
         return hmac.new(salt, key.encode(), hashlib.sha256).hexdigest()[:16]
 
 
-class _Harm:
+class _TracingError:
     """What the program's own processors and propagators raise: told once, and no harm to a job."""
 
     def __init__(self) -> None:
@@ -243,12 +243,12 @@ class _Harm:
             logger.warning("spans could not be made; jobs run on without", exc_info=error)
 
 
-class _Harmless:
+class _SafeSpan:
     """A span that is current around some work, and cannot fail it."""
 
     __slots__ = ("_harm", "_span")
 
-    def __init__(self, span: AbstractContextManager[trace.Span], harm: _Harm) -> None:
+    def __init__(self, span: AbstractContextManager[trace.Span], harm: _TracingError) -> None:
         self._span = span
         self._harm = harm
 
@@ -306,7 +306,7 @@ def _tell(span: trace.Span, outcome: Outcome) -> None:
             _tell_error(span, error)
         case Snoozed():
             span.set_attribute("headgate.outcome", "snoozed")
-        case Refused(retry_after):
+        case CalleeRateLimited(retry_after):
             span.set_attribute("headgate.outcome", "refused")
             span.set_attribute("headgate.retry_after", retry_after / SECOND)
         case Cancelled():

@@ -39,7 +39,7 @@ class ScheduleRules(msgspec.Struct, frozen=True, omit_defaults=True):
     overlap: Overlap = "skip"
 
 
-class Course(msgspec.Struct, frozen=True, array_like=True):
+class ScheduleProgress(msgspec.Struct, frozen=True, array_like=True):
     """How far a schedule is; instants are wall microseconds.
 
     It is counted from `started_at`. `next_at` is the occurrence to come (None: there is none any more) and `last_at`
@@ -53,7 +53,7 @@ class Course(msgspec.Struct, frozen=True, array_like=True):
     open: int = 0
 
 
-class Due(NamedTuple):
+class DueOccurrences(NamedTuple):
     """What is to be enqueued now, and when to look again; `skipped` says why others are not, if any are not."""
 
     occurrences: tuple[int, ...]
@@ -62,14 +62,14 @@ class Due(NamedTuple):
     skipped: Skipped | None = None
 
 
-def begin(rules: ScheduleRules, trigger: Trigger, now: int) -> Course:
+def begin(rules: ScheduleRules, trigger: Trigger, now: int) -> ScheduleProgress:
     """A schedule that is declared for the first time, or anew; a first instant that has passed was missed."""
     if rules.first_at is not None:
-        return Course(now, _before(rules.first_at, rules.until))
-    return Course(now, _before(_after(trigger, now), rules.until))
+        return ScheduleProgress(now, _before(rules.first_at, rules.until))
+    return ScheduleProgress(now, _before(_after(trigger, now), rules.until))
 
 
-def go_on(course: Course, rules: ScheduleRules, trigger: Trigger, now: int) -> Course:
+def go_on(course: ScheduleProgress, rules: ScheduleRules, trigger: Trigger, now: int) -> ScheduleProgress:
     """The course of a schedule that is declared again: its count and its rhythm stay, its next occurrence is that of
     the trigger as it is now, also if the zone has changed its rules. What is due is due still, and a first instant that
     is to come stays.
@@ -90,21 +90,21 @@ def go_on(course: Course, rules: ScheduleRules, trigger: Trigger, now: int) -> C
     return replace(course, next_at=_before(_after(trigger, max(now, course.last_at or 0)), rules.until))
 
 
-def resume(course: Course, rules: ScheduleRules, trigger: Trigger, now: int) -> Course:
+def resume(course: ScheduleProgress, rules: ScheduleRules, trigger: Trigger, now: int) -> ScheduleProgress:
     """The course of a schedule whose pause ends: what was due meanwhile is not made up for."""
     if course.next_at is None or course.next_at > now:
         return course
     return replace(course, next_at=_before(_after(trigger, now), rules.until))
 
 
-def skip_next(course: Course, rules: ScheduleRules, trigger: Trigger) -> Course:
+def skip_next(course: ScheduleProgress, rules: ScheduleRules, trigger: Trigger) -> ScheduleProgress:
     """The course of a schedule whose next occurrence is left out."""
     if course.next_at is None:
         return course
     return replace(course, next_at=_before(_after(trigger, course.next_at), rules.until))
 
 
-def due(rules: ScheduleRules, trigger: Trigger, course: Course, now: int) -> Due:
+def due(rules: ScheduleRules, trigger: Trigger, course: ScheduleProgress, now: int) -> DueOccurrences:
     """What a schedule whose `next_at` has come enqueues.
 
     However long nobody was there: what was missed is not walked through, unless each of it is to run.
@@ -114,7 +114,7 @@ def due(rules: ScheduleRules, trigger: Trigger, course: Course, now: int) -> Due
     assert first <= now
     horizon = now if rules.until is None else min(now, rules.until - 1)
     if first > horizon:
-        return Due((), None, course.last_at)
+        return DueOccurrences((), None, course.last_at)
     skipped: Skipped | None = None
     if first >= now - LATE or rules.misfire == "run_all":
         points, next_at = _points(trigger, first, horizon)
@@ -135,19 +135,19 @@ def due(rules: ScheduleRules, trigger: Trigger, course: Course, now: int) -> Due
     if rules.max_runs is not None:
         left = rules.max_runs - course.runs - course.open
         if left <= 0 and not course.open:
-            return Due((), None, last_at, skipped)
+            return DueOccurrences((), None, last_at, skipped)
         if len(points) > left:
             skipped = skipped or "max_runs"
         points = points[: max(left, 0)]
-    return Due(tuple(points), _before(next_at, rules.until), last_at, skipped)
+    return DueOccurrences(tuple(points), _before(next_at, rules.until), last_at, skipped)
 
 
-def is_over(rules: ScheduleRules, course: Course) -> bool:
+def is_over(rules: ScheduleRules, course: ScheduleProgress) -> bool:
     """Whether it will never be due again."""
     return course.next_at is None or (rules.max_runs is not None and course.runs >= rules.max_runs)
 
 
-def upcoming(rules: ScheduleRules, trigger: Trigger, course: Course, count: int) -> list[int]:
+def upcoming(rules: ScheduleRules, trigger: Trigger, course: ScheduleProgress, count: int) -> list[int]:
     """The next instants at which it is due, as far as its limits and its jobs do not change that."""
     found: list[int] = []
     instant = course.next_at

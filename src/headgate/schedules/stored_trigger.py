@@ -11,7 +11,7 @@ from headgate.schedules.every import Every
 from headgate.schedules.trigger import Trigger
 
 
-class OwnTrigger(msgspec.Struct, frozen=True, tag_field="kind", tag="own"):
+class CodeOnlyTrigger(msgspec.Struct, frozen=True, tag_field="kind", tag="own"):
     """A trigger that only the code knows which declares it."""
 
     description: str
@@ -20,14 +20,14 @@ class OwnTrigger(msgspec.Struct, frozen=True, tag_field="kind", tag="own"):
         return self.description
 
 
-StoredTrigger = Cron | Every | Calendar | OwnTrigger
+StoredTrigger = Cron | Every | Calendar | CodeOnlyTrigger
 
 _decode = msgspec.json.Decoder(StoredTrigger).decode
 
 
 def dump_trigger(trigger: Trigger) -> str:
     """The trigger as JSON, with its kind as the tag; triggers that are equal give the same text."""
-    stored = trigger if isinstance(trigger, Cron | Every | Calendar) else OwnTrigger(trigger.describe())
+    stored = trigger if isinstance(trigger, Cron | Every | Calendar) else CodeOnlyTrigger(trigger.describe())
     return msgspec.json.encode(stored).decode()
 
 

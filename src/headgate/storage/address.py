@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
-class Address(NamedTuple):
+class StoreAddress(NamedTuple):
     """The store as it is told, and its file, if it is one."""
 
     shown: str
@@ -18,6 +18,6 @@ class Address(NamedTuple):
         return self.file is not None and not self.file.exists()
 
 
-def address_of_file(path: Path) -> Address:
+def address_of_file(path: Path) -> StoreAddress:
     """A file, by its absolute path."""
-    return Address(str(path), path)
+    return StoreAddress(str(path), path)

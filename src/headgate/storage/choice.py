@@ -6,7 +6,7 @@ from urllib.parse import unquote, urlsplit
 
 from headgate.clock import Clock
 from headgate.errors import DeclarationError
-from headgate.storage.address import Address, address_of_file
+from headgate.storage.address import StoreAddress, address_of_file
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.storage.sqlite.storage import SqliteStorage
 from headgate.storage.store import Store
@@ -62,8 +62,8 @@ def _postgres(url: str, clock: Clock, *, schema: str, listen_url: str | None, co
     return PostgresStorage(url, clock, schema=schema, listen_url=listen_url, connections=connections)
 
 
-def address_of(url: str | None, storage: Store) -> Address:
+def address_of(url: str | None, storage: Store) -> StoreAddress:
     """Return where a store is; without a `url`, which it was not chosen by, its class names it."""
     if storage.driver.file is not None:
         return address_of_file(storage.driver.file)
-    return Address(type(storage).__name__ if url is None else displayed_url(url))
+    return StoreAddress(type(storage).__name__ if url is None else displayed_url(url))

@@ -32,7 +32,7 @@ from headgate.storage.admission import (
     starved_by,
 )
 from headgate.storage.endings import DroppedRow, late_ending, rejection_error
-from headgate.storage.permits import Given
+from headgate.storage.permits import PermitRelease
 from headgate.storage.records import Claim, Claimed, Dropped, Starved, Throttled
 from headgate.storage.row_ids import bucket_id
 from headgate.storage.stored_rows import note_unreadable
@@ -62,7 +62,7 @@ class LaneRow(msgspec.Struct):
     opened_at: int | None = None
 
 
-class Head(msgspec.Struct):
+class LaneHead(msgspec.Struct):
     """A job near the front of its lane. Ids grow as jobs are added."""
 
     id: str
@@ -120,7 +120,7 @@ class Head(msgspec.Struct):
         self.unreadable = fault if self.unreadable is None else f"{self.unreadable}; {fault}"
 
 
-class Start(msgspec.Struct):
+class JobStart(msgspec.Struct):
     """A job that starts, as it was read; which permits it holds now, and which of its draws were not charged."""
 
     id: str
@@ -130,7 +130,7 @@ class Start(msgspec.Struct):
     uncharged: DrawSet
 
 
-class Move(msgspec.Struct):
+class LaneMove(msgspec.Struct):
     """Where a lane is after the claim, and how many jobs are gone from it."""
 
     id: RowId
@@ -141,28 +141,28 @@ class Move(msgspec.Struct):
     opened_at: int | None
 
 
-class Line(NamedTuple):
+class BatchLanes(NamedTuple):
     """The lanes of a batch that wait behind a bucket."""
 
     bucket: RowId
     batch: str
 
 
-class Visit:
+class LaneVisit:
     """A lane that a claim looks at, and what became of it."""
 
     __slots__ = ("complete", "expired", "has_locked", "heads", "rejected", "row", "taken", "view")
 
     def __init__(self, row: LaneRow) -> None:
         self.row = row
-        self.heads: list[Head] = []
-        self.expired: list[Head] = []
+        self.heads: list[LaneHead] = []
+        self.expired: list[LaneHead] = []
         # Whether all ready jobs of the lane that this node knows were read.
         self.complete = True
         # Whether jobs were passed over that somebody else has locked.
         self.has_locked = False
         self.taken = 0
-        self.rejected: list[Head] = []
+        self.rejected: list[LaneHead] = []
         self.view: LaneView | None = None
 
     @property
@@ -210,13 +210,13 @@ class ClaimPlan:
         """What jobs have to be known by so that they may start here."""
         self.now = now
         self.limit_now = limit_now
-        self.gated: list[Visit] = []
-        self.ungated: list[Visit] = []
+        self.gated: list[LaneVisit] = []
+        self.ungated: list[LaneVisit] = []
         self.opened: list[BucketView] = []
         self.unknown: set[str] = set()
         self.astray: set[str] = set()
         self.has_strange_lanes = False
-        self.given: list[Given] = []
+        self.given: list[PermitRelease] = []
         self._dropped: list[Dropped] = []
         # The opened buckets that were starving before anything was taken.
         self._starving: set[Draw] = set()
@@ -246,7 +246,7 @@ class ClaimPlan:
         elif self.claim.is_astray(task, queue, self.newest):
             self.astray.add(id)
 
-    def has_unknown(self, heads: Iterable[Head]) -> bool:
+    def has_unknown(self, heads: Iterable[LaneHead]) -> bool:
         """Whether jobs among them must not start here."""
         known = self.known
         strange = [head for head in heads if head.gate not in known]
@@ -280,7 +280,7 @@ class ClaimPlan:
         behind: Sequence[LaneRow],
         due: Sequence[LaneRow],
         shares: Mapping[str, int],
-    ) -> list[Visit]:
+    ) -> list[LaneVisit]:
         """Lanes behind opened buckets, then due ones, each kind longest waiting first.
 
         No more than can be expected to fill the `shares`: what is read and locked in vain costs the most.
@@ -298,7 +298,7 @@ class ClaimPlan:
         starving = {view.id for view in self.opened if self._is_starving(view)}
         left = dict(shares)
         seen: set[RowId] = set()
-        visits: list[Visit] = []
+        visits: list[LaneVisit] = []
         for row in (*released, *sorted(self.usable(due), key=_place_in_line)):
             # One behind a starving bucket starts nothing yet. There has to be room for what is fetched.
             is_asked_only = row.behind is not None and row.behind in starving
@@ -306,7 +306,7 @@ class ClaimPlan:
                 if not is_asked_only:
                     left[row.queue] -= _expected(row, sharing, grants)
                 seen.add(row.id)
-                visits.append(Visit(row))
+                visits.append(LaneVisit(row))
         self._page_was_full = any(count <= 0 for count in left.values())
         return visits
 
@@ -314,7 +314,7 @@ class ClaimPlan:
         """How many gated jobs each queue may start, when so many ungated ones are ready."""
         return {queue: gated_share(room, ready.get(queue, 0)) for queue, room in self.claim.rooms.items()}
 
-    def heads_wanted(self, visits: Sequence[Visit], wanted: int, view: Callable[[Draw], BucketView]) -> int:
+    def heads_wanted(self, visits: Sequence[LaneVisit], wanted: int, view: Callable[[Draw], BucketView]) -> int:
         """How many jobs of each lane are worth reading: those that can start, and one that meets a closed bucket.
 
         Jobs that cost nothing may be more. A lane of which all were taken that were read is visited again.
@@ -327,7 +327,7 @@ class ClaimPlan:
                 return most
         return count
 
-    def most_heads(self, visits: Sequence[Visit], wanted: int) -> int:
+    def most_heads(self, visits: Sequence[LaneVisit], wanted: int) -> int:
         """How many jobs of each lane are worth reading, whatever their buckets grant."""
         return max(TURN, -(-wanted // len(visits)))
 
@@ -342,7 +342,7 @@ class ClaimPlan:
             most = 0 if is_closed else bucket.grants(self.limit_now, most)
         return most
 
-    def sort_in(self, visits: Sequence[Visit], heads: list[Head], count: int) -> None:
+    def sort_in(self, visits: Sequence[LaneVisit], heads: list[LaneHead], count: int) -> None:
         """Give each lane the jobs that were read of it, at most `count`, in their order."""
         put_in_order(heads)
         lanes = {visit.row.id: visit for visit in visits}
@@ -366,7 +366,7 @@ class ClaimPlan:
 
     # --------------------------------------------------------------------------------------------- decide
 
-    def decide(self, gated: Sequence[Visit], view: Callable[[Draw], BucketView], shares: Mapping[str, int]) -> None:
+    def decide(self, gated: Sequence[LaneVisit], view: Callable[[Draw], BucketView], shares: Mapping[str, int]) -> None:
         """Let the rules say how many jobs of each lane start."""
         self.gated = list(gated)
         opened_at = {view.id: view.opens_at for view in self.opened}
@@ -392,19 +392,19 @@ class ClaimPlan:
         return {queue: max(0, slots) for queue, slots in left.items()}
 
     @property
-    def visits(self) -> list[Visit]:
+    def visits(self) -> list[LaneVisit]:
         return [*self.gated, *self.ungated]
 
     # ------------------------------------------------------------------------------------- what to write
 
     @property
-    def taken(self) -> list[Head]:
+    def taken(self) -> list[LaneHead]:
         """The jobs that start."""
         return [head for visit in self.visits for head in visit.heads[: visit.taken]]
 
-    def starts(self, visits: Iterable[Visit], *, all: bool = True) -> list[Start]:
+    def starts(self, visits: Iterable[LaneVisit], *, all: bool = True) -> list[JobStart]:
         """The jobs of these lanes that start: all of them, or those that have terms."""
-        rows: list[Start] = []
+        rows: list[JobStart] = []
         for visit in visits:
             views = () if visit.view is None else visit.view.buckets
             are_permits = [view.rule.holds_permits for view in views]
@@ -415,7 +415,7 @@ class ClaimPlan:
                     held, uncharged = union(head.held, taken), head.passes
                 elif not all:
                     continue
-                rows.append(Start(head.id, head.lane, head.fence, held, uncharged))
+                rows.append(JobStart(head.id, head.lane, head.fence, held, uncharged))
         return rows
 
     def drop(self) -> list[DroppedRow]:
@@ -430,11 +430,11 @@ class ClaimPlan:
                 self._dropped.append(Dropped(head.id, head.task, head.queue, state, error, head.attempt))
                 if head.held and head.terms is not None and head.draws is not None:
                     kept = head.terms.kept(head.held, state)
-                    self.given.append(Given(head.id, head.draws, head.terms, difference(head.held, kept), kept))
+                    self.given.append(PermitRelease(head.id, head.draws, head.terms, difference(head.held, kept), kept))
                 rows.append(DroppedRow(head.id, head.lane, state, error, kept))
         return rows
 
-    def _endings(self, visit: Visit) -> Iterator[tuple[Head, JobState, JobError]]:
+    def _endings(self, visit: LaneVisit) -> Iterator[tuple[LaneHead, JobState, JobError]]:
         for head in visit.expired:
             yield head, *late_ending(self.now, head.expires_at, head.give_up_at, head.terms, None)
         closed = visit.closed
@@ -448,7 +448,9 @@ class ClaimPlan:
             # A limit was lowered below what a job costs: the job could only wait for ever.
             yield visit.heads[visit.taken], JobState.FAILED, truncated_error(visit.view.failed)
 
-    def move(self, visit: Visit, *, has_ready: bool, earliest: int | None, is_emptied: bool = False) -> Move | None:
+    def move(
+        self, visit: LaneVisit, *, has_ready: bool, earliest: int | None, is_emptied: bool = False
+    ) -> LaneMove | None:
         """Where the lane is after this claim: empty, asleep, behind a bucket or last in line; None if unmoved.
 
         `has_ready` is whether a job is left in it that asked for no time, `earliest` when the next delayed one is due,
@@ -459,7 +461,7 @@ class ClaimPlan:
         if not gone and visit.heads and (behind is None or stays_behind):
             return None
         if is_emptied:
-            return Move(row.id, gone, None, None, None, None)
+            return LaneMove(row.id, gone, None, None, None, None)
         wakes_at = row.wakes_at
         if visit.wakes_by(self.now):
             # Delayed jobs of this lane were due and may be gone.
@@ -474,26 +476,26 @@ class ClaimPlan:
             self.note_wake(wakes_at)
             if not gone and row.since is None and wakes_at == row.wakes_at:
                 return None
-            return Move(row.id, gone, None, None, wakes_at, row.opened_at)
+            return LaneMove(row.id, gone, None, None, wakes_at, row.opened_at)
         if behind is None:
-            return Move(row.id, gone, self.limit_now, None, wakes_at, row.opened_at)
+            return LaneMove(row.id, gone, self.limit_now, None, wakes_at, row.opened_at)
         # Who got nothing keeps the place that it had in the line.
         since = row.since if not gone and row.since is not None else self.limit_now
-        return Move(row.id, gone, since, bucket_id(behind.draw), wakes_at, row.opened_at)
+        return LaneMove(row.id, gone, since, bucket_id(behind.draw), wakes_at, row.opened_at)
 
     @property
-    def lines_of_batches(self) -> list[Line]:
+    def lines_of_batches(self) -> list[BatchLanes]:
         """The buckets that lanes wait behind and batches hold permits of, by id, each with the batch.
 
         All lanes of such a batch may go: its permit comes back only when all its jobs are final. Where the bucket is
         paused they cannot, until they are looked at again.
         """
-        lines: list[Line] = []
+        lines: list[BatchLanes] = []
         for view in self._touched():
             if view.id is None or view.closed_until > self.limit_now:
                 continue
             if view.rule.holds_permits and view.state is not None:
-                lines += [Line(view.id, batch) for batch in batches_of(view.state)]
+                lines += [BatchLanes(view.id, batch) for batch in batches_of(view.state)]
         return lines
 
     def _touched(self) -> list[BucketView]:
@@ -553,7 +555,7 @@ class ClaimPlan:
             has_strange_lanes=self.has_strange_lanes,
         )
 
-    def _throttled(self, visit: Visit) -> Throttled | None:
+    def _throttled(self, visit: LaneVisit) -> Throttled | None:
         behind = visit.behind
         if behind is None or behind.opens_at is None:
             return None
@@ -587,7 +589,7 @@ class ClaimPlan:
             waits.append(self._next_wake - self.now)
         return max(0, min(waits)) if waits else None
 
-    def _jobs(self, visit: Visit) -> list[ClaimedJob]:
+    def _jobs(self, visit: LaneVisit) -> list[ClaimedJob]:
         """The jobs of a lane that start."""
         now, limit_now, row = self.now, self.limit_now, visit.row
         opened_at = None if row.opened_at is None else now - (limit_now - row.opened_at)
@@ -618,7 +620,7 @@ class ClaimPlan:
         ]
 
 
-def put_in_order(heads: list[Head]) -> None:
+def put_in_order(heads: list[LaneHead]) -> None:
     """Sort jobs of a lane as they are started."""
     heads.sort(key=_by_time)
     # What is equal stays in its order.

@@ -24,7 +24,7 @@ KEPT = 60 * SECOND
 """How long a balance is kept at least; what nobody has taken by then nobody should."""
 
 
-class Balance(msgspec.Struct, frozen=True, array_like=True):
+class FetchedBalance(msgspec.Struct, frozen=True, array_like=True):
     """What is left of what was fetched.
 
     `fetched_at` is local limit time, `charged_at` the instant of the charge in the time of the other store (0: it could
@@ -45,10 +45,10 @@ class Balance(msgspec.Struct, frozen=True, array_like=True):
         return max(self.fetched_at + KEPT, self.opens_at)
 
 
-NOTHING = Balance(0, 0, 0, 0)
+NOTHING = FetchedBalance(0, 0, 0, 0)
 
 
-class Fetched(Rule[Balance], frozen=True):
+class FetchedStarts(Rule[FetchedBalance], frozen=True):
     """The rule of a local bucket of fetched starts: it grants what lies there, for half a window of the real rule."""
 
     real: AnyRule
@@ -63,14 +63,14 @@ class Fetched(Rule[Balance], frozen=True):
     def margin(self) -> int:
         return self.real.margin
 
-    def take(self, state: Balance | None, now: int, cost: int = 1) -> tuple[int, Balance]:
+    def take(self, state: FetchedBalance | None, now: int, cost: int = 1) -> tuple[int, FetchedBalance]:
         self.real.check_cost(cost)
         balance = state or NOTHING
         if cost <= balance.left and 2 * (now - balance.fetched_at) <= self.period:
             return now, replace(balance, left=balance.left - cost)
         return now + ASK_AGAIN if self.is_starved(balance, now, cost) else balance.opens_at, balance
 
-    def is_starved(self, state: Balance | None, now: int, cost: int = 1) -> bool:
+    def is_starved(self, state: FetchedBalance | None, now: int, cost: int = 1) -> bool:
         """Whether it is time to fetch again."""
         balance = state or NOTHING
         return balance.opens_at <= now or cost < balance.asked_cost or balance.asked_for != self.real.describe()
@@ -81,27 +81,27 @@ class Fetched(Rule[Balance], frozen=True):
     def counts_until(self, charged_at: int) -> int:
         return self.real.counts_until(charged_at)
 
-    def amend(self, state: Balance, charged_at: int, cost: int, started_at: int, actual: int) -> Balance:
+    def amend(self, state: FetchedBalance, charged_at: int, cost: int, started_at: int, actual: int) -> FetchedBalance:
         # Charges are amended where they were made.
         return state
 
-    def amend_forgotten(self, charged_at: int, started_at: int, actual: int) -> Balance | None:
+    def amend_forgotten(self, charged_at: int, started_at: int, actual: int) -> FetchedBalance | None:
         return None
 
-    def snapshot(self, state: Balance | None, now: int) -> Snapshot:
+    def snapshot(self, state: FetchedBalance | None, now: int) -> Snapshot:
         left = (state or NOTHING).left
         return Snapshot(used=0, available=left, opens_at=self.take(state, now)[0])
 
     def bound(self, window: int) -> int:
         return self.real.bound(window)
 
-    def idle_at(self, state: Balance) -> int:
+    def idle_at(self, state: FetchedBalance) -> int:
         return state.idle_at
 
-    def dump(self, state: Balance) -> str:
+    def dump(self, state: FetchedBalance) -> str:
         return dump_balance(state)
 
-    def load(self, stored: str, now: int) -> Balance:
+    def load(self, stored: str, now: int) -> FetchedBalance:
         return load_balance(stored)
 
     def describe(self) -> str:
@@ -110,31 +110,31 @@ class Fetched(Rule[Balance], frozen=True):
 
 def set_in_place_of(declared: AnyRule, new: AnyRule) -> AnyRule:
     """The rule that a bucket is judged by when `new` was set at run time: of fetched starts if it is declared so."""
-    return Fetched(new) if isinstance(declared, Fetched) else new
+    return FetchedStarts(new) if isinstance(declared, FetchedStarts) else new
 
 
 def is_starved(rule: AnyRule, state: Any, now: int, cost: int) -> bool:
     """Whether starts have to be fetched for a bucket."""
-    return isinstance(rule, Fetched) and rule.is_starved(state, now, cost)
+    return isinstance(rule, FetchedStarts) and rule.is_starved(state, now, cost)
 
 
 def charged_elsewhere(rule: AnyRule, state: Any) -> ChargedElsewhere | None:
     """When what a bucket grants was charged in the store where its limit is kept, if that is another."""
-    if not isinstance(rule, Fetched) or state is None or not state.charged_at:
+    if not isinstance(rule, FetchedStarts) or state is None or not state.charged_at:
         return None
     return ChargedElsewhere(state.charged_at, state.charged_at - state.fetched_at)
 
 
 _HEAD = "1:fetched:"
-_decode = msgspec.json.Decoder(Balance).decode
+_decode = msgspec.json.Decoder(FetchedBalance).decode
 
 
-def dump_balance(balance: Balance) -> str:
+def dump_balance(balance: FetchedBalance) -> str:
     """A balance as a store keeps it."""
     return _HEAD + msgspec.json.encode(balance).decode()
 
 
-def load_balance(stored: str | None) -> Balance:
+def load_balance(stored: str | None) -> FetchedBalance:
     """A stored balance. What stood here while the limit was kept in this store says nothing about the other."""
     if stored is None or not stored.startswith(_HEAD):
         return NOTHING

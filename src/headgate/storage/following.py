@@ -19,7 +19,7 @@ LEVEL_COST = 50
 """How many followers more a level of them takes as long as: those of one job, those of these, and so on."""
 
 
-class Place(NamedTuple):
+class FollowerPlacement(NamedTuple):
     """Where a new job goes: it is `blocked` until its leader is final, or final at once with an `error`, or waits."""
 
     state: JobState
@@ -31,7 +31,7 @@ class Place(NamedTuple):
         return self.state is JobState.WAITING and not self.is_blocked
 
 
-class Ended(NamedTuple):
+class EndedJob(NamedTuple):
     """A job that has just become final, as far as others look at it."""
 
     id: str
@@ -48,7 +48,7 @@ class EndedLeader(NamedTuple):
     after: str = ""
 
 
-class Portion:
+class FollowerBudget:
     """How many followers one commit may still release or cancel."""
 
     def __init__(self, most: int = FOLLOWERS_AT_ONCE) -> None:
@@ -65,7 +65,7 @@ class Portion:
         self.left -= len(followers) + LEVEL_COST
 
 
-class Cause(NamedTuple):
+class LeaderError(NamedTuple):
     """The error with which a leader ended otherwise than its followers need.
 
     Of a batch, that of one of its jobs: of one that had a leader of its own only if all of them had.
@@ -76,7 +76,7 @@ class Cause(NamedTuple):
     is_batch: bool = False
 
 
-class Root(NamedTuple):
+class RootLeader(NamedTuple):
     """The job or batch at which a line of followers went wrong: what has to be retried for all of them."""
 
     id: str
@@ -102,23 +102,23 @@ class Root(NamedTuple):
         return self.id
 
 
-def root_of(leader: str, ended: JobState, cause: Cause | None) -> Root:
+def root_of(leader: str, ended: JobState, cause: LeaderError | None) -> RootLeader:
     """Where it went wrong: at the leader, or at what that itself was cancelled for."""
     error = None if cause is None else cause.error
     if error is not None and error.type == LEADER_NOT_SUCCEEDED and error.data is not None:
         data = error.data
         type = data.get("root_error")
-        return Root(
+        return RootLeader(
             str(data.get("root", data.get("leader"))),
             JobState(str(data.get("root_ended", data.get("ended")))),
             data.get("root_kind") == "batch",
             None if type is None else str(type),
         )
     is_batch = cause is not None and cause.is_batch
-    return Root(leader, ended, is_batch, None if error is None else error.type)
+    return RootLeader(leader, ended, is_batch, None if error is None else error.type)
 
 
-def leader_error(leader: str, ended: JobState, cause: Cause | None = None) -> JobError:
+def leader_error(leader: str, ended: JobState, cause: LeaderError | None = None) -> JobError:
     """What a job is cancelled with whose leader ended otherwise than it needs; it names where that began."""
     root = root_of(leader, ended, cause)
     if root.id == leader:
@@ -144,7 +144,7 @@ def went_wrong(ends: Mapping[str, JobState | None]) -> list[str]:
     return sorted(id for id, end in ends.items() if end is not None and end is not JobState.SUCCEEDED)
 
 
-def not_retried(job_id: str, leader: str, ended: JobState, cause: Cause | None) -> LeaderNotRetried:
+def not_retried(job_id: str, leader: str, ended: JobState, cause: LeaderError | None) -> LeaderNotRetried:
     """Why a follower is not retried alone: it would run although what it needs has not been done."""
     root = root_of(leader, ended, cause)
     return LeaderNotRetried(
@@ -168,8 +168,8 @@ def places(
     jobs: Sequence[NewJob],
     batches: Sequence[NewBatch],
     ends: Mapping[str, JobState | None],
-    causes: Mapping[str, Cause],
-) -> dict[str, Place]:
+    causes: Mapping[str, LeaderError],
+) -> dict[str, FollowerPlacement]:
     """Where new jobs go, by id. A leader that is among them stands before those that follow it.
 
     `ends` says of leaders that are stored already how they ended, None while they have not, and `causes` why they did
@@ -177,7 +177,7 @@ def places(
     """
     known = dict(ends)
     why = dict(causes)
-    placed: dict[str, Place] = {}
+    placed: dict[str, FollowerPlacement] = {}
     finals: dict[str, list[JobState]] = {batch.id: [] for batch in batches}
     totals = {batch.id: batch.total for batch in batches}
     for job in jobs:
@@ -185,23 +185,23 @@ def places(
         place = _place(job, finals, totals, known, why)
         placed[job.id] = place
         known[job.id] = place.state if place.state.is_final else None
-        why[job.id] = Cause(job.id, place.error)
+        why[job.id] = LeaderError(job.id, place.error)
         if origin is not None and origin.batch in finals and place.state.is_final:
             finals[origin.batch].append(place.state)
             why[origin.batch] = _cause_of_batch(origin.batch, place.error, why.get(origin.batch))
     return placed
 
 
-def rejected(job: NewJob) -> Place:
+def rejected(job: NewJob) -> FollowerPlacement:
     """Where a job goes that has a rejection."""
     state = JobState.FAILED if job.terms is None else job.terms.rejected_as
-    return Place(state, error=job.rejection)
+    return FollowerPlacement(state, error=job.rejection)
 
 
-def _cause_of_batch(batch: str, error: JobError | None, before: Cause | None) -> Cause:
+def _cause_of_batch(batch: str, error: JobError | None, before: LeaderError | None) -> LeaderError:
     if before is not None and (before.error is None or before.error.type != LEADER_NOT_SUCCEEDED):
         return before
-    return Cause(batch, error, is_batch=True)
+    return LeaderError(batch, error, is_batch=True)
 
 
 def _place(
@@ -209,13 +209,13 @@ def _place(
     finals: Mapping[str, list[JobState]],
     totals: Mapping[str, int],
     known: Mapping[str, JobState | None],
-    causes: Mapping[str, Cause],
-) -> Place:
+    causes: Mapping[str, LeaderError],
+) -> FollowerPlacement:
     leader = None if job.origin is None else job.origin.follows
     if job.rejection is not None:
         return rejected(job)
     if leader is None or job.origin is None:
-        return Place(JobState.WAITING)
+        return FollowerPlacement(JobState.WAITING)
     if leader in totals:
         ended = _batch_end(finals[leader]) if len(finals[leader]) == totals[leader] else None
     elif leader in known:
@@ -223,10 +223,10 @@ def _place(
     else:
         raise LeaderNotFound(job.id, leader)
     if ended is None:
-        return Place(JobState.WAITING, is_blocked=True)
+        return FollowerPlacement(JobState.WAITING, is_blocked=True)
     if is_let_go(job.origin.on, ended):
-        return Place(JobState.WAITING)
-    return Place(JobState.CANCELLED, error=leader_error(leader, ended, causes.get(leader)))
+        return FollowerPlacement(JobState.WAITING)
+    return FollowerPlacement(JobState.CANCELLED, error=leader_error(leader, ended, causes.get(leader)))
 
 
 def _batch_end(states: Sequence[JobState]) -> JobState:
@@ -246,7 +246,7 @@ class BatchCount(NamedTuple):
         return self.succeeded + self.failed + self.cancelled
 
 
-def batch_counts(ended: Sequence[Ended]) -> list[BatchCount]:
+def batch_counts(ended: Sequence[EndedJob]) -> list[BatchCount]:
     """What to count in the batches of these jobs, in the order of the batches' ids."""
     found: dict[str, list[JobState]] = {}
     for job in ended:
@@ -264,11 +264,11 @@ def batch_counts(ended: Sequence[Ended]) -> list[BatchCount]:
 
 
 def new_batch_counts(
-    batches: Sequence[NewBatch], jobs: Sequence[NewJob], placed: Mapping[str, Place]
+    batches: Sequence[NewBatch], jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement]
 ) -> list[BatchCount]:
     """What of new batches is final from the start."""
     ended = [
-        Ended(job.id, placed[job.id].state, is_followed=False, batch=job.origin.batch)
+        EndedJob(job.id, placed[job.id].state, is_followed=False, batch=job.origin.batch)
         for job in jobs
         if job.origin is not None and placed[job.id].state.is_final
     ]

@@ -61,9 +61,9 @@ class LiveRules:
     """All settings of one store, ready to be asked."""
 
     def __init__(self, settings: Iterable[LimitSetting] = ()) -> None:
-        self._limits: dict[str, _Limit] = {}
+        self._limits: dict[str, _LimitSettings] = {}
         for setting in settings:
-            self._limits.setdefault(setting.limit, _Limit()).add(setting)
+            self._limits.setdefault(setting.limit, _LimitSettings()).add(setting)
 
     def rule(self, draw: Draw, declared: AnyRule) -> AnyRule:
         """The rule that the bucket of `draw` is judged by: what is set for its key, its tier, its pattern, or all."""
@@ -82,7 +82,7 @@ class LiveRules:
         return limit is not None and limit.rule(draw.key) is not None
 
 
-class _Limit:
+class _LimitSettings:
     """The settings of one limit. A longer pattern is more specific than a shorter one."""
 
     def __init__(self) -> None:

@@ -11,12 +11,12 @@ import msgspec
 from headgate.jobs.draw_set import DrawSet, chosen
 from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms
-from headgate.limits.concurrency import Permits, Semaphore, batches_of, load_permits
+from headgate.limits.concurrency import HeldPermits, Semaphore, batches_of, load_permits
 from headgate.limits.rule import NEVER
 from headgate.storage.live_rules import LiveRules
 
 
-class Given(NamedTuple):
+class PermitRelease(NamedTuple):
     """What a job gives back, and what it keeps."""
 
     job_id: str
@@ -35,7 +35,7 @@ class Holder(msgspec.Struct, array_like=True):
     held: DrawSet
 
 
-def leaving_holders(jobs: Iterable[Given]) -> dict[Draw, list[str]]:
+def leaving_holders(jobs: Iterable[PermitRelease]) -> dict[Draw, list[str]]:
     """Who leaves each bucket."""
     leaving: dict[Draw, list[str]] = {}
     for job in jobs:
@@ -46,7 +46,7 @@ def leaving_holders(jobs: Iterable[Given]) -> dict[Draw, list[str]]:
     return leaving
 
 
-def permits_left(state: str | None, leaving: Iterable[str]) -> Permits:
+def permits_left(state: str | None, leaving: Iterable[str]) -> HeldPermits:
     """The permits of a bucket after these holders have left."""
     permits = load_permits(state)
     for holder in leaving:

@@ -12,7 +12,7 @@ from headgate.limits.rule import NEVER
 from headgate.storage.admission import BucketView
 from headgate.storage.fetched import is_balance
 from headgate.storage.live_rules import LiveRules
-from headgate.storage.records import BucketRecord, Standing
+from headgate.storage.records import BucketRecord, QueuePosition
 from headgate.storage.stored_rows import load_state
 
 REHEARSED = 200
@@ -26,7 +26,7 @@ class Prediction(NamedTuple):
     waits_for: Draw | None
 
 
-def predict(standing: Standing, rules: Mapping[str, AnyRule], live: LiveRules, now: int) -> Prediction:
+def predict(standing: QueuePosition, rules: Mapping[str, AnyRule], live: LiveRules, now: int) -> Prediction:
     """When the limits let the job start that stands there, if nothing else changes and a slot is free."""
     latest = Prediction(now, None)
     for index, record in enumerate(standing.buckets):
@@ -41,7 +41,7 @@ def predict(standing: Standing, rules: Mapping[str, AnyRule], live: LiveRules, n
     return latest
 
 
-def _opens_for(standing: Standing, index: int, record: BucketRecord, rule: AnyRule, now: int) -> int:
+def _opens_for(standing: QueuePosition, index: int, record: BucketRecord, rule: AnyRule, now: int) -> int:
     ahead = _ahead(standing, record)
     if is_balance(record.state):
         # What the other store has left for those before it is not known here.
@@ -70,7 +70,7 @@ def _opens_for(standing: Standing, index: int, record: BucketRecord, rule: AnyRu
     return at
 
 
-def _ahead(standing: Standing, record: BucketRecord) -> int:
+def _ahead(standing: QueuePosition, record: BucketRecord) -> int:
     """How many starts come first: those before it in its lane, and as many of each other lane in the same line."""
     before = (standing.place or standing.waiting) - 1
     others = max(0, record.waiting - standing.waiting) if standing.behind == record.draw else record.waiting

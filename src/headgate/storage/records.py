@@ -14,7 +14,7 @@ from headgate.clock import SECOND
 from headgate.jobs.gating import Gates, KnownGates
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobRecord, JobState
 from headgate.limits.limit import AnyRule
-from headgate.storage.fetched import Balance
+from headgate.storage.fetched import FetchedBalance
 
 GATE_LIVES = 180 * SECOND
 """How long what a release declares counts that no node notes any more, if whoever notes it does not say (µs)."""
@@ -76,7 +76,7 @@ class Deposit(msgspec.Struct, frozen=True):
     """What was fetched for a bucket that is kept elsewhere; see `headgate.storage.fetched`."""
 
     draw: Draw
-    balance: Balance
+    balance: FetchedBalance
 
 
 class Dropped(msgspec.Struct, frozen=True, array_like=True):
@@ -213,7 +213,7 @@ class QueueRecord(msgspec.Struct, frozen=True, array_like=True):
     ready_at: int | None
 
 
-class Obstacle(msgspec.Struct, frozen=True, array_like=True):
+class Blocker(msgspec.Struct, frozen=True, array_like=True):
     """What stands in the way of the store: a "long transaction" of whoever, or a connection that "blocks" others.
 
     `pid` is that of its connection as the database tells it, `since` wall time, `what` a line for people. `statement`
@@ -257,7 +257,7 @@ class BucketPlace(msgspec.Struct, frozen=True, array_like=True):
     key: str
 
 
-class Standing(msgspec.Struct, frozen=True):
+class QueuePosition(msgspec.Struct, frozen=True):
     """Where a waiting job stands: its place in its lane (1 is next), and the buckets that its lane draws on.
 
     `place` is None beyond the first 100,000. `is_due` lanes are looked at by the next claim that has room.

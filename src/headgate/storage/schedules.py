@@ -9,7 +9,7 @@ import msgspec
 
 from headgate.jobs.job import NewJob
 from headgate.jobs.scheduled import ScheduledCall
-from headgate.schedules.schedule import Course, ScheduleRules, Skipped
+from headgate.schedules.schedule import ScheduleProgress, ScheduleRules, Skipped
 
 _encode = msgspec.json.Encoder().encode
 
@@ -27,7 +27,7 @@ class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True):
     name: str
     call: ScheduledCall
     rules: ScheduleRules
-    course: Course
+    course: ScheduleProgress
     last_job: str | None = None
     paused_at: int | None = None
     revision: int = 0

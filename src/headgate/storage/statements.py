@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from headgate.jobs.batch import BatchRecord
-from headgate.jobs.job import Attempt, JobRecord
+from headgate.jobs.job import AttemptRecord, JobRecord
 from headgate.storage.json_text import as_json, optional_json
 
 _HEADER = re.compile(r"^-- (?P<kind>name|part): (?P<name>\w+)(?: \[(?P<database>\w+)\])?$")
@@ -48,7 +48,7 @@ _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 SQL = Path(__file__).with_name("sql")
 
-RECORDS: Mapping[str, type[msgspec.Struct]] = {"job": JobRecord, "batch": BatchRecord, "attempt": Attempt}
+RECORDS: Mapping[str, type[msgspec.Struct]] = {"job": JobRecord, "batch": BatchRecord, "attempt": AttemptRecord}
 """What is read of a table whole: its columns are the fields of the record."""
 
 

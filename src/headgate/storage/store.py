@@ -19,13 +19,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, TypeVar
 
-from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
+from headgate.jobs.audit import AuditEntry, AuditFilter, AuditRecord
 from headgate.jobs.batch import BatchRecord, NewBatch
-from headgate.jobs.gating import NO_GATES, GatedJob, KnownGates, Regated
+from headgate.jobs.gating import NO_GATES, GateChange, GatedJob, KnownGates
 from headgate.jobs.history import Flush, JobsStep, LimitStep
-from headgate.jobs.job import Attempt, Draw, JobRecord, JobState, NewJob
+from headgate.jobs.job import AttemptRecord, Draw, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending
-from headgate.jobs.report import LogLine, Report
+from headgate.jobs.report import AttemptReport, LogLine
 from headgate.limits.limit import AnyRule
 from headgate.limits.rule import NEVER
 from headgate.storage.driver import Driver, ReadKind
@@ -53,6 +53,7 @@ from headgate.storage.records import (
     GATE_LIVES,
     Amendment,
     Beat,
+    Blocker,
     BucketPlace,
     BucketRecord,
     Claim,
@@ -63,12 +64,11 @@ from headgate.storage.records import (
     JobFilter,
     JobPage,
     NodeRecord,
-    Obstacle,
     QueueCounts,
+    QueuePosition,
     QueueRecord,
     RecordedStart,
     Recovered,
-    Standing,
     Upkeep,
     ViewCount,
     WaitingCount,
@@ -183,7 +183,7 @@ class Store:
         refunds = any(amendment.actual < amendment.cost for amendment in amendments)
         await self.driver.write(lambda tx: limits.amend(tx, amendments, rules, self.driver.live), wakes=refunds)
 
-    async def cancel(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
+    async def cancel(self, job_id: str, *, deed: AuditRecord | None = None) -> JobState | None:
         """Cancel a waiting job, or ask for the cancellation of a running one.
 
         Returns the state it was in; final jobs are left as they are. None if there is no such job. A verb that takes a
@@ -193,7 +193,7 @@ class Store:
             lambda tx: waiting.cancel(tx, job_id, deed), wakes=True, changes_job=job_id, empties_lanes=True
         )
 
-    async def retry(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
+    async def retry(self, job_id: str, *, deed: AuditRecord | None = None) -> JobState | None:
         """Let a failed or cancelled job wait again, with all its tries.
 
         It is blocked if what it follows is not final. What was cancelled because of it is blocked again. Raises
@@ -202,7 +202,7 @@ class Store:
         """
         return await self.driver.write(lambda tx: waiting.retry(tx, job_id, deed), wakes=True, changes_job=job_id)
 
-    async def run_now(self, job_id: str, *, deed: Deed | None = None) -> JobState | None:
+    async def run_now(self, job_id: str, *, deed: AuditRecord | None = None) -> JobState | None:
         """Let a waiting job whose `run_at` is ahead be ready at once; its limits hold as ever.
 
         Returns the state it was in, None if there is no such job. Raises IllegalTransition if it is not scheduled.
@@ -210,7 +210,7 @@ class Store:
         return await self.driver.write(lambda tx: waiting.run_now(tx, job_id, deed), wakes=True, changes_job=job_id)
 
     async def reschedule(
-        self, job_id: str, *, run_at: int | None = None, priority: int | None = None, deed: Deed | None = None
+        self, job_id: str, *, run_at: int | None = None, priority: int | None = None, deed: AuditRecord | None = None
     ) -> JobState | None:
         """Give a waiting job another time to be ready at, another priority, or both; None leaves it as it is.
 
@@ -221,7 +221,7 @@ class Store:
             lambda tx: waiting.reschedule(tx, job_id, run_at, priority, deed), wakes=True, changes_job=job_id
         )
 
-    async def report(self, node: str, reports: Sequence[Report], most_lines: int) -> Sequence[bool | None]:
+    async def report(self, node: str, reports: Sequence[AttemptReport], most_lines: int) -> Sequence[bool | None]:
         """Keep what running attempts say of themselves; False for each that is not this node's under that fence.
 
         None, as by `finish`, is for what was not kept and is to be tried again.
@@ -235,9 +235,9 @@ class Store:
         """What a job has logged, oldest first: the first lines after that number, or the `newest`."""
         return await self.driver.read(lambda tx: logs(tx, job_id, after, count, newest=newest), "list")
 
-    async def note(self, deed: Deed) -> None:
+    async def note(self, deed: AuditRecord) -> None:
         """Keep what somebody did that no other verb keeps."""
-        await self.driver.write(lambda tx: audit.keep_deed(tx, deed), is_atomic=False)
+        await self.driver.write(lambda tx: audit.add_audit_record(tx, deed), is_atomic=False)
 
     async def audit_log(self, filter: AuditFilter) -> Sequence[AuditEntry]:
         """A page of what people did, newest first."""
@@ -263,7 +263,7 @@ class Store:
         """Those of the jobs that are final."""
         return await self.driver.read(lambda tx: listing.jobs_by_id(tx, job_ids, final=True), "lookup")
 
-    async def attempts(self, job_id: str) -> Sequence[Attempt]:
+    async def attempts(self, job_id: str) -> Sequence[AttemptRecord]:
         """The attempts of a job that did not succeed, oldest first."""
         return await self.driver.read(lambda tx: listing.attempts(tx, job_id), "list")
 
@@ -324,7 +324,7 @@ class Store:
         """How many jobs wait in the lanes of a queue; it adds up what lanes count, and looks at no job."""
         return await self.driver.read(lambda tx: listing.backlog(tx, queue), "lookup")
 
-    async def pause_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
+    async def pause_queue(self, queue: str, *, deed: AuditRecord | None = None) -> bool:
         """Give out no job of a queue to any node from the next claim on, until it is resumed; False if it was paused.
 
         Its jobs are added, expired, cancelled and finished as ever. A claim behaves as if it had not asked for the
@@ -332,11 +332,11 @@ class Store:
         """
         return await self.driver.write(lambda tx: upkeep.pause_queue(tx, queue, deed), wakes=True)
 
-    async def resume_queue(self, queue: str, *, deed: Deed | None = None) -> bool:
+    async def resume_queue(self, queue: str, *, deed: AuditRecord | None = None) -> bool:
         """End a pause, and wake whoever watches; False if there was none."""
         return await self.driver.write(lambda tx: upkeep.pause_queue(tx, queue, deed, ends=True), wakes=True)
 
-    async def obstacles(self) -> Sequence[Obstacle]:
+    async def obstacles(self) -> Sequence[Blocker]:
         """What stands in the way of the store right now, longest first; nothing where nothing can."""
         return await self.driver.read(listing.obstacles, "scan")
 
@@ -382,13 +382,13 @@ class Store:
         )
         return answer  # type: ignore[no-any-return]
 
-    async def standing(self, job_id: str) -> Standing | None:
+    async def standing(self, job_id: str) -> QueuePosition | None:
         """Where a job stands; None if it does not wait."""
-        return await self.driver.read(lambda tx: listing.standing(tx, job_id), "list")
+        return await self.driver.read(lambda tx: listing.queue_position(tx, job_id), "list")
 
-    async def outlook(self, queue: str, draws: Sequence[Draw], variant: str = "") -> Standing:
+    async def outlook(self, queue: str, draws: Sequence[Draw], variant: str = "") -> QueuePosition:
         """Where a job would stand that was added to this lane now."""
-        return await self.driver.read(lambda tx: listing.outlook(tx, queue, draws, variant), "lookup")
+        return await self.driver.read(lambda tx: listing.prediction_input(tx, queue, draws, variant), "lookup")
 
     async def starts(
         self, limit: str, key: str | None, since: int, *, until: int = NEVER, skip: int = 0, count: int = 10_000
@@ -439,7 +439,7 @@ class Store:
             lambda tx: listing.gated_jobs(tx, tasks, unknown_to, other_than, ids, after, count), kind
         )
 
-    async def regate(self, jobs: Sequence[Regated]) -> int:
+    async def regate(self, jobs: Sequence[GateChange]) -> int:
         """Move jobs that still wait to the lanes of what they ask for now; how many were.
 
         They keep their priority and their place by `run_at`, and can be started by who knows their new gate. A permit
@@ -453,7 +453,7 @@ class Store:
         """What is set about limits at run time."""
         return await self.driver.read(read_settings, "lookup")
 
-    async def edit_setting(self, about: LimitSetting, edit: EditSetting, *, deed: Deed | None = None) -> bool:
+    async def edit_setting(self, about: LimitSetting, edit: EditSetting, *, deed: AuditRecord | None = None) -> bool:
         """Let `edit` say what is set for the limit, scope and target of `about`; whether that is a change.
 
         It is given what is set, and no other change comes in between. What sets nothing any more is removed. The deed
@@ -465,18 +465,18 @@ class Store:
         await self.driver.write(lambda tx: limits.reopen(tx, becomes), wakes=True)
         return True
 
-    async def penalize(self, draw: Draw, until: int, *, deed: Deed | None = None) -> None:
+    async def penalize(self, draw: Draw, until: int, *, deed: AuditRecord | None = None) -> None:
         """Let nothing start on a bucket before that limit time."""
         await self.driver.write(lambda tx: limits.penalize(tx, draw, until, deed))
 
-    async def reset(self, draw: Draw, *, deed: Deed | None = None) -> int:
+    async def reset(self, draw: Draw, *, deed: AuditRecord | None = None) -> int:
         """Make a bucket as good as new; permits held by jobs that are not running come back. How many are still held.
 
         The bucket with the key "" of a dynamic window is the state of all its keys.
         """
         return await self.driver.write(lambda tx: limits.reset(tx, draw, deed), wakes=True, empties_lanes=True)
 
-    async def forget(self, limit: str, *, deed: Deed | None = None) -> bool:
+    async def forget(self, limit: str, *, deed: AuditRecord | None = None) -> bool:
         """Delete a limit's settings and buckets; False, and the deed is not kept, if there were none.
 
         Raises LimitInUse while jobs wait for it or hold its permits.

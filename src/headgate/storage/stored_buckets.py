@@ -83,7 +83,7 @@ class StoredBuckets:
         )
 
 
-class _Booking(msgspec.Struct, array_like=True):
+class _StoredReservation(msgspec.Struct, array_like=True):
     """What is remembered under an id: the answer, and of a reservation the states around it."""
 
     taken: Taken
@@ -91,10 +91,10 @@ class _Booking(msgspec.Struct, array_like=True):
     after: str | None = None
 
 
-_decode = msgspec.json.Decoder(_Booking).decode
+_decode = msgspec.json.Decoder(_StoredReservation).decode
 
 
-def _known(visit: BucketVisit) -> _Booking | None:
+def _known(visit: BucketVisit) -> _StoredReservation | None:
     """What is remembered of the request, if it was made before; what cannot be read is forgotten."""
     if visit.note is None:
         return None
@@ -119,7 +119,7 @@ def _take(visit: BucketVisit, cost: int, count: int) -> Taken:
         opens_at, after = _ask(view, now, cost)
     taken = _taken(visit, granted, opens_at)
     if granted:
-        visit.remember(_encode(_Booking(taken)), now + view.rule.period)
+        visit.remember(_encode(_StoredReservation(taken)), now + view.rule.period)
     return taken
 
 
@@ -136,7 +136,7 @@ def _reserve(visit: BucketVisit, cost: int) -> Taken | None:
     slot, state = view.ask(max(now, view.closed_until), cost)
     view.keep(state)
     taken = _taken(visit, int(slot <= now), slot)
-    visit.remember(_encode(_Booking(taken, before, _state(view))), slot + view.rule.period)
+    visit.remember(_encode(_StoredReservation(taken, before, _state(view))), slot + view.rule.period)
     return taken
 
 
@@ -178,5 +178,5 @@ def _state(view: BucketView) -> str | None:
     return None if home.state is None else home.rule.dump(home.state)
 
 
-def _encode(booking: _Booking) -> str:
+def _encode(booking: _StoredReservation) -> str:
     return msgspec.json.encode(booking).decode()

@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union, cast, get_
 import msgspec
 
 from headgate.jobs.job import Draw
-from headgate.jobs.terms import GateTerms, Holding
+from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.concurrency import UNREADABLE
 from headgate.limits.limit import AnyRule
 
@@ -156,7 +156,7 @@ def _in_agreement(
     """
     if draws is None:
         return UNREADABLE_DRAWS, None
-    return draws, terms if is_read else GateTerms(holds=(Holding(),) * len(draws))
+    return draws, terms if is_read else GateTerms(holds=(PermitTerms(),) * len(draws))
 
 
 def _read(value: Any, kind: Any) -> Any:

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from headgate.errors import DeclarationError
 from headgate.jobs.draw_set import chosen
 from headgate.jobs.job import Draw
-from headgate.jobs.terms import GateTerms, Holding
+from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.key import UNTYPED
 from headgate.limits.limit import Limit, named_or_rate
 from headgate.tasks.flow import BatchLimit
-from headgate.tasks.gate import Arguments, BoundLimit, Gated, Headers
+from headgate.tasks.gate import Arguments, BoundLimit, GatedCall, Headers
 
 
 class BatchGate:
@@ -28,13 +28,13 @@ class BatchGate:
 
     def joined(
         self,
-        gated: Gated,
+        gated: GatedCall,
         task: str,
         parameters: Sequence[str],
         arguments: Arguments,
         headers: Headers,
         fields: ArgumentFields = UNTYPED,
-    ) -> Gated:
+    ) -> GatedCall:
         """What a call of that task asks, with what its batch holds for it.
 
         Raises DeclarationError for another key than that of the calls before.
@@ -56,23 +56,23 @@ class BatchGate:
         return held_together(gated, draws, self._batch)
 
 
-def held_together(gated: Gated, draws: Sequence[Draw], batch: str) -> Gated:
+def held_together(gated: GatedCall, draws: Sequence[Draw], batch: str) -> GatedCall:
     """What a call asks whose batch holds these draws for it."""
     own = gated.terms or GateTerms()
-    holding = Holding("batch", batch)
+    holding = PermitTerms("batch", batch)
     holds = dict(zip(gated.draws, own.holds or [None] * len(gated.draws), strict=True))
     costs = dict(zip(gated.draws, gated.costs or [1] * len(gated.draws), strict=True))
     for draw in draws:
         # One that the call draws on by itself as well is held once: by the batch.
         holds[draw], costs[draw] = holding, costs.get(draw, 1)
-    return Gated(
+    return GatedCall(
         tuple(holds),
         None if gated.costs is None else tuple(costs.values()),
         replace(own, holds=tuple(holds.values())),
     )
 
 
-def as_in_batch(gated: Gated, before: Sequence[Draw], terms: GateTerms | None) -> Gated:
+def as_in_batch(gated: GatedCall, before: Sequence[Draw], terms: GateTerms | None) -> GatedCall:
     """What a stored call asks now, with what its batch has been holding for it."""
     if terms is None or not terms.of_batch:
         return gated

@@ -12,7 +12,7 @@ from headgate.errors import DeclarationError
 AnyCallback = Callable[..., Any]
 
 
-class Moment(StrEnum):
+class CallbackKind(StrEnum):
     """What a task can tell of a job; each is the name of the method that a handler has for it."""
 
     STARTED = "on_started"
@@ -21,7 +21,7 @@ class Moment(StrEnum):
     RETRY = "on_retry"
 
 
-TAKES = {Moment.STARTED: 1, Moment.COMPLETED: 2, Moment.ERROR: 2, Moment.RETRY: 4}
+TAKES = {CallbackKind.STARTED: 1, CallbackKind.COMPLETED: 2, CallbackKind.ERROR: 2, CallbackKind.RETRY: 4}
 """How many arguments the callback of each moment is given."""
 
 
@@ -32,20 +32,20 @@ class Callbacks:
 
     def __init__(self, handler: type[Any] | None = None, silent: type[Any] | None = None) -> None:
         """With a handler: those of its methods that are not `silent`'s own."""
-        self._functions: dict[Moment, list[AnyCallback]] = {}
+        self._functions: dict[CallbackKind, list[AnyCallback]] = {}
         self._methods = frozenset(
             moment
-            for moment in Moment
+            for moment in CallbackKind
             if handler is not None and getattr(handler, moment, None) is not getattr(silent, moment, None)
         )
         # Looked at for every attempt of every task, so it is no question but an attribute.
         self.exist: bool = bool(self._methods)
 
-    def wants(self, moment: Moment) -> bool:
+    def wants(self, moment: CallbackKind) -> bool:
         """Whether anybody is to be told."""
         return moment in self._methods or moment in self._functions
 
-    def add(self, moment: Moment, callback: AnyCallback, where: str) -> None:
+    def add(self, moment: CallbackKind, callback: AnyCallback, where: str) -> None:
         """Tell this one, too. Raises DeclarationError for what cannot be called with what it would be told."""
         if not callable(callback) or hasattr(callback, "enqueue"):
             raise DeclarationError(f"@{moment} of {where} needs a function, not {callback!r}")
@@ -55,7 +55,7 @@ class Callbacks:
         self._functions.setdefault(moment, []).append(callback)
         self.exist = True
 
-    def to_tell(self, moment: Moment, handler: Any | None) -> list[AnyCallback]:
+    def to_tell(self, moment: CallbackKind, handler: Any | None) -> list[AnyCallback]:
         """Whom to tell; `handler` is the instance whose method it is, if the task is a handler."""
         callbacks = list(self._functions.get(moment, ()))
         if handler is not None and moment in self._methods:
@@ -64,10 +64,10 @@ class Callbacks:
 
 
 _EXPECTED = {
-    Moment.STARTED: "(job)",
-    Moment.COMPLETED: "(job, result)",
-    Moment.ERROR: "(job, error)",
-    Moment.RETRY: "(job, error, attempt, delay)",
+    CallbackKind.STARTED: "(job)",
+    CallbackKind.COMPLETED: "(job, result)",
+    CallbackKind.ERROR: "(job, error)",
+    CallbackKind.RETRY: "(job, error, attempt, delay)",
 }
 
 

@@ -20,7 +20,7 @@ MOST_SETTLED = 1_000_000_000
 """The most that one start can be said to have cost."""
 
 
-class Settles(Protocol):
+class CostSettler(Protocol):
     """What settles the cost of a start: its charge."""
 
     def settle(self, limit: str, actual: int) -> None: ...
@@ -38,7 +38,7 @@ class JobContext:
         self,
         job: ClaimedJob,
         limits: Sequence[str] = (),
-        charge: Settles | None = None,
+        charge: CostSettler | None = None,
         reports: Reports | None = None,
     ) -> None:
         # Nothing here leads back to the attempt: the asyncio task knows this context, and a cycle of the two would be

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headgate.errors import DeclarationError
 from headgate.jobs.audit import AuditLevel, audit_level
 from headgate.jobs.retry import require_policy
+from headgate.tasks.executor_kind import Executor, place_of
 from headgate.tasks.gate import bind_limits
 from headgate.tasks.handler import handler_function
 from headgate.tasks.name import require_name
 from headgate.tasks.options import HandlerOptions, TaskOptions, checked_timeout, require_names, require_priority
 from headgate.tasks.payload import PayloadType
-from headgate.tasks.place import Place, place_of
 from headgate.tasks.process_body import require_importable
 from headgate.tasks.queue import DEFAULT_QUEUE
 from headgate.tasks.registry import Registry
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from headgate.client import Client
 
 
-class Body(NamedTuple):
+class TaskBody(NamedTuple):
     """What is to be a task: a function, the name it will have, where it runs, and the class that it is `run` of."""
 
     name: str
     function: Callable[..., Any]
-    place: Place
+    place: Executor
     handler: type[Any] | None = None
 
 
-def body_of_function(function: Callable[..., Any], options: TaskOptions) -> Body:
+def body_of_function(function: Callable[..., Any], options: TaskOptions) -> TaskBody:
     """A function that is to be a task. Raises TypeError, DeclarationError."""
     require_names(options, TaskOptions.__annotations__, "Headgate.task()")
     if isinstance(function, Task):
@@ -43,15 +43,15 @@ def body_of_function(function: Callable[..., Any], options: TaskOptions) -> Body
     name, process = _name_of(function, options), options.get("process", False)
     if process:
         require_importable(function, f"task {name!r}")
-    return Body(name, function, place_of(function, process=process))
+    return TaskBody(name, function, place_of(function, process=process))
 
 
-def body_of_handler(handler: type[Any], options: HandlerOptions) -> Body:
+def body_of_handler(handler: type[Any], options: HandlerOptions) -> TaskBody:
     """The `run` of a class that is to be a task. Raises TypeError, DeclarationError."""
     require_names(options, HandlerOptions.__annotations__, "Headgate.handler()")
     name = _name_of(handler, options)
     function = handler_function(handler, f"handler {name!r}")
-    return Body(name, function, place_of(function, process=False), handler)
+    return TaskBody(name, function, place_of(function, process=False), handler)
 
 
 def _name_of(subject: object, options: HandlerOptions) -> str:
@@ -60,7 +60,7 @@ def _name_of(subject: object, options: HandlerOptions) -> str:
 
 
 def declare_task(
-    body: Body, options: HandlerOptions, client: Client, registry: Registry, *, max_payload: int, audit: AuditLevel
+    body: TaskBody, options: HandlerOptions, client: Client, registry: Registry, *, max_payload: int, audit: AuditLevel
 ) -> Task[Any, Any]:
     """The task that is declared so; `audit` is for one that does not say it. Raises DeclarationError."""
     where = f"task {body.name!r}"
@@ -68,7 +68,7 @@ def declare_task(
     own_audit = options.get("audit")
     require_name(body.name, "task")
     needs = needs_of(body.function, registry.resources, where)
-    if needs and body.place is Place.PROCESS:
+    if needs and body.place is Executor.PROCESS:
         raise DeclarationError(
             f"{where} runs in a child process, where resource {next(iter(needs))!r} is not open; "
             "open what it needs in the function itself"

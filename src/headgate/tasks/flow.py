@@ -143,7 +143,7 @@ def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = ()) -> BatchP
     return BatchPlan(made, limits)
 
 
-class TiedCall(NamedTuple):
+class FlowCall(NamedTuple):
     """A call as it is to be stored: its id, what it belongs to, and what its batch holds for it."""
 
     id: str
@@ -170,7 +170,7 @@ class Leader:
 
 
 @dataclass(frozen=True, slots=True)
-class LaidJob:
+class PlacedJob:
     """A call that has its place."""
 
     id: str
@@ -182,26 +182,26 @@ class LaidJob:
 
 
 @dataclass(frozen=True, slots=True)
-class LaidBatch:
+class PlacedBatch:
     """A batch that has its place. What follows an empty one follows what that would have followed."""
 
     id: str
     jobs: Sequence[str]
     leader: Leader
-    then: LaidJob | LaidBatch | None = None
+    then: PlacedJob | PlacedBatch | None = None
 
 
-class Layout:
+class FlowBuilder:
     """Gives each call its id, and what it follows; leaders stand before those that follow them."""
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
-        self.calls: list[TiedCall] = []
+        self.calls: list[FlowCall] = []
         self.batches: list[tuple[str, int]] = []
 
     def lay(
         self, step: Step, leader: Leader, batch: BatchPlan | None = None, id: str | None = None
-    ) -> LaidJob | LaidBatch:
+    ) -> PlacedJob | PlacedBatch:
         """Place a step after a leader, inside a batch of that id; its last part, which the next step follows."""
         if isinstance(step, BatchPlan):
             laid = self.lay_batch(step, leader)
@@ -213,10 +213,10 @@ class Layout:
             return last
         job = self._new_id()
         origin = Origin(follows=leader.id, on=leader.on, batch=id)
-        self.calls.append(TiedCall(job, step, origin, () if batch is None else batch.limits))
-        return LaidJob(job)
+        self.calls.append(FlowCall(job, step, origin, () if batch is None else batch.limits))
+        return PlacedJob(job)
 
-    def lay_batch(self, plan: BatchPlan, leader: Leader) -> LaidBatch:
+    def lay_batch(self, plan: BatchPlan, leader: Leader) -> PlacedBatch:
         """Place a batch after a leader, and after it what is to come then."""
         id = self._new_id()
         first = len(self.calls)
@@ -228,18 +228,18 @@ class Layout:
         then = None
         if plan.next is not None:
             then = self.lay(plan.next, Leader(after.id, plan.on) if after.id == id else after)
-        return LaidBatch(id, jobs, after, then)
+        return PlacedBatch(id, jobs, after, then)
 
 
-def _handle(laid: LaidJob | LaidBatch, client: Client) -> Job[Any] | Batch:
-    if isinstance(laid, LaidJob):
+def _handle(laid: PlacedJob | PlacedBatch, client: Client) -> Job[Any] | Batch:
+    if isinstance(laid, PlacedJob):
         return Job(laid.id, client)
     return Batch(laid.id, [Job(id, client) for id in laid.jobs], client)
 
 
-def _laid_out(step: Step) -> tuple[Client, Layout]:
+def _laid_out(step: Step) -> tuple[Client, FlowBuilder]:
     client = _client_of(step)
-    return client, Layout(client.new_id)
+    return client, FlowBuilder(client.new_id)
 
 
 def _client_of(step: Step) -> Client:

@@ -35,7 +35,7 @@ def raise_no_attribute(owner: str, task: str, name: str, *, is_sync: bool = Fals
     raise AttributeError(f"task {task!r} has no .{name}(); write {example}", name=name)
 
 
-class NoVerb:
+class MissingVerb:
     """An attribute of handler classes that raises AttributeError when it is looked up, with what to write instead."""
 
     def __set_name__(self, owner: type, name: str) -> None:

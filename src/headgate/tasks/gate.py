@@ -11,7 +11,7 @@ from headgate.arguments import LARGEST_COUNT, parse_duration
 from headgate.errors import CostExceedsLimit, DeclarationError, PayloadError
 from headgate.jobs.draw_set import draws_where
 from headgate.jobs.job import Draw
-from headgate.jobs.terms import GateTerms, Holding
+from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.key import SHARED, UNTYPED, bucket_key, compile_key, described_callable, is_constant
 from headgate.limits.limit import Limit, named_or_rate, require_list
@@ -44,10 +44,10 @@ class BoundLimit:
                 'cost="{argument}"'
             )
         self.fixed_cost: int = limit.cost if isinstance(limit.cost, int) else 0
-        self.holding: Holding | None = None
+        self.holding: PermitTerms | None = None
         self._owner = None
         if limit.permit is not None:
-            self.holding = Holding(limit.permit.hold)
+            self.holding = PermitTerms(limit.permit.hold)
             if limit.permit.owner is not None:
                 self._owner = compile_key(limit.permit.owner, parameters, f"the owner of {self.where}", fields)
         self.patience: int | None = _patience(limit)
@@ -95,17 +95,17 @@ class BoundLimit:
             raise CostExceedsLimit(f"{self.where}: {error}") from None
         return cost
 
-    def holding_of(self, arguments: Arguments, headers: Headers) -> Holding | None:
+    def holding_of(self, arguments: Arguments, headers: Headers) -> PermitTerms | None:
         """How a call holds its permit. Raises PayloadError for an owner that comes out empty."""
         if self._owner is None or self.holding is None:
             return self.holding
         owner = bucket_key(self._owner(arguments, headers))
         if not owner:
             raise PayloadError(f"{self.where}: the owner of its permit came out empty; nothing was stored")
-        return Holding(self.holding.until, owner)
+        return PermitTerms(self.holding.until, owner)
 
 
-class Gated(NamedTuple):
+class GatedCall(NamedTuple):
     """What a call asks of its limits."""
 
     draws: tuple[Draw, ...] = ()
@@ -113,7 +113,7 @@ class Gated(NamedTuple):
     terms: GateTerms | None = None
 
 
-UNGATED = Gated()
+UNGATED = GatedCall()
 
 
 class Gate:
@@ -158,7 +158,7 @@ class Gate:
         """The shortest wait that any of the limits allows (µs), None if they wait as long as it takes."""
         return min((limit.patience for limit in self.limits if limit.patience is not None), default=None)
 
-    def ask(self, arguments: Arguments, headers: Headers, on_skip: OnSkip) -> Gated:
+    def ask(self, arguments: Arguments, headers: Headers, on_skip: OnSkip) -> GatedCall:
         """The buckets a call draws on, its cost in each (None where all are 1), and its terms.
 
         Each bucket is there once: limits that come out as one ask it for the most that one of them asks. Raises
@@ -179,8 +179,8 @@ class Gate:
             return _merged(draws, costs, asked, arguments, headers)
         terms = self._terms_of(tuple(asked), arguments, headers)
         if self._all_cost_one or all(cost == 1 for cost in costs):
-            return Gated(tuple(draws), None, terms)
-        return Gated(tuple(draws), tuple(costs), terms)
+            return GatedCall(tuple(draws), None, terms)
+        return GatedCall(tuple(draws), tuple(costs), terms)
 
     def _terms_of(self, asked: tuple[BoundLimit, ...], arguments: Arguments, headers: Headers) -> GateTerms | None:
         if self._has_owners:
@@ -192,9 +192,9 @@ class Gate:
 
 def _merged(
     draws: Sequence[Draw], costs: Sequence[int], asked: Sequence[BoundLimit], arguments: Arguments, headers: Headers
-) -> Gated:
+) -> GatedCall:
     """What a call asks some of whose limits come out as one bucket: the highest cost, and the permit held longest."""
-    merged: dict[Draw, tuple[int, Holding | None, BoundLimit]] = {}
+    merged: dict[Draw, tuple[int, PermitTerms | None, BoundLimit]] = {}
     for draw, cost, limit in zip(draws, costs, asked, strict=True):
         holding = limit.holding_of(arguments, headers)
         if draw in merged:
@@ -203,10 +203,10 @@ def _merged(
         merged[draw] = cost, holding, limit
     terms = _terms([limit for _, _, limit in merged.values()], [holding for _, holding, _ in merged.values()], asked)
     known_costs = tuple(cost for cost, _, _ in merged.values())
-    return Gated(tuple(merged), None if all(cost == 1 for cost in known_costs) else known_costs, terms)
+    return GatedCall(tuple(merged), None if all(cost == 1 for cost in known_costs) else known_costs, terms)
 
 
-def _stricter(one: Holding | None, other: Holding | None, draw: Draw) -> Holding | None:
+def _stricter(one: PermitTerms | None, other: PermitTerms | None, draw: Draw) -> PermitTerms | None:
     """How a permit is held that two limits ask for. One that is not shared is held by the job alone."""
     if one is None or other is None:
         return one or other
@@ -217,7 +217,7 @@ def _stricter(one: Holding | None, other: Holding | None, draw: Draw) -> Holding
             "stored"
         )
     until = max(one.until, other.until, key=_HELD_LONGER.index)
-    return Holding(until, None if one.owner is None or other.owner is None else one.owner)
+    return PermitTerms(until, None if one.owner is None or other.owner is None else one.owner)
 
 
 _HELD_LONGER = ("running", "until_final", "until_success", "batch")
@@ -239,7 +239,7 @@ def _require_one_owner(limits: Sequence[BoundLimit]) -> None:
 
 
 def _terms(
-    asked: Sequence[BoundLimit], holdings: Sequence[Holding | None], limits: Sequence[BoundLimit] | None = None
+    asked: Sequence[BoundLimit], holdings: Sequence[PermitTerms | None], limits: Sequence[BoundLimit] | None = None
 ) -> GateTerms | None:
     """The terms of a call, with one of `asked` for each draw; `limits` are all, where some come out as one draw."""
     limits = asked if limits is None else limits

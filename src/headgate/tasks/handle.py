@@ -96,7 +96,7 @@ def _optional(instant: int | None) -> datetime | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class EnqueuePrediction:
     """What the limits of a new job promise, if nothing else changes and a slot is free.
 
     It is `place` starts away in its lane (1 is next), and its limits let it start at `predicted_start` (None where that
@@ -121,9 +121,9 @@ class Job(Generic[R_co]):
 
     __slots__ = ("_client", "id", "promise")
 
-    def __init__(self, id: str, client: Client, promise: Promise | None = None) -> None:
+    def __init__(self, id: str, client: Client, promise: EnqueuePrediction | None = None) -> None:
         self.id: str = id
-        self.promise: Promise | None = promise
+        self.promise: EnqueuePrediction | None = promise
         self._client = client
 
     async def status(self) -> JobStatus:

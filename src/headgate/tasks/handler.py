@@ -20,7 +20,7 @@ from typing import (
 
 from headgate.errors import DeclarationError
 from headgate.tasks.context import JobContext
-from headgate.tasks.foreign_verbs import NoVerb
+from headgate.tasks.foreign_verbs import MissingVerb
 from headgate.tasks.options import EnqueueOptions
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Taken = TypeVar("Taken", contravariant=True)
 Given = TypeVar("Given", covariant=True)
 
 
-class Runs(Protocol[Taken, Given]):
+class HasRun(Protocol[Taken, Given]):
     """A class with a `run` that takes a payload, for type checkers."""
 
     def run(self, payload: Taken, /) -> Given: ...
@@ -45,9 +45,9 @@ class _TaskOf:
     """`Ship.task`: typed by the `run` of the class that it is asked of, which stays a class for type checkers."""
 
     @overload
-    def __get__(self, handler: None, kind: type[Runs[T, Awaitable[R]]], /) -> Task[[T], R]: ...
+    def __get__(self, handler: None, kind: type[HasRun[T, Awaitable[R]]], /) -> Task[[T], R]: ...
     @overload
-    def __get__(self, handler: None, kind: type[Runs[T, R]], /) -> Task[[T], R]: ...
+    def __get__(self, handler: None, kind: type[HasRun[T, R]], /) -> Task[[T], R]: ...
     def __get__(self, handler: object, kind: type[Any], /) -> Any:
         return _task_of(kind)
 
@@ -56,9 +56,9 @@ class _SyncOf:
     """`Ship.sync`: the same for code that cannot await."""
 
     @overload
-    def __get__(self, handler: None, kind: type[Runs[T, Awaitable[R]]], /) -> SyncTask[[T], R]: ...
+    def __get__(self, handler: None, kind: type[HasRun[T, Awaitable[R]]], /) -> SyncTask[[T], R]: ...
     @overload
-    def __get__(self, handler: None, kind: type[Runs[T, R]], /) -> SyncTask[[T], R]: ...
+    def __get__(self, handler: None, kind: type[HasRun[T, R]], /) -> SyncTask[[T], R]: ...
     def __get__(self, handler: object, kind: type[Any], /) -> Any:
         return _task_of(kind).sync
 
@@ -84,19 +84,19 @@ class Handler(Generic[PayloadT]):
     """
 
     if not TYPE_CHECKING:  # To a type checker these stay unknown attributes.
-        delay = NoVerb()
-        apply_async = NoVerb()
-        send = NoVerb()
+        delay = MissingVerb()
+        apply_async = MissingVerb()
+        send = MissingVerb()
 
     task: ClassVar[_TaskOf] = _TaskOf()
     sync: ClassVar[_SyncOf] = _SyncOf()
 
     @overload
     @classmethod
-    async def enqueue(cls: type[Runs[T, Awaitable[R]]], payload: T, /) -> Job[R]: ...
+    async def enqueue(cls: type[HasRun[T, Awaitable[R]]], payload: T, /) -> Job[R]: ...
     @overload
     @classmethod
-    async def enqueue(cls: type[Runs[T, R]], payload: T, /) -> Job[R]: ...
+    async def enqueue(cls: type[HasRun[T, R]], payload: T, /) -> Job[R]: ...
     @classmethod
     async def enqueue(cls, payload: Any, /) -> Any:
         """As `Task.enqueue`, for one payload."""
@@ -105,11 +105,11 @@ class Handler(Generic[PayloadT]):
     @overload
     @classmethod
     async def enqueue_many(
-        cls: type[Runs[T, Awaitable[R]]], calls: Iterable[tuple[T] | Call[R]], /
+        cls: type[HasRun[T, Awaitable[R]]], calls: Iterable[tuple[T] | Call[R]], /
     ) -> list[Job[R]]: ...
     @overload
     @classmethod
-    async def enqueue_many(cls: type[Runs[T, R]], calls: Iterable[tuple[T] | Call[R]], /) -> list[Job[R]]: ...
+    async def enqueue_many(cls: type[HasRun[T, R]], calls: Iterable[tuple[T] | Call[R]], /) -> list[Job[R]]: ...
     @classmethod
     async def enqueue_many(cls, calls: Any, /) -> Any:
         """As `Task.enqueue_many`: `(payload,)` for each job, or `Sync.call(payload)`."""
@@ -117,10 +117,10 @@ class Handler(Generic[PayloadT]):
 
     @overload
     @classmethod
-    def call(cls: type[Runs[T, Awaitable[R]]], payload: T, /) -> Call[R]: ...
+    def call(cls: type[HasRun[T, Awaitable[R]]], payload: T, /) -> Call[R]: ...
     @overload
     @classmethod
-    def call(cls: type[Runs[T, R]], payload: T, /) -> Call[R]: ...
+    def call(cls: type[HasRun[T, R]], payload: T, /) -> Call[R]: ...
     @classmethod
     def call(cls, payload: Any, /) -> Any:
         """As `Task.call`, for one payload."""
@@ -128,10 +128,10 @@ class Handler(Generic[PayloadT]):
 
     @overload
     @classmethod
-    def using(cls: type[Runs[T, Awaitable[R]]], **options: Unpack[EnqueueOptions]) -> Task[[T], R]: ...
+    def using(cls: type[HasRun[T, Awaitable[R]]], **options: Unpack[EnqueueOptions]) -> Task[[T], R]: ...
     @overload
     @classmethod
-    def using(cls: type[Runs[T, R]], **options: Unpack[EnqueueOptions]) -> Task[[T], R]: ...
+    def using(cls: type[HasRun[T, R]], **options: Unpack[EnqueueOptions]) -> Task[[T], R]: ...
     @classmethod
     def using(cls, **options: Unpack[EnqueueOptions]) -> Any:
         """As `Task.using`."""

@@ -13,7 +13,7 @@ from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.tasks.annotations import annotations_of
 from headgate.tasks.options import EnqueueOptions
-from headgate.tasks.survival import MAX_DEPTH, equal, first_difference, is_too_deep, shown, unwritable_part
+from headgate.tasks.round_trip import MAX_DEPTH, equal, first_difference, is_too_deep, shown, unwritable_part
 from headgate.tasks.values import decoder, to_json
 
 MAX_PAYLOAD = 256 * 1024

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from headgate.errors import DeclarationError, UnknownQueue
-from headgate.jobs.gating import Gates, Overflow, subject_of
+from headgate.jobs.gating import Gates, OverflowTarget, subject_of
 from headgate.jobs.retry import RetryPolicy
 from headgate.limits.concurrency import MUTEX, Mutex
 from headgate.limits.limit import AnyRule, Limit, require_limit_name
+from headgate.tasks.executor_kind import Executor
 from headgate.tasks.gate import BoundLimit, Gate
 from headgate.tasks.name import require_name
-from headgate.tasks.place import Place
 from headgate.tasks.queue import DEFAULT_QUEUE, Queue
 from headgate.tasks.queue_limits import RESERVED, QueueLimits
 from headgate.tasks.resource import Resource
@@ -183,7 +183,7 @@ class Registry:
         """The gates of all its tasks in all its queues."""
         if self._all_gates is None:
             gates: dict[tuple[str, str], str] = {}
-            overflows: list[Overflow] = []
+            overflows: list[OverflowTarget] = []
             for name, task in self._by_name.items():
                 for queue in self.queues.values():
                     if not self._can_go_to(task, queue.name):
@@ -192,7 +192,7 @@ class Registry:
                     if queue.when_full == "fallback" and self._can_go_to(task, DEFAULT_QUEUE):
                         needed = (subject_of(name, DEFAULT_QUEUE), subject_of(name, queue.name))
                         gate_name = self.gate_name(name, DEFAULT_QUEUE, queue.name)
-                        overflows.append(Overflow(gate_name, DEFAULT_QUEUE, needed))
+                        overflows.append(OverflowTarget(gate_name, DEFAULT_QUEUE, needed))
             self._all_gates = Gates(gates, overflows)
         return self._all_gates
 
@@ -245,9 +245,9 @@ class Registry:
             return declared
         places = {task.place for task in self.tasks.values() if task.queue == queue}
         cores = os.cpu_count() or 1
-        if Place.PROCESS in places:
+        if Executor.PROCESS in places:
             return cores
-        return max(4, 2 * cores) if places == {Place.THREAD} else 100
+        return max(4, 2 * cores) if places == {Executor.THREAD} else 100
 
     def _add_limit(self, bound: BoundLimit, task: str) -> None:
         if any(bound.name in limits.own for limits in self._queue_limits.values()):

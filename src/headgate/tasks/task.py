@@ -10,15 +10,15 @@ import msgspec
 from headgate.jobs.audit import AuditLevel
 from headgate.jobs.retry import RetryPolicy
 from headgate.schedules.trigger import Trigger
-from headgate.tasks.callbacks import Callbacks, Moment
+from headgate.tasks.callbacks import CallbackKind, Callbacks
 from headgate.tasks.context import JobContext
+from headgate.tasks.executor_kind import Executor, place_of
 from headgate.tasks.foreign_verbs import raise_no_attribute, raise_not_callable
 from headgate.tasks.gate import Gate
 from headgate.tasks.handle import Job
 from headgate.tasks.handler import Handler
 from headgate.tasks.options import NO_OPTIONS, EnqueueOptions, JobTemplate, job_template, options_over
 from headgate.tasks.payload import PayloadType
-from headgate.tasks.place import Place, place_of
 from headgate.tasks.resource import Resource
 from headgate.tasks.schedule import ScheduleOptions, TaskSchedule, schedule_spec
 from headgate.tasks.sync_task import SyncTask
@@ -59,7 +59,7 @@ class Task(Generic[P, R]):
         priority: int,
         audit: AuditLevel = AuditLevel.FULL,
         aliases: Sequence[str] = (),
-        place: Place | None = None,
+        place: Executor | None = None,
         needs: Mapping[str, Resource] | None = None,
         handler: type[Any] | None = None,
     ) -> None:
@@ -77,8 +77,8 @@ class Task(Generic[P, R]):
         self.template: JobTemplate = job_template(self, NO_OPTIONS)
         self._retry = retry
         self._timeout = timeout
-        self.place: Place = place or place_of(function, process=False)
-        self.is_async: bool = self.place is Place.LOOP
+        self.place: Executor = place or place_of(function, process=False)
+        self.is_async: bool = self.place is Executor.LOOP
         self.needs: Mapping[str, Resource] = needs or {}
         self.handler = handler
         self.callbacks: Callbacks = Callbacks(handler, Handler)
@@ -133,17 +133,17 @@ class Task(Generic[P, R]):
 
         Plain functions are called in a thread, here and below. What a callback raises is logged and changes nothing.
         """
-        self.callbacks.add(Moment.STARTED, callback, f"task {self.name!r}")
+        self.callbacks.add(CallbackKind.STARTED, callback, f"task {self.name!r}")
         return callback
 
     def on_completed(self, callback: Callable[[JobContext, R], C]) -> Callable[[JobContext, R], C]:
         """Call `callback(job, result)` when the job has succeeded and that is stored."""
-        self.callbacks.add(Moment.COMPLETED, callback, f"task {self.name!r}")
+        self.callbacks.add(CallbackKind.COMPLETED, callback, f"task {self.name!r}")
         return callback
 
     def on_error(self, callback: Callable[[JobContext, BaseException], C]) -> Callable[[JobContext, BaseException], C]:
         """Call `callback(job, error)` once, when the job has failed for good and that is stored."""
-        self.callbacks.add(Moment.ERROR, callback, f"task {self.name!r}")
+        self.callbacks.add(CallbackKind.ERROR, callback, f"task {self.name!r}")
         return callback
 
     def on_retry(
@@ -153,7 +153,7 @@ class Task(Generic[P, R]):
 
         It comes after `delay` seconds, or when its limits let it.
         """
-        self.callbacks.add(Moment.RETRY, callback, f"task {self.name!r}")
+        self.callbacks.add(CallbackKind.RETRY, callback, f"task {self.name!r}")
         return callback
 
     @property

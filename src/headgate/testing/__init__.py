@@ -4,8 +4,8 @@ from headgate.testing.enqueued import Enqueued
 from headgate.testing.inline_mode import inline
 from headgate.testing.live_mode import Live, LiveApp, SyncLiveApp, live
 from headgate.testing.manual_mode import manual
-from headgate.testing.stepped_node import Performed
-from headgate.testing.workbench import Drained, SyncWorkbench, Workbench
+from headgate.testing.stepped_node import RunAttempt
+from headgate.testing.workbench import DrainResult, SyncWorkbench, Workbench
 
 __all__ = [
     # how the jobs of a test run
@@ -19,6 +19,6 @@ __all__ = [
     "LiveApp",
     "SyncLiveApp",
     "Enqueued",
-    "Drained",
-    "Performed",
+    "DrainResult",
+    "RunAttempt",
 ]

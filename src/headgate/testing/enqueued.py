@@ -77,7 +77,7 @@ def enqueued(record: JobRecord, task: Task[Any, Any] | None, connection: Any = N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class EnqueuedQuery:
     """What a test asks for; None, and arguments that are not named, may be anything."""
 
     task: str
@@ -129,7 +129,7 @@ class Wanted:
         return found
 
 
-def told_missing(wanted: Wanted, jobs: Sequence[Enqueued], found: int = 0, count: int | None = None) -> str:
+def told_missing(wanted: EnqueuedQuery, jobs: Sequence[Enqueued], found: int = 0, count: int | None = None) -> str:
     """What a failed `assert_enqueued` says: what was asked for, and what there is, nearest first."""
     many = "no job was" if not found else f"{found} jobs, not {count}, were"
     said = [f"{many} enqueued as", f"    {wanted}"]
@@ -144,7 +144,7 @@ def told_missing(wanted: Wanted, jobs: Sequence[Enqueued], found: int = 0, count
     return "\n".join(said)
 
 
-def told_present(wanted: Wanted, found: Sequence[Enqueued]) -> str:
+def told_present(wanted: EnqueuedQuery, found: Sequence[Enqueued]) -> str:
     """What a failed `refute_enqueued` says."""
     said = [f"{len(found)} {'jobs were' if len(found) > 1 else 'job was'} enqueued as", f"    {wanted}", "namely:"]
     said += [f"    {job}" for job in found[:SHOWN]]

@@ -15,11 +15,11 @@ from typing import Any, Self
 
 from headgate.client import Client
 from headgate.clock import Duration
+from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.engine.drain import Drain
-from headgate.engine.opening import Opening
 from headgate.errors import HeadgateError
 from headgate.storage.store import Store
-from headgate.tasks.flow import TiedCall
+from headgate.tasks.flow import FlowCall
 from headgate.tasks.handle import Job
 from headgate.tasks.portal import Portal
 from headgate.tasks.schedule import Schedule, ScheduleSpec
@@ -56,7 +56,7 @@ class ReachingClient(Client):
         # A connection of the caller's belongs to the loop of the caller.
         return await (self.portal.reach(enqueued) if task.options.get("connection") is None else enqueued)
 
-    async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
+    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
         await self.portal.reach(super().enqueue_flow(calls, batches))
 
     async def put_schedule(self, task: Task[Any, Any], spec: ScheduleSpec, call: Call[Any]) -> Schedule[Any]:
@@ -114,7 +114,7 @@ class EnginePortal(Portal):
         super().close()
 
 
-class _OpenInThread(Opening):
+class _OpenInThread(AppLifecycle):
     """Its opening: whoever enters on another loop than that of the engine finds it open, and adds nothing to it."""
 
     async def enter(self) -> None:

@@ -15,27 +15,27 @@ from typing import Any, Self, TypeVar, cast
 from headgate.app import Headgate
 from headgate.client import Client
 from headgate.clock import Clock, Duration
+from headgate.engine.app_lifecycle import AppLifecycle
 from headgate.engine.backlog import Admitted, Backlogs
 from headgate.engine.bus import EventBus
+from headgate.engine.call_groups import group_calls
+from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.drain import Drain
-from headgate.engine.elsewhere import LimitsElsewhere
-from headgate.engine.opening import Opening
-from headgate.engine.parts import parts_of
+from headgate.engine.remote_limits import RemoteLimits
 from headgate.engine.result import result_of
-from headgate.engine.teller import Teller
 from headgate.errors import HeadgateError, JobNotFound
 from headgate.limits.bucket_store import BucketStore
 from headgate.limits.limit import Limit
 from headgate.observe.log import log_event, logged_kinds
-from headgate.storage.address import Address
+from headgate.storage.address import StoreAddress
 from headgate.storage.enlisting import require_blocking
 from headgate.storage.store import Store
-from headgate.tasks.flow import TiedCall
+from headgate.tasks.flow import FlowCall
 from headgate.tasks.handle import Job
 from headgate.tasks.task import Call, Task
 from headgate.tasks.ties import BatchStatus
 from headgate.testing.caller_thread import CallingPortal, waiting_thread
-from headgate.testing.stepped_node import NodeInTest, Performed, SteppedNode
+from headgate.testing.stepped_node import NodeInTest, RunAttempt, SteppedNode
 
 S = TypeVar("S", bound="InTest")
 
@@ -59,7 +59,7 @@ class ManualClient(Client):
         if connection is None:
             jobs = await super().enqueue(task, calls)
         else:
-            new = await self.intake.jobs_to_enlist(task, parts_of(task, calls))
+            new = await self.intake.jobs_to_enlist(task, group_calls(task, calls))
             jobs = self._handles(new, await self.storage.add(new))
             self.connections |= dict.fromkeys([job.id for job in jobs], connection)
         await self.app.after_enqueueing([job.id for job in jobs])
@@ -70,7 +70,7 @@ class ManualClient(Client):
             require_blocking(task.options.get("connection"))
         return self.portal.run(self.enqueue(task, calls))
 
-    async def enqueue_flow(self, calls: Sequence[TiedCall], batches: Sequence[tuple[str, int]]) -> None:
+    async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
         await super().enqueue_flow(calls, batches)
         await self.app.after_enqueueing([call.id for call in calls])
 
@@ -101,7 +101,7 @@ class StandIn(InTest):
     _client: ManualClient
     _client_kind = ManualClient
 
-    performed: dict[str, Performed]
+    performed: dict[str, RunAttempt]
     """The latest attempt of each job that was run, by its id."""
 
     at_work: list[SteppedNode]
@@ -141,7 +141,7 @@ class StandIn(InTest):
             random=self._random,
             ids=self._ids,
             # One of its own: what a teller waits with belongs to one event loop.
-            teller=Teller(storage, self._registry, self._clock, self._bus),
+            teller=CallbackRunner(storage, self._registry, self._clock, self._bus),
             historian=self._client.historian,
             tracing=self._client.intake.tracing,
             pool=waiting_thread(),
@@ -157,14 +157,14 @@ class StandIn(InTest):
             self._node = before
 
 
-class _LimitsWithJobs(LimitsElsewhere):
+class _LimitsWithJobs(RemoteLimits):
     """Where no limit is elsewhere."""
 
     def store_of(self, limit: Limit) -> BucketStore | None:
         return None
 
 
-class _OpenAnywhere(Opening):
+class _OpenAnywhere(AppLifecycle):
     """Where an app counts as open, without being opened; whoever enters says on which event loop it is used."""
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ def in_test(app: Headgate, kind: type[S], storage: Store, clock: Clock) -> Itera
     app.__class__ = type(kind.__name__, (kind, own_kind), {"__module__": kind.__module__})
     stand_in = cast(S, app)
     try:
-        stand_in._wire(storage, Address(f"{type(storage).__name__} of a test"), clock, bus, history=False)
+        stand_in._wire(storage, StoreAddress(f"{type(storage).__name__} of a test"), clock, bus, history=False)
         # Tasks and handles hold the client of the app, so that one becomes the client of the test.
         made = stand_in._client
         client.__class__, client.__dict__ = type(made), vars(made)

@@ -11,20 +11,20 @@ from typing import Any, NamedTuple, Self
 
 from msgspec.structs import replace as replaced
 
+from headgate.engine.callback_runner import CallbackRunner
 from headgate.engine.charge import AttemptCharge
-from headgate.engine.executor import Attempt, AttemptDependencies, Cause
+from headgate.engine.executor import AttemptDependencies, CancelledBy, RunningAttempt
 from headgate.engine.housekeeper import publish_dropped
 from headgate.engine.node import Node
-from headgate.engine.teller import Teller
 from headgate.jobs.job import ClaimedJob, JobState
-from headgate.jobs.outcome import Outcome, Refused, Snoozed
+from headgate.jobs.outcome import CalleeRateLimited, Outcome, Snoozed
 from headgate.storage.records import Claimed, Room
-from headgate.tasks.place import Place
+from headgate.tasks.executor_kind import Executor
 from headgate.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Performed:
+class RunAttempt:
     """One attempt that was run: of which job, and what state it left the job in.
 
     `state` is waiting if the job is to be tried again, or was snoozed. `error` is what the handler raised, the very
@@ -38,7 +38,7 @@ class Performed:
     error: BaseException | None = None
 
 
-class Ahead(NamedTuple):
+class NextEvent(NamedTuple):
     """When a job that waits can go, and when the next occurrence is due (wall microseconds); None: never by itself."""
 
     job_at: int | None
@@ -49,7 +49,7 @@ class Ahead(NamedTuple):
         return min((at for at in self if at is not None), default=None)
 
 
-class KeptAttempt(Attempt):
+class KeptAttempt(RunningAttempt):
     """An attempt that keeps what its handler raised, and what it came to."""
 
     __slots__ = ("kept", "outcome")
@@ -79,10 +79,10 @@ class NodeInTest(Node):
 
 def in_this_process(task: Task[Any, Any]) -> Task[Any, Any]:
     """The task, as one that runs in a thread if it is declared for a child process."""
-    if task.place is not Place.PROCESS:
+    if task.place is not Executor.PROCESS:
         return task
     task = copy(task)
-    task.place = Place.THREAD
+    task.place = Executor.THREAD
     return task
 
 
@@ -92,10 +92,10 @@ class SteppedNode(NodeInTest):
     What the store gives out runs one job after the other, so a plain rerun of a test does the same again.
     """
 
-    def __init__(self, *args: Any, teller: Teller, latest: dict[str, Performed], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, teller: CallbackRunner, latest: dict[str, RunAttempt], **kwargs: Any) -> None:
         super().__init__(*args, teller=teller, on_concluded=self._note_concluded, **kwargs)
         self._teller = teller
-        self.performed: list[Performed] = []
+        self.performed: list[RunAttempt] = []
         self.recorded: dict[str, asyncio.Future[None]] = {}
         self._latest = latest
         self._endings: dict[str, asyncio.Future[KeptAttempt]] = {}
@@ -115,7 +115,7 @@ class SteppedNode(NodeInTest):
         try:
             yield self
         finally:
-            self.attempts.cancel_all(Cause.SHUTDOWN)
+            self.attempts.cancel_all(CancelledBy.SHUTDOWN)
             if self._endings:
                 await asyncio.wait(self._endings.values())
             await self.recorder.flush(10.0)
@@ -128,7 +128,7 @@ class SteppedNode(NodeInTest):
             await self._teller.close(5.0)
             await self._bus.drain()
 
-    async def run_due(self) -> Ahead:
+    async def run_due(self) -> NextEvent:
         """Run all that is due now, also what comes of it; when something more will be."""
         while True:
             scheduled_at = await self._recurring.fire_now()
@@ -138,7 +138,7 @@ class SteppedNode(NodeInTest):
                 break
         waits = [claimed.next_in for claimed in asked if claimed.next_in is not None]
         opens_at = self._storage.now() + max(1, min(waits)) if waits else None
-        return Ahead(opens_at, scheduled_at)
+        return NextEvent(opens_at, scheduled_at)
 
     async def _claim_one(self, queue: str, room: Room) -> Claimed:
         """Run the next job of a queue, if one is due. One at a time, so none is held that does not run."""
@@ -167,7 +167,7 @@ class SteppedNode(NodeInTest):
             await self.recorder.flush(10.0)
             record = await self._storage.job(job.id)
             assert record is not None
-            performed = Performed(job.id, job.task, job.attempt, record.state, attempt.kept)
+            performed = RunAttempt(job.id, job.task, job.attempt, record.state, attempt.kept)
             self.performed.append(performed)
             self._latest[job.id] = performed
         finally:
@@ -177,7 +177,7 @@ class SteppedNode(NodeInTest):
             recorded.cancel()
         return attempt
 
-    def _note_concluded(self, attempt: Attempt) -> None:
+    def _note_concluded(self, attempt: RunningAttempt) -> None:
         assert isinstance(attempt, KeptAttempt)
         ending = self._endings[attempt.job.id]
         if not ending.done():
@@ -189,7 +189,7 @@ def wait_asked_for(outcome: Outcome | None) -> int | None:
     match outcome:
         case Snoozed(delay):
             return delay
-        case Refused(retry_after):
+        case CalleeRateLimited(retry_after):
             return retry_after
         case _:
             return None

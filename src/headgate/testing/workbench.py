@@ -11,19 +11,19 @@ from msgspec.structs import replace
 
 from headgate.arguments import parse_instant, parse_seconds, read_duration
 from headgate.clock import SECOND, Duration, to_datetime
-from headgate.engine.parts import parts_of
+from headgate.engine.call_groups import group_calls
 from headgate.errors import JobCancelled, JobFailed
 from headgate.jobs.job import JobState
-from headgate.jobs.outcome import Refused
+from headgate.jobs.outcome import CalleeRateLimited
 from headgate.storage.enlisting import run_at_once
 from headgate.storage.records import Claim, JobFilter, Room
 from headgate.tasks.signals import RateLimited, Snooze
 from headgate.tasks.task import Call, Task
-from headgate.testing.enqueued import Enqueued, Wanted, enqueued, told_missing, told_present
+from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, told_missing, told_present
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.shared_memory import SharedMemory
 from headgate.testing.stand_in import StandIn
-from headgate.testing.stepped_node import Performed, SteppedNode, wait_asked_for
+from headgate.testing.stepped_node import RunAttempt, SteppedNode, wait_asked_for
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,10 +37,10 @@ MOST_ATTEMPTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class DrainResult:
     """The attempts that a drain has run, in order."""
 
-    attempts: tuple[Performed, ...]
+    attempts: tuple[RunAttempt, ...]
 
     def count(self, state: JobState | str) -> int:
         """How many of them left their job in this state; "waiting" are those that are to be tried again."""
@@ -150,13 +150,15 @@ class Workbench:
         if found:
             raise AssertionError(told_present(wanted, found))
 
-    def _wanted(self, what: Task[..., Any] | Call[Any], args: tuple[Any, ...], kwargs: Any, **options: Any) -> Wanted:
+    def _wanted(
+        self, what: Task[..., Any] | Call[Any], args: tuple[Any, ...], kwargs: Any, **options: Any
+    ) -> EnqueuedQuery:
         if isinstance(what, Call):
             task = what.task
             if task is None or args or kwargs:
                 raise TypeError("pass task.call(…) alone, or a task and its arguments")
             _, arguments = task.payload.encode(what.args, what.kwargs)
-            return Wanted(task=task.name, arguments=arguments, **options)
+            return EnqueuedQuery(task=task.name, arguments=arguments, **options)
         names = what.payload.parameters
         unknown = [name for name in kwargs if name not in names]
         if unknown or len(args) > len(names):
@@ -164,11 +166,11 @@ class Workbench:
                 f"task {what.name!r} has no argument {', '.join(map(repr, unknown)) or f'number {len(args)}'}; it has: "
                 f"{', '.join(names) or 'none'}"
             )
-        return Wanted(task=what.name, arguments={**dict(zip(names, args, strict=False)), **kwargs}, **options)
+        return EnqueuedQuery(task=what.name, arguments={**dict(zip(names, args, strict=False)), **kwargs}, **options)
 
     # ------------------------------------------------------------------------------------------------ running
 
-    async def drain(self, *, until: Until | None = None, raising: bool = True) -> Drained:
+    async def drain(self, *, until: Until | None = None, raising: bool = True) -> DrainResult:
         """Run the jobs that are due, and what comes of them: what they enqueue, what follows them, their retries.
 
         One after the other, on this event loop. Without `until` time stands still, so that delayed jobs and retries
@@ -181,9 +183,9 @@ class Workbench:
             performed = tuple(node.performed)
         if raising:
             await self._raise_first(performed)
-        return Drained(performed)
+        return DrainResult(performed)
 
-    async def travel(self, to: datetime | None = None, *, raising: bool = True, **duration: float) -> Drained:
+    async def travel(self, to: datetime | None = None, *, raising: bool = True, **duration: float) -> DrainResult:
         """Let time pass, as `drain(until=…)`: `travel(hours=1)`, `travel(days=2, minutes=5)`, `travel(to=instant)`."""
         if (to is None) == (not duration):
             raise TypeError("travel takes to=instant, or a duration as timedelta does: travel(hours=1)")
@@ -197,7 +199,7 @@ class Workbench:
         arguments that cannot be enqueued.
         """
         now = self.clock.now()
-        (job,) = self._app._client.intake._jobs_of(task, parts_of(task, [Call(args, kwargs, task)]))
+        (job,) = self._app._client.intake._jobs_of(task, group_calls(task, [Call(args, kwargs, task)]))
         job = replace(job, delayed=False, run_at=now, expires_at=None, unique_key=None, gate="")
         scratch = SharedMemory(self.clock, gated=False)
         await scratch.add([job])
@@ -209,7 +211,9 @@ class Workbench:
         wait = wait_asked_for(attempt.outcome)
         if wait is not None:
             seconds = wait / SECOND
-            raise RateLimited(retry_after=seconds) if isinstance(attempt.outcome, Refused) else Snooze(seconds)
+            raise (
+                RateLimited(retry_after=seconds) if isinstance(attempt.outcome, CalleeRateLimited) else Snooze(seconds)
+            )
         record = await scratch.job(job.id)
         assert record is not None
         if record.result is None:
@@ -243,7 +247,7 @@ class Workbench:
         if end is not None and end > self.clock.now():
             self.clock.advance((end - self.clock.now()) / SECOND)
 
-    async def _raise_first(self, performed: tuple[Performed, ...]) -> None:
+    async def _raise_first(self, performed: tuple[RunAttempt, ...]) -> None:
         failed = [each for each in performed if each.state is JobState.FAILED]
         if not failed:
             return
@@ -262,11 +266,11 @@ class SyncWorkbench:
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
 
-    def drain(self, *, until: Until | None = None, raising: bool = True) -> Drained:
+    def drain(self, *, until: Until | None = None, raising: bool = True) -> DrainResult:
         """As `Workbench.drain`."""
         return self._run(self._bench.drain(until=until, raising=raising))
 
-    def travel(self, to: datetime | None = None, *, raising: bool = True, **duration: float) -> Drained:
+    def travel(self, to: datetime | None = None, *, raising: bool = True, **duration: float) -> DrainResult:
         """As `Workbench.travel`."""
         return self._run(self._bench.travel(to, raising=raising, **duration))
 

@@ -7,17 +7,25 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
-from headgate.jobs.audit import LONGEST_ACTOR, LONGEST_DETAIL, AuditEntry, AuditFilter, AuditLevel, Deed, SubjectKind
+from headgate.jobs.audit import (
+    LONGEST_ACTOR,
+    LONGEST_DETAIL,
+    AuditEntry,
+    AuditFilter,
+    AuditLevel,
+    AuditRecord,
+    SubjectKind,
+)
 from headgate.jobs.job import Draw, JobError, JobState, Progress
-from headgate.jobs.report import LogLine, Report
+from headgate.jobs.report import AttemptReport, LogLine
 from headgate.storage.live_rules import LimitSetting
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, recover, strict
 from tests.limit_settings import change
 
 
-def deed(action: str, subject: str, kind: SubjectKind = "job", detail: str | None = None) -> Deed:
-    return Deed("ada@here", action, kind, subject, detail)
+def deed(action: str, subject: str, kind: SubjectKind = "job", detail: str | None = None) -> AuditRecord:
+    return AuditRecord("ada@here", action, kind, subject, detail)
 
 
 async def entries(hands: Hands, **filter: object) -> list[AuditEntry]:
@@ -103,7 +111,7 @@ class AuditingConformance(Conformance):
         ended, rival = (replace(hands.new(), unique_key="acme") for _ in range(2))
         await hands.storage.add([ended])
         job = await hands.take_one()
-        await hands.storage.report(hands.node, [Report(job.id, job.fence, Progress(0.5, None, clock.now()))], 10)
+        await hands.storage.report(hands.node, [AttemptReport(job.id, job.fence, Progress(0.5, None, clock.now()))], 10)
         await hands.fail(job)
         await hands.storage.add([rival])
         before = await hands.record(ended.id)
@@ -143,8 +151,8 @@ class AuditingConformance(Conformance):
 
     async def test_the_log_is_read_by_page_subject_kind_and_actor(self, hands: Hands) -> None:
         for number in range(5):
-            await hands.storage.note(Deed("ada", f"did {number}", "queue", "default"))
-        await hands.storage.note(Deed("bob", "did", "limit", "default"))
+            await hands.storage.note(AuditRecord("ada", f"did {number}", "queue", "default"))
+        await hands.storage.note(AuditRecord("bob", "did", "limit", "default"))
         newest, *others = await entries(hands)
         assert [entry.action for entry in others] == [f"did {number}" for number in (4, 3, 2, 1, 0)]
         assert await entries(hands, actor="bob") == await entries(hands, kind="limit") == [newest]
@@ -155,7 +163,7 @@ class AuditingConformance(Conformance):
         assert await entries(hands, subject="other") == []
 
     async def test_a_deed_is_cut_to_what_a_row_should_hold(self, hands: Hands) -> None:
-        await hands.storage.note(Deed("a" * 500, "did", "queue", "default", "d" * 5000))
+        await hands.storage.note(AuditRecord("a" * 500, "did", "queue", "default", "d" * 5000))
         (entry,) = await entries(hands)
         assert (len(entry.actor), len(entry.detail or "")) == (LONGEST_ACTOR, LONGEST_DETAIL)
 
@@ -254,7 +262,7 @@ class AuditingConformance(Conformance):
         gone, kept = await add(hands), await add(hands)
         jobs = await hands.take()
         line = LogLine(1 << 20, clock.now(), 1, 20, "app", "hello")
-        reports = [Report(job.id, job.fence, None, (line,)) for job in jobs]
+        reports = [AttemptReport(job.id, job.fence, None, (line,)) for job in jobs]
         assert list(await hands.storage.report(hands.node, reports, 10)) == [True, True]
         await hands.fail(*jobs)
         for id in (gone, kept):
@@ -275,7 +283,7 @@ class AuditingConformance(Conformance):
         await hands.add(8)
         jobs = await hands.take()
         lines = tuple(LogLine(number, clock.now(), 1, 20, "app", "x") for number in range(1, 2001))
-        await hands.storage.report(hands.node, [Report(job.id, job.fence, None, lines) for job in jobs], 5000)
+        await hands.storage.report(hands.node, [AttemptReport(job.id, job.fence, None, lines) for job in jobs], 5000)
         await hands.succeed(*jobs)
         clock.advance(1)
         pruned = [await hands.storage.prune(clock.now(), count=500) for _ in range(9)]

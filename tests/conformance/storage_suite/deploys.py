@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headgate.clock import SECOND
-from headgate.jobs.gating import KnownGates, Regated
+from headgate.jobs.gating import GateChange, KnownGates
 from headgate.jobs.job import Draw, JobState
-from headgate.jobs.terms import GateTerms, Holding
+from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.storage.records import GATE_LIVES
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import Conformance, Hands, at_once, release, strict
@@ -93,7 +93,7 @@ class DeploysConformance(Conformance):
         hands.rules = {"api": strict(2)}
         ids = await hands.add(6, draws=[("api", "acme")])
         assert await hands.take_ids() == ids[:2]
-        moves = [Regated(id, (ACME,), (GLOBEX,), None, None) for id in ids]
+        moves = [GateChange(id, (ACME,), (GLOBEX,), None, None) for id in ids]
         # Two run by now, and stay what they were.
         assert await hands.storage.regate(moves) == 4
         assert await hands.take_ids() == ids[2:4]
@@ -106,9 +106,9 @@ class DeploysConformance(Conformance):
         hands.rules = {"one": at_once(), "api": strict(5)}
         permits = await hands.add(3)
         costly = await hands.add(3)
-        terms = GateTerms(holds=(Holding(),))
-        moves = [Regated(id, (), (Draw("one", ""),), None, terms) for id in permits]
-        assert await hands.storage.regate([*moves, *(Regated(id, (), (ACME,), (2,), None) for id in costly)]) == 6
+        terms = GateTerms(holds=(PermitTerms(),))
+        moves = [GateChange(id, (), (Draw("one", ""),), None, terms) for id in permits]
+        assert await hands.storage.regate([*moves, *(GateChange(id, (), (ACME,), (2,), None) for id in costly)]) == 6
         taken = await hands.take()
         assert sorted(job.id for job in taken) == sorted([permits[0], *costly[:2]])
         assert await hands.permits("one") == {permits[0]: 1}
@@ -119,7 +119,7 @@ class DeploysConformance(Conformance):
         hands.rules = {"api": strict(2)}
         (id,) = await hands.add(1, draws=[("gone", "acme")])
         assert await hands.take() == []
-        assert await hands.storage.regate([Regated(id, (Draw("gone", "acme"),), (), None, None)]) == 1
+        assert await hands.storage.regate([GateChange(id, (Draw("gone", "acme"),), (), None, None)]) == 1
         assert await hands.take_ids() == [id]
 
     async def test_a_moved_job_keeps_the_permits_it_asks_for_and_gives_back_the_others(self, hands: Hands) -> None:
@@ -128,9 +128,9 @@ class DeploysConformance(Conformance):
         await hands.retry_later(await hands.take_one(), 0)
         (waits_for_two,) = await hands.add(1, draws=[("two", "")])
         assert await hands.permits("two") == {id: 1}
-        terms = GateTerms(holds=(None, Holding("until_final")))
+        terms = GateTerms(holds=(None, PermitTerms("until_final")))
         before = (Draw("one", ""), Draw("two", ""))
-        assert await hands.storage.regate([Regated(id, before, (ACME, Draw("one", "")), None, terms)]) == 1
+        assert await hands.storage.regate([GateChange(id, before, (ACME, Draw("one", "")), None, terms)]) == 1
         assert await hands.permits("one") == {id: 1}
         assert sorted(await hands.take_ids()) == sorted([id, waits_for_two])
         await hands.storage.cancel(id)
@@ -143,7 +143,7 @@ class DeploysConformance(Conformance):
         await hands.retry_later(await hands.take_one())
         assert len(await hands.storage.starts("old", None, 0)) == 1
         before = (Draw("old", "acme"),)
-        assert await hands.storage.regate([Regated(id, before, (ACME,), None, None)]) == 1
+        assert await hands.storage.regate([GateChange(id, before, (ACME,), None, None)]) == 1
         assert list(await hands.storage.starts("api", None, 0)) == []
         clock.advance(60)
         await hands.take_one()
@@ -153,9 +153,9 @@ class DeploysConformance(Conformance):
         hands.rules = {"api": strict(10)}
         id = await hands.add_one(draws=[("api", "acme")], costs=(2,))
         await hands.retry_later(await hands.take_one())
-        assert await hands.storage.regate([Regated(id, (ACME,), (ACME,), (2,), GateTerms(patience=5))]) == 1
+        assert await hands.storage.regate([GateChange(id, (ACME,), (ACME,), (2,), GateTerms(patience=5))]) == 1
         assert [start.cost for start in await hands.storage.starts("api", None, 0)] == [2], "they are as they were"
-        assert await hands.storage.regate([Regated(id, (ACME,), (ACME,), (3,), GateTerms(patience=5))]) == 1
+        assert await hands.storage.regate([GateChange(id, (ACME,), (ACME,), (3,), GateTerms(patience=5))]) == 1
         assert list(await hands.storage.starts("api", None, 0)) == []
 
     @pytest.mark.parametrize("draws", [[], [("api", "acme")]])
@@ -209,7 +209,7 @@ class DeploysConformance(Conformance):
         hands.rules = {"api": strict(100)}
         ids = [await hands.add_one(gate="a", priority=priority) for priority in (0, 5, 0)]
         assert sorted((await hands.claim(gates={"work": "b"})).astray) == sorted(ids)
-        moves = [Regated(id, (), (ACME,), None, None, "b") for id in ids]
+        moves = [GateChange(id, (), (ACME,), None, None, "b") for id in ids]
         assert await hands.storage.regate(moves) == 3
         late = await hands.add_one(draws=[("api", "acme")], gate="b")
         assert await hands.take_ids(gates={"work": "b"}) == [ids[1], ids[0], ids[2], late]
@@ -222,7 +222,7 @@ class DeploysConformance(Conformance):
         ids = await hands.add(3, draws=draws, gate="a")
         drawn = tuple(Draw(*draw) for draw in draws)
         assert await hands.take_ids(gates={"work": "b"}) == []
-        moves = [Regated(id, drawn, drawn, None, None, "b", stays=True) for id in ids]
+        moves = [GateChange(id, drawn, drawn, None, None, "b", stays=True) for id in ids]
         assert await hands.storage.regate(moves[:2]) == 2
         assert await hands.take_ids(gates={"work": "b"}) == ids[:2]
         # Those that run by now are what they are.

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.errors import LeaderNotFound, LeaderNotRetried, LimitInUse
-from headgate.jobs.gating import Regated
+from headgate.jobs.gating import GateChange
 from headgate.jobs.job import Draw, JobState, Origin
 from headgate.jobs.lifecycle import POISONOUS_AFTER, Finished
 from headgate.storage.endings import EXPIRED_ERROR, REJECTED
@@ -540,7 +540,7 @@ class FollowingConformance(Conformance):
         assert [job.id for job in unknown] == [second]
         assert await hands.storage.gated_jobs(frozenset({"work"}), unknown_to=frozenset({"api"})) in ([], ())
         draws = (Draw("new", "acme"),)
-        assert await hands.storage.regate([Regated(second, (Draw("api", "acme"),), draws, None, None)]) == 1
+        assert await hands.storage.regate([GateChange(second, (Draw("api", "acme"),), draws, None, None)]) == 1
         assert await is_blocked(hands, second)
         await hands.succeed(await hands.take_one())
         job = await hands.take_one()

@@ -15,7 +15,7 @@ from headgate.jobs.history import ALL
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import ClaimedJob, Draw, JobError, JobOptions, JobRecord, JobState, NewJob
 from headgate.jobs.lifecycle import Ending, Finished, Returned
-from headgate.jobs.terms import GateTerms, Holding
+from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.concurrency import Concurrency, load_permits
 from headgate.limits.dynamic_window import DynamicWindow
 from headgate.limits.kinds import dump_rule
@@ -95,7 +95,7 @@ class Hands:
         known = [self.rules.get(draw.limit) for draw in drawn]
         on_permits = [rule is not None and rule.holds_permits for rule in known]
         terms = GateTerms(
-            holds=tuple(Holding(hold, owner) if held else None for held in on_permits) if any(on_permits) else (),
+            holds=tuple(PermitTerms(hold, owner) if held else None for held in on_permits) if any(on_permits) else (),
             free_retries=DrawSet(free_retries),
             patience=None if patience is None else microseconds(patience),
             cancels=cancels,

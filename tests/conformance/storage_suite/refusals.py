@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.errors import DuplicateJob, IllegalTransition, LeaderNotFound, LeaderNotRetried, LimitInUse
-from headgate.jobs.audit import AuditFilter, Deed
+from headgate.jobs.audit import AuditFilter, AuditRecord
 from headgate.jobs.job import JobState, Origin
 from headgate.limits.kinds import dump_rule
 from headgate.storage.live_rules import LimitSetting
@@ -55,8 +55,8 @@ BECOMES = {
 }
 
 
-def _deed(action: str, id: str) -> Deed:
-    return Deed("ada", action, "job", id)
+def _deed(action: str, id: str) -> AuditRecord:
+    return AuditRecord("ada", action, "job", id)
 
 
 async def _leader_and_job(hands: Hands, state: str) -> tuple[str, str]:

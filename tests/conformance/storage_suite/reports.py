@@ -8,8 +8,8 @@ from headgate.jobs.job import ClaimedJob, JobState, Progress
 from headgate.jobs.report import (
     HIGHEST_LEVEL,
     PLACES,
+    AttemptReport,
     LogLine,
-    Report,
     kept_level,
     kept_line,
     kept_name,
@@ -29,7 +29,7 @@ def lines(job: ClaimedJob, first: int, count: int, message: str = "line {}") -> 
 async def report(
     hands: Hands, job: ClaimedJob, *logged: LogLine, most: int = 1000, node: str | None = None
 ) -> bool | None:
-    (written,) = await hands.storage.report(node or hands.node, [Report(job.id, job.fence, None, logged)], most)
+    (written,) = await hands.storage.report(node or hands.node, [AttemptReport(job.id, job.fence, None, logged)], most)
     return bool(written)
 
 
@@ -44,7 +44,7 @@ class ReportsConformance(Conformance):
         job = await hands.take_one()
         for fraction, word in ((0.25, None), (0.5, "halfway")):
             said = Progress(fraction, word, clock.now())
-            assert list(await hands.storage.report(hands.node, [Report(id, job.fence, said)], 10)) == [True]
+            assert list(await hands.storage.report(hands.node, [AttemptReport(id, job.fence, said)], 10)) == [True]
             assert (await hands.record(id)).progress == said
         await hands.succeed(job)
         assert (await hands.record(id)).progress == said
@@ -54,7 +54,7 @@ class ReportsConformance(Conformance):
     ) -> None:
         id = await hands.add_one()
         job = await hands.take_one()
-        await hands.storage.report(hands.node, [Report(id, job.fence, Progress(1.0, None, clock.now()))], 10)
+        await hands.storage.report(hands.node, [AttemptReport(id, job.fence, Progress(1.0, None, clock.now()))], 10)
         await hands.fail(job)
         await hands.storage.retry(id)
         assert (await hands.record(id)).progress is None
@@ -84,14 +84,14 @@ class ReportsConformance(Conformance):
         job = await hands.take_one()
         said = Progress(1e-300, kept_word(text), clock.now())
         line = LogLine(PLACES, clock.now(), 1, 20, kept_name(text), kept_line(text))
-        assert list(await hands.storage.report(hands.node, [Report(id, job.fence, said, (line,))], 10)) == [True]
+        assert list(await hands.storage.report(hands.node, [AttemptReport(id, job.fence, said, (line,))], 10)) == [True]
         assert list(await hands.storage.logs(id)) == [line]
         assert (await hands.record(id)).progress == said
 
     async def test_lines_of_many_jobs_go_in_one_report_each_to_its_own(self, hands: Hands) -> None:
         await hands.add(3)
         jobs = await hands.take()
-        reports = [Report(job.id, job.fence, None, lines(job, 0, 2, job.id + " {}")) for job in jobs]
+        reports = [AttemptReport(job.id, job.fence, None, lines(job, 0, 2, job.id + " {}")) for job in jobs]
         assert list(await hands.storage.report(hands.node, reports, 10)) == [True] * 3
         for job in jobs:
             assert await messages(hands, job.id) == [f"{job.id} 0", f"{job.id} 1"]
@@ -165,7 +165,7 @@ class ReportsConformance(Conformance):
         id = await hands.add_one()
         zombie = await hands.take_one()
         await recover(hands)
-        said = [Report(id, zombie.fence, Progress(0.9, "zombie", clock.now()), lines(zombie, 0, 1, "zombie"))]
+        said = [AttemptReport(id, zombie.fence, Progress(0.9, "zombie", clock.now()), lines(zombie, 0, 1, "zombie"))]
         assert list(await hands.storage.report(hands.node, said, 10)) == [False]
         job = await hands.take_one(node="node-b")
         assert list(await hands.storage.report(hands.node, said, 10)) == [False]
@@ -180,7 +180,10 @@ class ReportsConformance(Conformance):
         job = await hands.take_one()
         await hands.succeed(job)
         assert not await report(hands, job, *lines(job, 0, 1))
-        reports = [Report(waiting, 0, None, lines(job, 0, 1)), Report("nobody", 1, None, lines(job, 0, 1))]
+        reports = [
+            AttemptReport(waiting, 0, None, lines(job, 0, 1)),
+            AttemptReport("nobody", 1, None, lines(job, 0, 1)),
+        ]
         assert list(await hands.storage.report(hands.node, reports, 10)) == [False, False]
         assert await messages(hands, done) == await messages(hands, waiting) == []
         assert (await hands.record(done)).state is JobState.SUCCEEDED
@@ -189,7 +192,7 @@ class ReportsConformance(Conformance):
         await hands.add(2)
         gone, runs = await hands.take()
         await hands.succeed(gone)
-        reports = [Report(job.id, job.fence, None, lines(job, 0, 1)) for job in (gone, runs)]
+        reports = [AttemptReport(job.id, job.fence, None, lines(job, 0, 1)) for job in (gone, runs)]
         assert list(await hands.storage.report(hands.node, reports, 10)) == [False, True]
         assert await messages(hands, runs.id) == ["line 0"]
         assert list(await hands.storage.report(hands.node, [], 10)) == []

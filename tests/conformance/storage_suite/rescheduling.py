@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from headgate.clock import SECOND
 from headgate.errors import IllegalTransition
-from headgate.jobs.audit import AuditFilter, Deed
+from headgate.jobs.audit import AuditFilter, AuditRecord
 from headgate.jobs.job import JobState, Origin
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import MINUTE, Conformance, Hands, strict
@@ -150,6 +150,6 @@ class ReschedulingConformance(Conformance):
 
     async def test_who_did_it_is_kept(self, hands: Hands) -> None:
         id = await hands.add_one()
-        await hands.storage.reschedule(id, priority=1, deed=Deed("ada", "reschedule", "job", id, "priority 1"))
+        await hands.storage.reschedule(id, priority=1, deed=AuditRecord("ada", "reschedule", "job", id, "priority 1"))
         (entry,) = await hands.storage.audit_log(AuditFilter(subject=id))
         assert (entry.actor, entry.action, entry.detail) == ("ada", "reschedule", "priority 1")

@@ -14,7 +14,7 @@ from headgate.jobs.job import JobError, JobState, NewJob, Origin
 from headgate.jobs.lifecycle import Finished
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.jobs.terms import GateTerms
-from headgate.schedules.schedule import Course, ScheduleRules
+from headgate.schedules.schedule import ScheduleProgress, ScheduleRules
 from headgate.storage.schedules import Fired, ScheduleRecord
 from headgate.testing.manual_clock import ManualClock
 from tests.conformance.storage_suite.hands import BOOM, Conformance, Hands, strict
@@ -39,7 +39,7 @@ class ScheduleHands:
             name,
             ScheduledCall(task, "default", '{"a":"é"}', headers={"tenant": "ä"}),
             ScheduleRules('{"kind":"every","minutes":1}', **options),
-            Course(now, None if due_in is None else now + round(due_in * SECOND)),
+            ScheduleProgress(now, None if due_in is None else now + round(due_in * SECOND)),
         )
 
     async def put(self, name: str = "s", **options: Any) -> None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from headgate.jobs.batch import BatchRecord, NewBatch
 from headgate.jobs.identity import IdSource
 from headgate.jobs.job import JobError, JobState, NewJob, Origin
-from headgate.jobs.terms import GateTerms, Holding
+from headgate.jobs.terms import GateTerms, PermitTerms
 from tests.conformance.storage_suite.hands import Hands
 
 On = Literal["success", "any"]
@@ -58,7 +58,7 @@ async def hold(hands: Hands, *members: int | dict[str, Any]) -> tuple[str, list[
     for options in wanted:
         assert isinstance(options, dict)
         job = hands.new(**{"draws": MUTEX, **options})
-        terms = replace(job.terms or GateTerms(), holds=(Holding("batch", id), *(None for _ in job.draws[1:])))
+        terms = replace(job.terms or GateTerms(), holds=(PermitTerms("batch", id), *(None for _ in job.draws[1:])))
         jobs.append(replace(job, terms=terms, variant=terms.variant(), origin=Origin(batch=id)))
     await hands.storage.add(jobs, [NewBatch(id, len(jobs), hands.clock.now())])
     return id, [job.id for job in jobs]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headgate import Headgate
-from headgate.engine.historian import Historian
+from headgate.engine.history_writer import HistoryWriter
 from headgate.jobs.event import JobStarted
 from headgate.jobs.history import ALL, SHORTEST, JobsStep
 from headgate.jobs.lifecycle import Finished
@@ -92,7 +92,7 @@ class Charts:
             assert fewest <= shown[kind] <= most, f"{shown[kind]} {kind} in charts, and there were {fewest} to {most}"
 
 
-def _unwritten(historian: Historian) -> list[JobsStep]:
+def _unwritten(historian: HistoryWriter) -> list[JobsStep]:
     steps = [*historian._steps.values(), *historian._waiting.values()]
     rows = [tally.row(SHORTEST, *place, step.at) for step in steps for place, tally in step.tallies.items()]
     sent = () if historian._sent is None else historian._sent.jobs

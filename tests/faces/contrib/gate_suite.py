@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from headgate.limits.redis.line import Lines, Place
+from headgate.limits.redis.message_lines import BucketLine, MessageLines
 from tests.faces.contrib.workers import Log, Worker, assert_never_more, assert_none_is_lost, until
 
 
@@ -35,7 +35,7 @@ class Side(ABC):
         """The ids of what the broker holds."""
 
     @abstractmethod
-    def line(self, key: str) -> tuple[Lines, Place]:
+    def line(self, key: str) -> tuple[MessageLines, BucketLine]:
         """Where calls of `sync_tenant` wait."""
 
 

@@ -18,7 +18,7 @@ from headgate.contrib.celery import CeleryGate
 from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.line import Lines, Place
+from headgate.limits.redis.message_lines import BucketLine, MessageLines
 from headgate.limits.strict_rate import StrictRate
 from tests.faces.contrib.gate_suite import GateSuite, Side
 from tests.faces.contrib.workers import Log, Worker, assert_never_more, until, working
@@ -80,7 +80,7 @@ class CelerySide(Side):
         stored = b"".join(log.client.lrange("celery", 0, -1) + log.client.hvals("unacked")).decode()
         return set(re.findall(r"[0-9a-f-]{36}", stored))
 
-    def line(self, key: str) -> tuple[Lines, Place]:
+    def line(self, key: str) -> tuple[MessageLines, BucketLine]:
         return self._m.gate._lines.lines, self._m.gate._of(self._m.sync_tenant.name).place_of(key)
 
 

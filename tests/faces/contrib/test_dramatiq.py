@@ -15,7 +15,7 @@ from dramatiq.brokers.stub import StubBroker
 from headgate.contrib.dramatiq import DramatiqGate
 from headgate.errors import DeclarationError, PayloadError
 from headgate.limits.concurrency import Concurrency
-from headgate.limits.redis.line import Lines, Place
+from headgate.limits.redis.message_lines import BucketLine, MessageLines
 from headgate.limits.strict_rate import StrictRate
 from tests.faces.contrib.gate_suite import GateSuite, Side
 from tests.faces.contrib.workers import Log, Worker, assert_never_more, until, working
@@ -71,7 +71,7 @@ class DramatiqSide(Side):
         stored = b"".join(log.client.hvals("dramatiq:default.msgs")).decode()
         return set(re.findall(r'"message_id":"([0-9a-f-]+)"', stored))
 
-    def line(self, key: str) -> tuple[Lines, Place]:
+    def line(self, key: str) -> tuple[MessageLines, BucketLine]:
         return self._m.gate._lines.lines, self._m.gate._of("sync_tenant").place_of(key)
 
 

@@ -13,7 +13,7 @@ from taskiq import InMemoryBroker
 
 from headgate.contrib.taskiq import TaskiqGate
 from headgate.errors import DeclarationError
-from headgate.limits.redis.line import Lines, Place
+from headgate.limits.redis.message_lines import BucketLine, MessageLines
 from headgate.limits.strict_rate import StrictRate
 from tests.faces.contrib.gate_suite import GateSuite, Side
 from tests.faces.contrib.workers import Log, Worker, working
@@ -76,9 +76,9 @@ class TaskiqSide(Side):
         stored = b"".join(fields[b"data"] for _, fields in log.client.xrange("taskiq")).decode()
         return set(re.findall(r'"task_id":\s*"([0-9a-f]+)"', stored))
 
-    def line(self, key: str) -> tuple[Lines, Place]:
-        async def lines() -> Lines:
-            found: Lines = self._m.gate._lines().lines
+    def line(self, key: str) -> tuple[MessageLines, BucketLine]:
+        async def lines() -> MessageLines:
+            found: MessageLines = self._m.gate._lines().lines
             return found
 
         return self._loop.run(lines()), self._m.gate._of(self._m.sync_tenant.task_name).place_of(key)

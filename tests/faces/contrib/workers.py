@@ -15,7 +15,7 @@ from typing import Any
 
 import redis
 
-from headgate.limits.redis.line import Ask, Lines, Place
+from headgate.limits.redis.message_lines import BucketLine, MessageLines, RunScript
 
 
 class Worker:
@@ -75,7 +75,7 @@ class Log:
         id, record = next(iter(self.client.hgetall(name).items()))
         return id.decode(), record.partition(b":")[2]
 
-    def park(self, lines: Lines, place: Place, key: str, count: int) -> list[str]:
+    def park(self, lines: MessageLines, place: BucketLine, key: str, count: int) -> list[str]:
         """As if so many more like one that waits were sent, in one go; their ids."""
         like, record = self.a_record(key)
         ids = [str(uuid.uuid4()) for _ in range(count)]
@@ -84,7 +84,7 @@ class Log:
         with self.client.pipeline(transaction=False) as pipe:
             for id in ids:
                 ask = next(lines.arrive(place, id, record.replace(like.encode(), id.encode())))
-                assert isinstance(ask, Ask)
+                assert isinstance(ask, RunScript)
                 pipe.execute_command("EVALSHA", ask.script.sha, len(ask.keys), *ask.keys, *ask.arguments)
             assert all(reply == [0] for reply in pipe.execute())
         return ids

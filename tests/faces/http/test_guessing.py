@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 
 from headgate.clock import SECOND, sleep
-from headgate.http import BasicAuth, CallbackAuth, Refused, User, dashboard
+from headgate.http import BasicAuth, CallbackAuth, User, WrongCredential, dashboard
 from headgate.http.auth import Auth
 from headgate.http.failures import LONGEST_DELAY, MOST_REMEMBERED, SignInFailures
 from headgate.testing.virtual_time import VirtualClock, run_virtual
@@ -165,7 +165,7 @@ def test_the_password_of_yesterday_counts_once_however_often_it_is_shown() -> No
 def test_the_guesses_that_a_callback_refuses_are_slowed_down_and_its_sessions_are_not() -> None:
     def who(request: Request) -> User | None:
         if "x-password" in request.headers:
-            raise Refused(name="ada")
+            raise WrongCredential(name="ada")
         return User("ada", "admin")
 
     async def test(it: Asking) -> None:

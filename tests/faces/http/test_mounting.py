@@ -17,7 +17,7 @@ from starlette.routing import Mount
 
 from headgate import Headgate, NotOpen
 from headgate.http import dashboard
-from headgate.http.shell import PAGES
+from headgate.http.static_files import PAGES
 from tests.faces.http.stage import EVERYBODY, HOSTILE, LIMIT, client, make_app
 
 

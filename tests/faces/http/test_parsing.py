@@ -14,7 +14,7 @@ from headgate.clock import SystemClock
 from headgate.errors import StorageUnavailable
 from headgate.http import dashboard
 from headgate.http.endpoint import read_body
-from headgate.http.refusal import Refusal
+from headgate.http.http_error import HttpError
 from headgate.storage.sqlite.memory import MemoryStorage
 from tests.faces.http.stage import EVERYBODY, browser, make_app
 from tests.faces.http.stage import client as client_of
@@ -179,6 +179,6 @@ async def test_a_body_that_does_not_come_is_not_waited_for_and_one_that_breaks_o
             return {"type": "http.disconnect"}
 
         request = Request({"type": "http", "method": "POST", "headers": []}, breaks_off)
-        with pytest.raises(Refusal, match="connection was lost"):
+        with pytest.raises(HttpError, match="connection was lost"):
             await read_body(request)
     assert not caplog.records

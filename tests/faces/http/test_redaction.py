@@ -17,9 +17,9 @@ from headgate.http import BearerAuth, Dashboard, User, dashboard
 from headgate.http.endpoint import Endpoint
 from headgate.http.redaction import ALWAYS, HIDDEN, Redaction
 from headgate.http.routes import ENDPOINTS
-from headgate.jobs.audit import Deed
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import JobError
-from headgate.storage.records import Obstacle
+from headgate.storage.records import Blocker
 from headgate.storage.sqlite.memory import MemoryStorage
 from tests.faces.http.stage import PASSWORD, Seeds, browser, client, make_app, seed
 
@@ -235,7 +235,7 @@ async def test_the_audit_log_does_not_tell_what_payloads_were_searched_for() -> 
     async with app.open():
         await seed(app)
         assert (await app.admin.purge(JobQuery(state=JobState.FAILED, text=PASSWORD), older_than=0)).deleted == 1
-        await storage.note(Deed("ada", "did", "queue", "default", "with password=another1"))
+        await storage.note(AuditRecord("ada", "did", "queue", "default", "with password=another1"))
         async with browser(app, redact=["password"]) as asking:
             told = (await asking.get("/api/audit")).text
             assert "a text in the payload" in told
@@ -262,9 +262,9 @@ async def test_a_search_does_not_tell_a_hidden_value_letter_by_letter() -> None:
 class Obstructed(MemoryStorage):
     """A store that somebody keeps busy."""
 
-    async def obstacles(self) -> Sequence[Obstacle]:
+    async def obstacles(self) -> Sequence[Blocker]:
         what = "reports (bob) keeps 1 waiting, active"
-        return [Obstacle("blocks", 4711, self.now(), what, "UPDATE account SET iban = 'DE89', password = 'hunter22'")]
+        return [Blocker("blocks", 4711, self.now(), what, "UPDATE account SET iban = 'DE89', password = 'hunter22'")]
 
 
 async def test_statements_of_others_are_for_operators_in_the_overview_and_in_the_stream() -> None:

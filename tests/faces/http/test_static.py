@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.http.shell import STATIC
+from headgate.http.static_files import STATIC
 
 MODULES = sorted(STATIC.rglob("*.js"))
 SHEETS = sorted(STATIC.rglob("*.css"))

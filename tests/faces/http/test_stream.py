@@ -15,9 +15,9 @@ from starlette.requests import Request
 from headgate import Headgate
 from headgate.admin import Overview
 from headgate.errors import StorageUnavailable
-from headgate.http.refusal import Refusal
+from headgate.http.http_error import HttpError
+from headgate.http.overview_poller import OverviewPoller
 from headgate.http.stream import Stream
-from headgate.http.watch import Watch
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
 HELLO = "retry: 2000\n\n"
@@ -69,9 +69,9 @@ class Live:
         assert name == "overview"
         return events, id
 
-    async def refusal(self) -> Refusal:
+    async def refusal(self) -> HttpError:
         """Why no stream begins."""
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(HttpError) as refused:
             await anext(self.listen())
         assert refused.value.status == 503
         assert refused.value.headers["Retry-After"]
@@ -93,7 +93,7 @@ def live(test: Callable[[Live], Awaitable[None]], **options: Any) -> Callable[[]
 
             source = Source(app)
             async with app.open():
-                await test(Live(clock, app, source, Stream(Watch(source.read, clock), clock, **options)))
+                await test(Live(clock, app, source, Stream(OverviewPoller(source.read, clock), clock, **options)))
 
         run_virtual(main)
 
@@ -242,7 +242,7 @@ async def test_a_read_that_began_before_a_change_is_not_shown_after_it(it: Live)
         await asyncio.sleep(0.5)
         return overview
 
-    watch = Watch(read_slowly, it.clock)
+    watch = OverviewPoller(read_slowly, it.clock)
     early = asyncio.create_task(watch.look())
     await asyncio.sleep(0.1)
     await it.app.admin.queues.pause("default")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
-from headgate.admin.slow_counts import Beside, Counted
+from headgate.admin.slow_counts import BackgroundCounts, CountReading
 from headgate.clock import to_datetime
 from headgate.errors import StorageUnavailable
 from headgate.storage.records import QueueCounts
@@ -18,7 +18,7 @@ class Counting:
 
     def __init__(self, clock: VirtualClock, takes: float) -> None:
         self._clock = clock
-        self._finals = Beside[Sequence[QueueCounts]](clock, "final jobs")
+        self._finals = BackgroundCounts[Sequence[QueueCounts]](clock, "final jobs")
         self.takes = takes
         self.times = 0
         self.error: Exception | None = None
@@ -34,7 +34,7 @@ class Counting:
             raise self.error
         return found
 
-    async def look(self) -> Counted[Sequence[QueueCounts]] | None:
+    async def look(self) -> CountReading[Sequence[QueueCounts]] | None:
         self._finals.begin(self.count, self.now)
         return await self._finals.look()
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from headgate.admin.timeline import timeline
 from headgate.clock import SECOND
 from headgate.jobs.audit import AuditEntry
-from headgate.jobs.job import Attempt, JobError, JobRecord, JobState
+from headgate.jobs.job import AttemptRecord, JobError, JobRecord, JobState
 
 NEW = JobRecord(
     "job-1", "work", "default", JobState.WAITING, "{}", 0, False, 0, 0, None, 0, 0, 0, None, None, None, False, None,
@@ -16,14 +16,14 @@ NEW = JobRecord(
 NO = JobError("ValueError", "no")
 
 
-def told(record: JobRecord, *known: Attempt | AuditEntry) -> list[tuple[float, str]]:
-    attempts = [each for each in known if isinstance(each, Attempt)]
+def told(record: JobRecord, *known: AttemptRecord | AuditEntry) -> list[tuple[float, str]]:
+    attempts = [each for each in known if isinstance(each, AttemptRecord)]
     entries = [each for each in known if isinstance(each, AuditEntry)]
     return [(moment.at.timestamp(), moment.what) for moment in timeline(record, attempts, entries)]
 
 
-def attempt(number: int, began: int, ended: int, outcome: str = "failed") -> Attempt:
-    return Attempt(number, "node-1", began * SECOND, ended * SECOND, outcome, NO)
+def attempt(number: int, began: int, ended: int, outcome: str = "failed") -> AttemptRecord:
+    return AttemptRecord(number, "node-1", began * SECOND, ended * SECOND, outcome, NO)
 
 
 def test_a_job_that_waits_was_enqueued() -> None:

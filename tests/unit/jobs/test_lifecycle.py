@@ -22,7 +22,16 @@ from headgate.jobs.lifecycle import (
     is_poisonous,
     require_retriable,
 )
-from headgate.jobs.outcome import Cancelled, Failed, Interrupted, Outcome, Refused, Snoozed, Succeeded, Unreadable
+from headgate.jobs.outcome import (
+    CalleeRateLimited,
+    Cancelled,
+    Failed,
+    Interrupted,
+    Outcome,
+    Snoozed,
+    Succeeded,
+    Unreadable,
+)
 from headgate.jobs.retry import RetryPolicy
 
 NOON = 1_767_268_800 * SECOND
@@ -91,7 +100,7 @@ def test_a_snooze_puts_the_job_off_and_spends_nothing() -> None:
 
 
 def test_a_refusal_by_the_callee_closes_the_buckets_and_spends_nothing() -> None:
-    assert ending(Refused(30 * SECOND)) == Returned("job", 7, "refused", spent=False, closed_for=30 * SECOND)
+    assert ending(CalleeRateLimited(30 * SECOND)) == Returned("job", 7, "refused", spent=False, closed_for=30 * SECOND)
 
 
 def test_an_interrupted_job_goes_back_as_it_was() -> None:
@@ -104,7 +113,7 @@ def test_a_cancelled_job_is_cancelled() -> None:
 
 @pytest.mark.parametrize(
     "outcome",
-    [Succeeded("1"), Failed(ERROR), Unreadable(ERROR), Snoozed(1), Refused(1), Cancelled(), Interrupted()],
+    [Succeeded("1"), Failed(ERROR), Unreadable(ERROR), Snoozed(1), CalleeRateLimited(1), Cancelled(), Interrupted()],
     ids=lambda outcome: type(outcome).__name__,
 )
 def test_an_ending_names_the_job_and_the_fence_it_was_decided_for(outcome: Outcome) -> None:

@@ -12,9 +12,9 @@ from headgate.limits.concurrency import (
     MUTEX,
     NO_PERMITS,
     Concurrency,
+    HeldPermits,
     Hold,
     Mutex,
-    Permits,
     Semaphore,
     dump_permits,
     load_permits,
@@ -25,9 +25,9 @@ NOON = 1_767_268_800 * SECOND
 HOUR = 3600 * SECOND
 
 
-def held_by(rule: Semaphore, *holders: str) -> Permits:
+def held_by(rule: Semaphore, *holders: str) -> HeldPermits:
     """The state after all of these were granted a permit."""
-    state: Permits | None = None
+    state: HeldPermits | None = None
     for holder in holders:
         opens_at, state = rule.hold(state, NOON, holder)
         assert opens_at == NOON
@@ -52,7 +52,7 @@ def test_time_opens_nothing() -> None:
 def test_a_holder_that_asks_again_shares_its_permit_and_returns_it_with_its_last_use() -> None:
     rule = Concurrency(1).rule
     state = held_by(rule, "batch", "batch")
-    assert state == Permits(1, {"batch": Hold(cost=1, uses=2)})
+    assert state == HeldPermits(1, {"batch": Hold(cost=1, uses=2)})
     state = rule.give(state, "batch")
     assert rule.hold(state, NOON, "other")[0] == NEVER
     assert rule.hold(rule.give(state, "batch"), NOON, "other")[0] == NOON
@@ -92,7 +92,7 @@ def test_asking_and_returning_leave_the_state_they_were_given_alone() -> None:
     rule.hold(state, NOON, "b")
     rule.hold(state, NOON, "a")
     rule.give(state, "a")
-    assert state == Permits(1, {"a": Hold(cost=1, uses=1)})
+    assert state == HeldPermits(1, {"a": Hold(cost=1, uses=1)})
 
 
 def test_a_lowered_count_takes_no_permit_away_and_grants_none_until_it_fits() -> None:

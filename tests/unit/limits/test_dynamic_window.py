@@ -10,7 +10,7 @@ import pytest
 
 from headgate.clock import SECOND
 from headgate.errors import CostExceedsLimit, DeclarationError
-from headgate.limits.dynamic_window import DEFAULT_MAX_KEYS, DynamicWindow, SharedCounter, Shares
+from headgate.limits.dynamic_window import DEFAULT_MAX_KEYS, DynamicWindow, SharedCounter, WindowUse
 
 NOON = 1_767_268_800 * SECOND
 MINUTE = 60 * SECOND
@@ -25,8 +25,8 @@ MOVING = DynamicWindow(per=3600, capacity=20, min_count=2, max_count=20, slices=
 
 
 def start(
-    rule: SharedCounter, key: str, jobs: int, now: int = NOW, state: Shares | None = None, cost: int = 1
-) -> Shares:
+    rule: SharedCounter, key: str, jobs: int, now: int = NOW, state: WindowUse | None = None, cost: int = 1
+) -> WindowUse:
     """The state after so many jobs of the key have started at `now`, all of which may."""
     for _ in range(jobs):
         opens_at, state = rule.take(state, now, cost, key=key)
@@ -35,7 +35,9 @@ def start(
     return state
 
 
-def in_turns(rule: SharedCounter, keys: Iterable[str], now: int = NOW, state: Shares | None = None) -> dict[str, int]:
+def in_turns(
+    rule: SharedCounter, keys: Iterable[str], now: int = NOW, state: WindowUse | None = None
+) -> dict[str, int]:
     """How many start of each key at `now` when they take turns, each with more than enough to do."""
     waiting, started = list(keys), dict.fromkeys(keys, 0)
     while waiting:
@@ -165,7 +167,7 @@ def test_a_key_that_leaves_the_window_gives_its_share_to_those_that_stay() -> No
 
 
 def test_the_sum_of_all_keys_never_exceeds_the_capacity() -> None:
-    state: Shares | None = None
+    state: WindowUse | None = None
     used: list[tuple[int, int]] = []
     for number, key in zip(range(3000), (f"tenant-{turn * 7 % 13}" for turn in count()), strict=False):
         now = NOON + number * 17 * SECOND
@@ -233,7 +235,7 @@ def test_the_bounds_are_those_of_a_key_and_of_all_keys() -> None:
 
 @pytest.mark.parametrize("rule", [FAIR, MOVING], ids=["fixed", "sliding"])
 def test_a_saturated_key_that_is_alone_uses_its_whole_budget(rule: SharedCounter) -> None:
-    state: Shares | None = None
+    state: WindowUse | None = None
     now, started = NOON, 0
     while now < NOON + 1000 * HOUR:
         opens_at, after = rule.take(state, now, key="alone")
@@ -248,7 +250,7 @@ def test_a_saturated_key_that_is_alone_uses_its_whole_budget(rule: SharedCounter
 
 def test_a_reservation_keeps_the_state_and_books_one_slot_after_another() -> None:
     rule = DynamicWindow(per=60, count=2).rule
-    state: Shares | None = None
+    state: WindowUse | None = None
     booked = []
     for _ in range(5):
         opens_at, state = rule.take(state, NOON + SECOND, key="a")
@@ -316,7 +318,7 @@ def test_a_bucket_may_be_forgotten_when_nobody_is_active_any_more() -> None:
 
 
 def test_keys_that_are_active_no_more_are_forgotten() -> None:
-    state: Shares | None = None
+    state: WindowUse | None = None
     for hour in range(50):
         for key in (f"tenant-{hour}", "always"):
             _, state = FAIR.take(state, NOW + hour * HOUR, key=key)

@@ -23,7 +23,7 @@ from headgate.errors import CostExceedsLimit, DeclarationError
 from headgate.jobs.job import Draw
 from headgate.limits import kinds
 from headgate.limits.bucket_store import Bucket
-from headgate.limits.kinds import RULES, Kinds, dump_rule, load_rule, spelled_limit
+from headgate.limits.kinds import RULES, RuleKinds, dump_rule, load_rule, spelled_limit
 from headgate.limits.limit import Limit, RateOptions
 from headgate.limits.redis.script import numbers
 from headgate.limits.rule import Rule, Snapshot, SpelledOptions
@@ -111,7 +111,7 @@ async def sync(tenant: str) -> None: ...
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it stood in the list of rules."""
-    monkeypatch.setattr(kinds, "KINDS", Kinds((*RULES, Rest)))
+    monkeypatch.setattr(kinds, "KINDS", RuleKinds((*RULES, Rest)))
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_it_is_stored_under_its_kind_and_comes_back() -> None:
 
 
 def test_a_rule_that_is_not_in_the_list_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "KINDS", Kinds(RULES))
+    monkeypatch.setattr(kinds, "KINDS", RuleKinds(RULES))
     with pytest.raises(DeclarationError, match="Invalid value 'rest'"):
         load_rule(dump_rule(RestBetween(30).rule))
 

@@ -10,35 +10,35 @@ import pytest
 from headgate import StrictRate
 from headgate.clock import SECOND
 from headgate.jobs.job import Draw
-from headgate.limits.concurrency import Permits, Semaphore
+from headgate.limits.concurrency import HeldPermits, Semaphore
 from headgate.storage.admission import BucketView
-from headgate.storage.claiming import ClaimPlan, Head, LaneRow, Visit
-from headgate.storage.fetched import Balance, Fetched
+from headgate.storage.claiming import ClaimPlan, LaneHead, LaneRow, LaneVisit
+from headgate.storage.fetched import FetchedBalance, FetchedStarts
 from headgate.storage.records import Claim, Claimed, Room
 
 NOW = 1_000 * SECOND
-RULE = Fetched(StrictRate("100/h", margin=0).rule)
+RULE = FetchedStarts(StrictRate("100/h", margin=0).rule)
 TOKENS = Draw("tokens", "")
 
 
-def a_bucket(state: Balance | None = None, draw: Draw = TOKENS) -> BucketView:
+def a_bucket(state: FetchedBalance | None = None, draw: Draw = TOKENS) -> BucketView:
     return BucketView(draw, RULE, state, id=draw.key or "tokens", opens_at=NOW - 1)
 
 
-def refused(cost: int, opens_at: int) -> Balance:
-    return Balance(0, NOW - SECOND, 0, opens_at, RULE.real.describe(), cost)
+def refused(cost: int, opens_at: int) -> FetchedBalance:
+    return FetchedBalance(0, NOW - SECOND, 0, opens_at, RULE.real.describe(), cost)
 
 
 def a_lane(id: str = "lane", behind: str | None = "tokens", draws: Sequence[Draw] = (TOKENS,)) -> LaneRow:
     return LaneRow(id, "q", tuple(draws), 10, NOW - 10, behind, None, "")
 
 
-def a_head(cost: int | None = None, lane: str = "lane", id: str = "1") -> Head:
-    values: dict[str, Any] = dict.fromkeys(Head.__struct_fields__)
+def a_head(cost: int | None = None, lane: str = "lane", id: str = "1") -> LaneHead:
+    values: dict[str, Any] = dict.fromkeys(LaneHead.__struct_fields__)
     values.update(
         id=id, lane=lane, task="t", queue="q", priority=0, run_at=0, attempt=0, fence=0, lost=0, held=0, passed=0
     )
-    return Head(**{**values, "costs": None if cost is None else (cost,)})
+    return LaneHead(**{**values, "costs": None if cost is None else (cost,)})
 
 
 def a_plan(*opened: BucketView, slots: int = 5) -> ClaimPlan:
@@ -48,7 +48,7 @@ def a_plan(*opened: BucketView, slots: int = 5) -> ClaimPlan:
     return plan
 
 
-def claim(plan: ClaimPlan, rows: Sequence[LaneRow], due: Sequence[LaneRow], heads: Sequence[Head]) -> Claimed:
+def claim(plan: ClaimPlan, rows: Sequence[LaneRow], due: Sequence[LaneRow], heads: Sequence[LaneHead]) -> Claimed:
     """One whole claim, with what it would write left out."""
     shares = plan.shares({})
     visits = plan.choose(plan.grants(), rows, due, shares)
@@ -116,7 +116,7 @@ def test_a_starving_bucket_of_which_no_lane_was_visited_stays_open_and_is_not_as
 def test_lanes_behind_starving_buckets_take_no_room_from_those_that_can_go() -> None:
     draws = [Draw("tokens", str(number)) for number in range(4)]
     lanes = [a_lane(f"lane {draw.key}", draw.key, [draw]) for draw in draws]
-    filled = Balance(5, NOW, NOW, NOW, RULE.real.describe())
+    filled = FetchedBalance(5, NOW, NOW, NOW, RULE.real.describe())
     ready = a_bucket(filled, Draw("tokens", "ready"))
     plan = a_plan(*(a_bucket(draw=draw) for draw in draws), ready, slots=1)
     heads = [a_head(60, lane.id, lane.id) for lane in lanes]
@@ -149,8 +149,8 @@ SLOTS = Draw("slots", "")
 def test_of_a_lane_no_more_jobs_are_read_than_its_bucket_grants_and_one(
     permits: int, held: int, lanes: int, expected: int
 ) -> None:
-    bucket = BucketView(SLOTS, Semaphore(permits), Permits(held, {}), id="slots")
-    visits = [Visit(a_lane(str(number), None, [SLOTS])) for number in range(lanes)]
+    bucket = BucketView(SLOTS, Semaphore(permits), HeldPermits(held, {}), id="slots")
+    visits = [LaneVisit(a_lane(str(number), None, [SLOTS])) for number in range(lanes)]
     assert a_plan(slots=100).heads_wanted(visits, 100, {SLOTS: bucket}.__getitem__) == expected
 
 
@@ -159,8 +159,8 @@ def test_of_a_lane_with_several_limits_the_tightest_counts_and_of_several_lanes_
         Draw("slots", str(count)): BucketView(Draw("slots", str(count)), Semaphore(count), None) for count in (1, 7, 20)
     }
     one, seven, twenty = views
-    both = Visit(a_lane("both", None, [twenty, seven]))
-    mutex = Visit(a_lane("mutex", None, [one]))
+    both = LaneVisit(a_lane("both", None, [twenty, seven]))
+    mutex = LaneVisit(a_lane("mutex", None, [one]))
     plan = a_plan(slots=100)
     assert plan.heads_wanted([both], 100, views.__getitem__) == 8
     assert plan.heads_wanted([mutex, both], 100, views.__getitem__) == 8
@@ -168,13 +168,13 @@ def test_of_a_lane_with_several_limits_the_tightest_counts_and_of_several_lanes_
 
 def test_a_bucket_that_others_wait_behind_grants_newcomers_nothing() -> None:
     bucket = BucketView(SLOTS, Semaphore(50), None, id="slots", opens_at=NOW + SECOND)
-    visits = [Visit(a_lane(behind=None, draws=[SLOTS]))]
+    visits = [LaneVisit(a_lane(behind=None, draws=[SLOTS]))]
     assert a_plan(slots=100).heads_wanted(visits, 100, {SLOTS: bucket}.__getitem__) == 1
 
 
 @pytest.mark.parametrize("variant", ["[true,[]]", '[false,["batch:b"]]'])
 def test_jobs_that_are_rejected_or_share_a_permit_are_all_read(variant: str) -> None:
-    bucket = BucketView(SLOTS, Semaphore(1), Permits(1, {}), id="slots")
+    bucket = BucketView(SLOTS, Semaphore(1), HeldPermits(1, {}), id="slots")
     lane = a_lane(draws=[SLOTS])
     lane.variant = variant
-    assert a_plan(slots=100).heads_wanted([Visit(lane)], 100, {SLOTS: bucket}.__getitem__) == 100
+    assert a_plan(slots=100).heads_wanted([LaneVisit(lane)], 100, {SLOTS: bucket}.__getitem__) == 100

@@ -12,13 +12,13 @@ import pytest_asyncio
 
 from headgate import RateLimit
 from headgate.errors import IllegalTransition, StorageUnavailable
-from headgate.jobs.audit import Deed
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import Draw, JobError, JobState, NewJob
 from headgate.jobs.lifecycle import Finished, Returned
 from headgate.jobs.scheduled import ScheduledCall
 from headgate.limits.kinds import dump_rule
 from headgate.limits.limit import AnyRule
-from headgate.schedules.schedule import Course, ScheduleRules
+from headgate.schedules.schedule import ScheduleProgress, ScheduleRules
 from headgate.storage.live_rules import LimitSetting
 from headgate.storage.records import Claim, Room
 from headgate.storage.schedules import ScheduleRecord
@@ -205,7 +205,7 @@ async def test_a_setting_whose_group_was_undone_is_not_taken_for_set(
     rules: dict[str, AnyRule] = {"api": fast}
     claim = Claim("node-a", {"default": Room(100)}, rules, frozenset({"work"}))
     call = ScheduledCall(task="work", queue="default", payload="x" * 10_000_000)
-    huge = ScheduleRecord("huge", call, ScheduleRules(trigger="{}"), Course(0, None))
+    huge = ScheduleRecord("huge", call, ScheduleRules(trigger="{}"), ScheduleProgress(0, None))
     await storage.add([job(f"{number}", clock, draws=(Draw("api", ""),)) for number in range(100)])
     writer = storage.driver._writer
     assert writer is not None
@@ -213,7 +213,7 @@ async def test_a_setting_whose_group_was_undone_is_not_taken_for_set(
     # The disk gets full in the group of a change and a claim, which has read the new setting by then.
     writer.execute(f"PRAGMA max_page_count = {writer.execute('PRAGMA page_count').fetchone()[0]}")
     results = await asyncio.gather(
-        storage.note(Deed("ada", "look", "job", "1")),
+        storage.note(AuditRecord("ada", "look", "job", "1")),
         change(storage, LimitSetting("api", "all", rule=dump_rule(fast))),
         storage.claim(claim),
         storage.put_schedule(huge, replaces=None),
@@ -237,7 +237,7 @@ async def test_a_setting_of_a_call_that_was_undone_is_not_taken_for_set(
 
     # Together: a change, a look that reads it, and an addition that is undone after it has written.
     results = await asyncio.gather(
-        storage.note(Deed("ada", "look", "job", "1")),
+        storage.note(AuditRecord("ada", "look", "job", "1")),
         change(storage, LimitSetting("api", "all", rule=dump_rule(slow))),
         storage.visit(Draw("api", ""), {"api": fast}, fails),
         storage.add([job("bad", clock, run_at=TOO_LATE)]),

@@ -24,7 +24,7 @@ from headgate import (
     StrictRate,
     batch,
 )
-from headgate.engine.parts import parts_of
+from headgate.engine.call_groups import group_calls
 from headgate.errors import UnknownQueue
 from headgate.jobs.event import Event, LimitSkipped
 from headgate.jobs.job import Draw, NewJob
@@ -231,7 +231,7 @@ def drawn(limit: Limit, **using: Any) -> tuple[Draw, ...]:
     async def call(tenant: str | None, order: Order | None = None) -> None: ...
 
     task = call.using(**using)
-    (job,) = app._client.intake._jobs_of(task, parts_of(task, [task.call("acme")]))
+    (job,) = app._client.intake._jobs_of(task, group_calls(task, [task.call("acme")]))
     assert isinstance(job, NewJob)
     return job.draws
 

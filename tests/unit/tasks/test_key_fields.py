@@ -30,7 +30,7 @@ from headgate import (
 )
 from headgate.jobs.event import LimitSkipped
 from headgate.limits.limit import Limit
-from headgate.limits.redis.gated import Gated
+from headgate.limits.redis.gated_task import GatedTask
 
 T = TypeVar("T")
 
@@ -209,9 +209,9 @@ def test_types_that_are_resolved_later_or_never_are_looked_into_as_far_as_they_a
     later: Any = attrs.make_class("Later", {"tenant": attrs.field(type=str), "owner": attrs.field()})
     later.__annotations__["owner"] = "NotThereYet"
 
-    gated = Gated("task", StrictRate("15/m", key="{o.tenant}"), _function({"o": later}))
+    gated = GatedTask("task", StrictRate("15/m", key="{o.tenant}"), _function({"o": later}))
     assert gated.place([later("acme", None)], {}) is not None
-    Gated("task", StrictRate("15/m", key="{o.owner.anything}"), _function({"o": later}))
+    GatedTask("task", StrictRate("15/m", key="{o.owner.anything}"), _function({"o": later}))
     declare(app, Page[StructOrder], StrictRate("15/m", key="{o.item.tenant}"))
     with pytest.raises(DeclarationError, match=r"Page has no field 'itm'; .* item, tenant; write \{o\.item\}"):
         declare(app, Page[StructOrder], StrictRate("15/m", key="{o.itm.tenant}"), name="wrong")
@@ -340,9 +340,9 @@ async def test_limits_of_batches_are_checked_against_each_of_their_calls(app: He
 
 def test_gates_of_other_queues_look_into_annotations_too() -> None:
     with pytest.raises(DeclarationError, match=MISSPELT):
-        Gated("task", StrictRate("15/m", key="{o.tennant}"), _function({"o": StructOrder}))
+        GatedTask("task", StrictRate("15/m", key="{o.tennant}"), _function({"o": StructOrder}))
     with pytest.raises(DeclarationError, match=re.escape('write "{page}"')):
-        Gated("task", StrictRate("15/m", key="page"), _function({}))
+        GatedTask("task", StrictRate("15/m", key="page"), _function({}))
 
 
 def test_the_name_of_a_header_is_no_template() -> None:

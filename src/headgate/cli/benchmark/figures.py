@@ -9,7 +9,7 @@ from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class Environment:
     """What was measured on. `syncs` is how often a second the disk syncs a page; None for a server."""
 
     store: str
@@ -28,7 +28,7 @@ class Ground:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class MeasuredRate:
     """So many jobs in so many seconds."""
 
     jobs: int
@@ -65,14 +65,14 @@ class Figures:
     `backlog` is how many jobs waited for their limits meanwhile.
     """
 
-    ground: Ground
-    single: Rate
+    ground: Environment
+    single: MeasuredRate
     callers: int
-    together: Rate
+    together: MeasuredRate
     bulk_size: int
-    bulk: Rate
+    bulk: MeasuredRate
     slots: int
-    drain: Rate
+    drain: MeasuredRate
     idle: Latency
     backlog: int
     beside_backlog: Latency

@@ -9,8 +9,8 @@ from random import Random
 from typing import Any
 
 from headgate.app import Headgate
-from headgate.cli.benchmark.figures import Figures, Latency, Rate
-from headgate.cli.benchmark.ground import ground_of
+from headgate.cli.benchmark.environment import environment_of
+from headgate.cli.benchmark.figures import Figures, Latency, MeasuredRate
 from headgate.cli.benchmark.scratch import scratch_of
 from headgate.clock import SECOND, Clock, sleep, wait_for_event
 from headgate.errors import HeadgateError
@@ -38,7 +38,7 @@ GAPS = (0.005, 0.035)
 Make = Callable[..., Headgate]
 
 
-class BenchBroken(HeadgateError):
+class BenchmarkFailed(HeadgateError):
     """What was measured did not work."""
 
 
@@ -49,7 +49,7 @@ class _Tasks:
     gated: Task[Any, None]
 
 
-class _Worked:
+class _WorkerReport:
     """What the handlers of one worker tell."""
 
     def __init__(self, clock: Clock, expected: int = 0) -> None:
@@ -71,7 +71,7 @@ class _Worked:
         self.began.put_nowait(self._clock.monotonic())
 
 
-def _declare(app: Headgate, worked: _Worked) -> _Tasks:
+def _declare(app: Headgate, worked: _WorkerReport) -> _Tasks:
     @app.task
     async def no_op(number: int) -> None:
         worked.note_run()
@@ -90,10 +90,10 @@ async def measure(app: Headgate, clock: Clock, *, seconds: float, slots: int, sa
     """Measure for about so many seconds, on a store beside that of the app; `say` is told what is done."""
     part = seconds / 10
     say("looking at the ground")
-    ground = await ground_of(app, part / 4)
+    ground = await environment_of(app, part / 4)
     async with scratch_of(app) as make:
         producer = make()
-        tasks = _declare(producer, _Worked(clock))
+        tasks = _declare(producer, _WorkerReport(clock))
         async with producer.open():
             say("enqueueing one by one")
             single = await _enqueue(tasks, clock, part, callers=1)
@@ -104,7 +104,7 @@ async def measure(app: Headgate, clock: Clock, *, seconds: float, slots: int, sa
         say(f"running them in {slots} slots")
         drain = await _drain(make, clock, single.jobs + together.jobs + bulk.jobs, 3 * part, slots)
     async with scratch_of(app) as make:
-        producer, worker, worked = make(), make(concurrency=slots), _Worked(clock)
+        producer, worker, worked = make(), make(concurrency=slots), _WorkerReport(clock)
         tasks = _declare(producer, worked)
         _declare(worker, worked)
         async with producer.open(), worker:
@@ -129,7 +129,7 @@ async def measure(app: Headgate, clock: Clock, *, seconds: float, slots: int, sa
     )
 
 
-async def _enqueue(tasks: _Tasks, clock: Clock, seconds: float, *, callers: int) -> Rate:
+async def _enqueue(tasks: _Tasks, clock: Clock, seconds: float, *, callers: int) -> MeasuredRate:
     begin = clock.monotonic()
     end = begin + round(seconds * SECOND)
 
@@ -141,31 +141,31 @@ async def _enqueue(tasks: _Tasks, clock: Clock, seconds: float, *, callers: int)
         return count
 
     counts = await asyncio.gather(*(caller() for _ in range(callers)))
-    return Rate.of(sum(counts), (clock.monotonic() - begin) / SECOND)
+    return MeasuredRate.of(sum(counts), (clock.monotonic() - begin) / SECOND)
 
 
-async def _enqueue_bulk(tasks: _Tasks, clock: Clock, seconds: float) -> Rate:
+async def _enqueue_bulk(tasks: _Tasks, clock: Clock, seconds: float) -> MeasuredRate:
     begin = clock.monotonic()
     count = 0
     while count < MOST_DRAINED and clock.monotonic() < begin + round(seconds * SECOND):
         await tasks.no_op.enqueue_many([(number,) for number in range(BULK)])
         count += BULK
-    return Rate.of(count, (clock.monotonic() - begin) / SECOND)
+    return MeasuredRate.of(count, (clock.monotonic() - begin) / SECOND)
 
 
-async def _drain(make: Make, clock: Clock, jobs: int, seconds: float, slots: int) -> Rate:
+async def _drain(make: Make, clock: Clock, jobs: int, seconds: float, slots: int) -> MeasuredRate:
     """What a worker runs and records that finds so many jobs."""
-    worker, worked = make(concurrency=slots), _Worked(clock, expected=jobs)
+    worker, worked = make(concurrency=slots), _WorkerReport(clock, expected=jobs)
     _declare(worker, worked)
     async with worker:
         await wait_for_event(clock, worked.all_ran, seconds)
         ran, ended_at = worked.ran, clock.monotonic()
     if not ran:
-        raise BenchBroken(f"none of {jobs} jobs was run in {seconds:g} s")
-    return Rate.of(ran, (ended_at - worked.first_at) / SECOND)
+        raise BenchmarkFailed(f"none of {jobs} jobs was run in {seconds:g} s")
+    return MeasuredRate.of(ran, (ended_at - worked.first_at) / SECOND)
 
 
-async def _latency(tasks: _Tasks, worked: _Worked, clock: Clock, seconds: float) -> Latency:
+async def _latency(tasks: _Tasks, worked: _WorkerReport, clock: Clock, seconds: float) -> Latency:
     found: list[int] = []
     uneven = Random(len(GAPS))
     end = clock.monotonic() + round(seconds * SECOND)
@@ -177,12 +177,12 @@ async def _latency(tasks: _Tasks, worked: _Worked, clock: Clock, seconds: float)
     return Latency.of(found)
 
 
-async def _began(worked: _Worked) -> int:
+async def _began(worked: _WorkerReport) -> int:
     beginning = asyncio.ensure_future(worked.began.get())
     done, _ = await asyncio.wait([beginning], timeout=PATIENCE)
     if not done:
         beginning.cancel()
-        raise BenchBroken(f"an idle worker did not start a job for {PATIENCE:g} s")
+        raise BenchmarkFailed(f"an idle worker did not start a job for {PATIENCE:g} s")
     return beginning.result()
 
 

@@ -20,7 +20,7 @@ from headgate.clock import SECOND, Clock, SystemClock
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requests"}
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True):
+class RecordedCall(msgspec.Struct, frozen=True, array_like=True):
     """A line of the ledger. `at`: when the request arrived, in microseconds since boot."""
 
     tenant: str
@@ -29,7 +29,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     status: int
 
 
-class Totals(msgspec.Struct, frozen=True):
+class CallTotals(msgspec.Struct, frozen=True):
     """How many calls there were, how many of them were refused, and how many are being answered now, by tenant."""
 
     calls: int
@@ -38,14 +38,14 @@ class Totals(msgspec.Struct, frozen=True):
     last_call_at: Mapping[str, int]
 
 
-class Ledger:
+class CallLog:
     """Judges calls by an exact log of those that it accepted, and remembers all."""
 
     def __init__(self, count: int, window: int) -> None:
         self._count = count
         self._window = window
         self._accepted: defaultdict[str, deque[int]] = defaultdict(deque)
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
 
     def enter(self, tenant: str, job: str, at: int) -> int | None:
         """None if the call is within the limit; otherwise the microseconds until another would be."""
@@ -53,10 +53,10 @@ class Ledger:
         while accepted and at - accepted[0] >= self._window:
             accepted.popleft()
         if len(accepted) >= self._count:
-            self.calls.append(Call(tenant, job, at, 429))
+            self.calls.append(RecordedCall(tenant, job, at, 429))
             return accepted[0] + self._window - at
         accepted.append(at)
-        self.calls.append(Call(tenant, job, at, 200))
+        self.calls.append(RecordedCall(tenant, job, at, 200))
         return None
 
 
@@ -85,7 +85,7 @@ class Api:
     def __init__(self, count: int, window: float, latency: float, clock: Clock) -> None:
         self._clock = clock
         self._latency = round(latency * SECOND)
-        self._ledger = Ledger(count, round(window * SECOND))
+        self._ledger = CallLog(count, round(window * SECOND))
         self._in_flight: defaultdict[str, int] = defaultdict(int)
 
     def answer(self, target: str, transport: asyncio.Transport) -> None:
@@ -122,9 +122,9 @@ class Api:
         else:
             done()
 
-    def _totals(self) -> Totals:
+    def _totals(self) -> CallTotals:
         calls = self._ledger.calls
-        return Totals(
+        return CallTotals(
             calls=len(calls),
             refused=sum(call.status == 429 for call in calls),
             in_flight=self._in_flight,

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from headgate.app import Headgate
-from headgate.cli.demonstration.client import Client
-from headgate.cli.demonstration.scene import Scene
+from headgate.cli.demonstration.api_client import ApiClient
+from headgate.cli.demonstration.load import DemoLoad
 from headgate.jobs.event import Event, JobFailure, JobFinished
 from headgate.limits.strict_rate import StrictRate
 from headgate.tasks.context import current_job
 from headgate.tasks.signals import RateLimited
 
 
-def make_app(scene: Scene) -> Headgate:
+def make_app(scene: DemoLoad) -> Headgate:
     """The app, ready to enqueue and to run."""
     app = Headgate(scene.url)
-    api = Client(scene.port)
+    api = ApiClient(scene.port)
 
     @app.task(limits=[StrictRate(scene.calls, per=scene.window, key="{tenant_id}")], timeout=10)
     async def sync_tenant(tenant_id: str, page: int) -> int:
@@ -43,5 +43,5 @@ def make_app(scene: Scene) -> Headgate:
 def __getattr__(name: str) -> Any:
     # `app` is made when `headgate worker` asks for it: the director makes its own.
     if name == "app":
-        return make_app(Scene.from_environment(os.environ))
+        return make_app(DemoLoad.from_environment(os.environ))
     raise AttributeError(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headgate.cli.simulation.arrivals import Arrival
+from headgate.cli.simulation.simulated_arrivals import SimulatedArrival
 from headgate.limits.limit import Limit, changed
 from headgate.tasks.task import Task
 
@@ -21,7 +21,7 @@ class Scenario:
     limits: Sequence[Limit]
     slots: int
     run_time: float
-    arrivals: Sequence[Arrival]
+    arrivals: Sequence[SimulatedArrival]
     longest: float
     seed: int
 

@@ -19,7 +19,7 @@ from headgate.contrib.django.declared import IMPORTED, Declared, declared_on
 from headgate.contrib.django.results import PRIORITY, enqueued_result
 from headgate.contrib.django.standard import InvalidTaskBackend, backends, base, exceptions, signals
 from headgate.jobs.job import MAX_PRIORITY, Origin
-from headgate.tasks.flow import TiedCall
+from headgate.tasks.flow import FlowCall
 
 OPTIONS = ("app", "database")
 
@@ -152,7 +152,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         return self.app._client.new_id()
 
     def _enqueue_late(self, job: Any, id: str, call: Arguments, result: Any) -> None:
-        tied = TiedCall(id, job.call(*call.args, **call.kwargs), Origin(), ())
+        tied = FlowCall(id, job.call(*call.args, **call.kwargs), Origin(), ())
         self.app.sync.run(self.app._client.enqueue_flow([tied], []))
         signals.task_enqueued.send(type(self), task_result=result)
 

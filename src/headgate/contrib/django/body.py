@@ -23,7 +23,7 @@ UNSPENT = (Snooze, RateLimited, asyncio.CancelledError)
 """What ends an attempt without an end of its job that anybody is told of."""
 
 
-class Body:
+class DjangoTaskBody:
     """One Django task on one app. `sender` is what its signals come from: the class of the backend."""
 
     def __init__(self, app: Headgate, task: Any, alias: str, sender: type[Any]) -> None:

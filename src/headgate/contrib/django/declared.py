@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from headgate import Headgate, Task
 from headgate.contrib.django.arguments import Parameters
-from headgate.contrib.django.body import Body
+from headgate.contrib.django.body import DjangoTaskBody
 from headgate.contrib.django.options import options_of
 
 
@@ -19,7 +19,7 @@ class Declared(NamedTuple):
     """A Django task as a task of an app."""
 
     task: Task[..., Any]
-    body: Body
+    body: DjangoTaskBody
 
     @property
     def parameters(self) -> Parameters:
@@ -60,6 +60,6 @@ def declared_on(app: Headgate, task: Any, alias: str, sender: type[Any], queue: 
         of_app = _declared.setdefault(app, {})
         found = of_app.get(task.module_path)
         if found is None:
-            body = Body(app, task, alias, sender)
+            body = DjangoTaskBody(app, task, alias, sender)
             found = of_app[task.module_path] = Declared(body.declare(queue), body)
         return found

@@ -16,7 +16,7 @@ from headgate.admin import JobDetails
 from headgate.clock import to_datetime
 from headgate.contrib.django.arguments import Arguments
 from headgate.contrib.django.standard import base
-from headgate.jobs.job import Attempt, JobError, JobRecord
+from headgate.jobs.job import AttemptRecord, JobError, JobRecord
 
 PRIORITY = "django.priority"
 """The header that keeps the priority that Django was told, which is finer than that of a job."""
@@ -105,7 +105,7 @@ def _as_enqueued(task: Any, alias: str, record: JobRecord) -> Any:
     )
 
 
-def _errors(record: JobRecord, attempts: Sequence[Attempt]) -> list[Any]:
+def _errors(record: JobRecord, attempts: Sequence[AttemptRecord]) -> list[Any]:
     errors = [attempt.error for attempt in attempts if attempt.error is not None]
     # Which attempts are kept is a matter of the audit level; what a job ended with always is.
     if record.state in (JobState.FAILED, JobState.CANCELLED) and not (errors and errors[-1] == record.error):
@@ -118,7 +118,7 @@ def _task_error(error: JobError) -> Any:
     return base.TaskError(exception_class_path=path, traceback=error.traceback or f"{error.type}: {error.message}\n")
 
 
-def _workers(record: JobRecord, attempts: Sequence[Attempt]) -> list[str]:
+def _workers(record: JobRecord, attempts: Sequence[AttemptRecord]) -> list[str]:
     """A node for each attempt that was spent; what became of the others is in their errors."""
     nodes = {attempt.number: attempt.node for attempt in attempts}
     if record.node is not None:

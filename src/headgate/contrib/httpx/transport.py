@@ -72,7 +72,7 @@ class LimitedTransport(httpx.AsyncBaseTransport):
             # What was read before it came here is not closed again.
             if not response.is_closed:
                 assert isinstance(response.stream, httpx.AsyncByteStream)
-                response.stream = _HeldStream(response.stream, held.pop_all())
+                response.stream = _PermitStream(response.stream, held.pop_all())
             return response
 
     async def aclose(self) -> None:
@@ -115,14 +115,14 @@ class SyncLimitedTransport(httpx.BaseTransport):
                     raise
             if not response.is_closed:
                 assert isinstance(response.stream, httpx.SyncByteStream)
-                response.stream = _SyncHeldStream(response.stream, held.pop_all())
+                response.stream = _SyncPermitStream(response.stream, held.pop_all())
             return response
 
     def close(self) -> None:
         self._transport.close()
 
 
-class _HeldStream(httpx.AsyncByteStream):
+class _PermitStream(httpx.AsyncByteStream):
     """The body of an answer; a permit is given back when it is closed."""
 
     def __init__(self, stream: httpx.AsyncByteStream, held: AsyncExitStack) -> None:
@@ -138,7 +138,7 @@ class _HeldStream(httpx.AsyncByteStream):
             await self._stream.aclose()
 
 
-class _SyncHeldStream(httpx.SyncByteStream):
+class _SyncPermitStream(httpx.SyncByteStream):
     """The same for `httpx.Client`."""
 
     def __init__(self, stream: httpx.SyncByteStream, held: ExitStack) -> None:

@@ -15,10 +15,10 @@ from redis.exceptions import NoScriptError, RedisError
 from headgate.clock import Clock, SystemClock, microseconds, sleep
 from headgate.errors import StorageUnavailable
 from headgate.limits.redis.blocking_lines import AWAY_FOR
-from headgate.limits.redis.buckets import read_url
-from headgate.limits.redis.line import Ask, Lines, Place, Steps
-from headgate.limits.redis.pipe import unavailable
-from headgate.limits.redis.rounds import Rounds
+from headgate.limits.redis.message_lines import BucketLine, MessageLines, RunScript, Steps
+from headgate.limits.redis.pipeline import unavailable
+from headgate.limits.redis.poll_schedule import PollSchedule
+from headgate.limits.redis.redis_buckets import read_url
 
 T = TypeVar("T")
 
@@ -35,11 +35,11 @@ class AsyncLines:
         name: str,
         *,
         publish: Callable[[bytes], Awaitable[object]],
-        find: Callable[[str, str], Place | None],
+        find: Callable[[str, str], BucketLine | None],
         clock: Clock | None = None,
     ) -> None:
         address = read_url(url)
-        self.lines = Lines(name, address.prefix)
+        self.lines = MessageLines(name, address.prefix)
         self._client: Any = Redis.from_url(
             address.url,
             socket_timeout=address.timeout,
@@ -62,7 +62,7 @@ class AsyncLines:
             except StopIteration as done:
                 answer: T = done.value
                 return answer
-            reply = await (self._run(step) if isinstance(step, Ask) else self._publish(step.message))
+            reply = await (self._run(step) if isinstance(step, RunScript) else self._publish(step.message))
 
     def start(self) -> None:
         """Release what waits, in a task, until `close`."""
@@ -76,7 +76,7 @@ class AsyncLines:
             self._releasing = None
         await self._client.aclose()
 
-    async def _run(self, ask: Ask) -> object:
+    async def _run(self, ask: RunScript) -> object:
         if self._clock.monotonic() < self._away_until:
             raise StorageUnavailable("Redis did not answer a moment ago")
         told = (len(ask.keys), *ask.keys, *ask.arguments)
@@ -91,7 +91,7 @@ class AsyncLines:
             raise unavailable(error) from error
 
     async def _release(self) -> None:
-        rounds = Rounds()
+        rounds = PollSchedule()
         while True:
             try:
                 wait = rounds.after(await self.ask(self.lines.release(self._find)))

@@ -13,10 +13,10 @@ from redis.retry import Retry
 
 from headgate.clock import SystemClock, microseconds
 from headgate.errors import StorageUnavailable
-from headgate.limits.redis.buckets import read_url
-from headgate.limits.redis.line import Ask, Lines, Place, Steps
-from headgate.limits.redis.pipe import unavailable
-from headgate.limits.redis.rounds import Rounds
+from headgate.limits.redis.message_lines import BucketLine, MessageLines, RunScript, Steps
+from headgate.limits.redis.pipeline import unavailable
+from headgate.limits.redis.poll_schedule import PollSchedule
+from headgate.limits.redis.redis_buckets import read_url
 
 T = TypeVar("T")
 
@@ -36,10 +36,10 @@ class BlockingLines:
         name: str,
         *,
         publish: Callable[[bytes], object],
-        find: Callable[[str, str], Place | None],
+        find: Callable[[str, str], BucketLine | None],
     ) -> None:
         address = read_url(url)
-        self.lines = Lines(name, address.prefix)
+        self.lines = MessageLines(name, address.prefix)
         self._client: Any = redis.Redis.from_url(
             address.url,
             socket_timeout=address.timeout,
@@ -63,7 +63,7 @@ class BlockingLines:
             except StopIteration as done:
                 answer: T = done.value
                 return answer
-            reply = self._run(step) if isinstance(step, Ask) else self._publish(step.message)
+            reply = self._run(step) if isinstance(step, RunScript) else self._publish(step.message)
 
     def start(self) -> None:
         """Release what waits, in a thread, until `stop`."""
@@ -77,7 +77,7 @@ class BlockingLines:
             self._thread.join()
             self._thread = None
 
-    def _run(self, ask: Ask) -> object:
+    def _run(self, ask: RunScript) -> object:
         if self._clock.monotonic() < self._away_until:
             raise StorageUnavailable("Redis did not answer a moment ago")
         told = (len(ask.keys), *ask.keys, *ask.arguments)
@@ -93,7 +93,7 @@ class BlockingLines:
 
     def _release(self) -> None:
         wait = 0.0
-        rounds = Rounds()
+        rounds = PollSchedule()
         while not self._stopping.wait(wait):
             try:
                 wait = rounds.after(self.ask(self.lines.release(self._find)))

@@ -13,8 +13,8 @@ from headgate.limits.limit import AnyRule
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.closed_keys import ClosedKeys
 from headgate.limits.standalone.decision import FROM_STORE, Decision, full_again_at
-from headgate.limits.standalone.fading_map import FadingMap
-from headgate.limits.standalone.lines import Lines
+from headgate.limits.standalone.expiring_map import ExpiringMap
+from headgate.limits.standalone.waiting_lines import WaitingLines
 
 LATE = SECOND // 100
 """How late (µs) one who waited may pass and still be charged at that slot: timers are late by a millisecond or two."""
@@ -38,9 +38,9 @@ class BucketTable:
         self.ahead = ahead
         """How far (µs) limit time is ahead of `clock.monotonic()`."""
         self.closed: ClosedKeys = relatives[0].closed if relatives else ClosedKeys()
-        self.lines = Lines(self.lock, clock)
-        self._states: FadingMap[Any] = FadingMap(rule.idle_at)
-        self._answers: FadingMap[dict[str, _Answer]] = FadingMap(_forgettable_at)
+        self.lines = WaitingLines(self.lock, clock)
+        self._states: ExpiringMap[Any] = ExpiringMap(rule.idle_at)
+        self._answers: ExpiringMap[dict[str, _Answer]] = ExpiringMap(_forgettable_at)
         # Slots follow one another at a fixed distance, so each late wake-up would cost some of the rate for good. Rules
         # that count windows lose nothing by it, and must count what happens when it happens.
         self._keeps_slots = rule.spaces_starts

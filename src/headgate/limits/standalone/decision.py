@@ -12,7 +12,7 @@ from headgate.limits.bucket_store import Taken
 from headgate.limits.rule import NEVER, Snapshot
 
 
-class Answered(Protocol):
+class BucketAnswer(Protocol):
     """What can say how much a bucket has left."""
 
     def snapshot(self, state: Any, now: int) -> Snapshot: ...
@@ -30,7 +30,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
     allowed: bool
     decided_at: int
     opens_at: int
-    _rule: Answered
+    _rule: BucketAnswer
     _state: Any
 
     def __bool__(self) -> bool:
@@ -59,13 +59,13 @@ class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
         )
 
 
-def full_again_at(rule: Answered, state: Any) -> int:
+def full_again_at(rule: BucketAnswer, state: Any) -> int:
     """From this limit time on a bucket is as good as new, or better, as one that starts empty and was left to fill."""
     return 0 if state is None else rule.full_at(state)
 
 
 class FromStore:
-    """The `Answered` of a store that says at once what is left: the state is its answer."""
+    """The `BucketAnswer` of a store that says at once what is left: the state is its answer."""
 
     @staticmethod
     def snapshot(state: Taken, now: int) -> Snapshot:

@@ -17,10 +17,10 @@ from headgate.limits.limit import Limit
 from headgate.limits.rule import Snapshot
 from headgate.limits.standalone.budget import Budget
 from headgate.limits.standalone.decision import Decision
-from headgate.limits.standalone.held import Held, SyncHeld
+from headgate.limits.standalone.held_start import HeldStart, SyncHeldStart
 from headgate.limits.standalone.local_budget import LocalBudget
+from headgate.limits.standalone.local_permits import LocalPermits
 from headgate.limits.standalone.memory_buckets import MemoryBuckets
-from headgate.limits.standalone.permits import Permits
 from headgate.limits.standalone.reservation import Reservation, SyncReservation
 from headgate.limits.standalone.shared_budget import SharedBudget
 from headgate.urls import displayed_url
@@ -68,7 +68,7 @@ class Limiter:
         return Reservation(self._budget, key, id, max(0, taken.opens_at - taken.now) / SECOND)
 
     @asynccontextmanager
-    async def hold(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> AsyncIterator[Held]:
+    async def hold(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> AsyncIterator[HeldStart]:
         """Wait for a start, or a permit, and run the block with it; a permit comes back however the block ends.
 
         Raises TimeoutError if a `timeout` (seconds) was given and cannot be met.
@@ -76,7 +76,7 @@ class Limiter:
         decision = await self.acquire(key, cost, timeout)
         if not decision:
             raise _too_late(key, timeout)
-        held = Held(self._budget, key, cost, decision)
+        held = HeldStart(self._budget, key, cost, decision)
         try:
             yield held
         finally:
@@ -134,12 +134,12 @@ class SyncLimiter:
         return SyncReservation(self._budget, key, id, max(0, taken.opens_at - taken.now) / SECOND)
 
     @contextmanager
-    def hold(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Iterator[SyncHeld]:
+    def hold(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Iterator[SyncHeldStart]:
         """As `Limiter.hold`."""
         decision = self.acquire(key, cost, timeout)
         if not decision:
             raise _too_late(key, timeout)
-        held = SyncHeld(self._budget, key, cost, decision)
+        held = SyncHeldStart(self._budget, key, cost, decision)
         try:
             yield held
         finally:
@@ -173,7 +173,7 @@ def _budget(limit: Limit, store: str | BucketStore, clock: Clock | None) -> Budg
     else:
         closes_store = False
     if isinstance(store, MemoryBuckets):
-        rule = Permits(limit.rule.bound(1)) if limit.rule.holds_permits else limit.rule
+        rule = LocalPermits(limit.rule.bound(1)) if limit.rule.holds_permits else limit.rule
         return LocalBudget(store.table(name, rule))
     if limit.rule.holds_permits:
         raise DeclarationError(
@@ -195,7 +195,7 @@ class _Place(NamedTuple):
 
 # Names instead of imports: who does not use a store need not have its package, and the one on PostgreSQL draws on the
 # tables of jobs, which are above limits. It is known here by what it satisfies, BucketStore, and nothing else.
-_REDIS = _Place("headgate.limits.redis.buckets", "RedisBuckets", "redis", "redis")
+_REDIS = _Place("headgate.limits.redis.redis_buckets", "RedisBuckets", "redis", "redis")
 _POSTGRES = _Place("headgate.storage.postgres.shared_buckets", "PostgresBuckets", "asyncpg", "postgres")
 _PLACES = {
     "redis": _REDIS,

@@ -12,7 +12,7 @@ from headgate.limits.bucket_store import Taken
 from headgate.limits.rule import NEVER, Snapshot
 from headgate.limits.standalone.bucket_table import BucketTable, check_cost
 from headgate.limits.standalone.decision import Decision
-from headgate.limits.standalone.lines import ONLY_WHEN_CALLED
+from headgate.limits.standalone.waiting_lines import ONLY_WHEN_CALLED
 
 
 class LocalBudget:

@@ -13,7 +13,7 @@ from headgate.arguments import parse_wait
 from headgate.clock import SECOND, Clock, Duration, SystemClock
 from headgate.errors import DeclarationError, GateClosed
 from headgate.limits.rate import parse_rate
-from headgate.limits.standalone.lines import Lines
+from headgate.limits.standalone.waiting_lines import WaitingLines
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +37,7 @@ class RateGate:
         self._period = parsed.period
         self._clock: Clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._lines = Lines(self._lock, self._clock)
+        self._lines = WaitingLines(self._lock, self._clock)
         # The rule of StrictRate for a cost of 1, as a ring: a start has room when the one N before has left the window.
         self._passes: deque[int] = deque(maxlen=parsed.count)
         self._is_closed = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headgate.limits.standalone.budget import Budget
 
 
-class _Booking:
+class _ReservedStart:
     def __init__(self, budget: Budget, key: str, id: str, delay: float) -> None:
         self._budget = budget
         self._key = key
@@ -15,7 +15,7 @@ class _Booking:
         """Seconds from the booking to the slot."""
 
 
-class Reservation(_Booking):
+class Reservation(_ReservedStart):
     """A slot that was booked: wait for `delay` seconds and go, without asking again."""
 
     async def cancel(self) -> bool:
@@ -23,7 +23,7 @@ class Reservation(_Booking):
         return await self._budget.cancel_async(self._key, self.id)
 
 
-class SyncReservation(_Booking):
+class SyncReservation(_ReservedStart):
     """A slot that was booked by a thread; see `Reservation`."""
 
     def cancel(self) -> bool:

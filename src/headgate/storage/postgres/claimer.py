@@ -11,18 +11,24 @@ from msgspec.structs import replace
 from headgate.clock import SECOND, Clock
 from headgate.errors import StorageUnavailable
 from headgate.storage.admission import RowId
-from headgate.storage.claiming import EXPIRED_A_VISIT, Head
+from headgate.storage.claiming import EXPIRED_A_VISIT, LaneHead
 from headgate.storage.postgres.arrivals import merge
 from headgate.storage.postgres.database import Database, Session
-from headgate.storage.postgres.floors import Floors
 from headgate.storage.postgres.limit_time import correct_limit_time
 from headgate.storage.postgres.locked_jobs import LockedJobs
+from headgate.storage.postgres.low_watermarks import LowWatermarks
 from headgate.storage.postgres.procedure_transaction import PostgresTransaction
 from headgate.storage.postgres.server_time import StoreTime
 from headgate.storage.procedures import waiting
-from headgate.storage.procedures.claim import SOON, TRIES, OneClaim, Overtaken, PassedOver, together
+from headgate.storage.procedures.claim import SOON, TRIES, ClaimConflict, ClaimTransaction, SkippedJobs, together
+from headgate.storage.procedures.claim_snapshot import (
+    LOOK_AMONG_OTHERS,
+    ClaimSnapshot,
+    MultiWriterSnapshotRow,
+    open_lane,
+    read_snapshot,
+)
 from headgate.storage.procedures.following import without_held
-from headgate.storage.procedures.look import LOOK_AMONG_OTHERS, Look, LookAmongOthers, open_lane, read_look
 from headgate.storage.procedures.replacement_notes import give_back_noted
 from headgate.storage.procedures.settings import CachedRules
 from headgate.storage.records import Claim, Claimed, Dropped
@@ -34,10 +40,10 @@ MERGE_EVERY = SECOND
 """How often counts are brought up to date at least, where no lane waits for it."""
 
 
-class _PassedOver(PassedOver):
+class _SkippedHere(SkippedJobs):
     """What the claims of this process have met."""
 
-    def __init__(self, floors: Floors, locked: LockedJobs) -> None:
+    def __init__(self, floors: LowWatermarks, locked: LockedJobs) -> None:
         self._floors = floors
         self._locked = locked
         self.lanes_with_locked, self.locked_ids, self.locked_names = locked.lanes, locked.ids, locked.names
@@ -48,22 +54,22 @@ class _PassedOver(PassedOver):
     def took(self, microseconds: int) -> None:
         self._floors.took(microseconds)
 
-    def taken(self, lane: RowId, heads: Sequence[Head]) -> None:
+    def taken(self, lane: RowId, heads: Sequence[LaneHead]) -> None:
         self._floors.taken(lane, heads)
 
-    def met(self, heads: Sequence[Head]) -> None:
+    def met(self, heads: Sequence[LaneHead]) -> None:
         self._locked.met(heads)
 
 
-class _LastLook(NamedTuple):
+class _ReusableSnapshot(NamedTuple):
     """A look that saw more than the claims after it could take."""
 
     node: str
-    look: Look
+    look: ClaimSnapshot
     slots: int
     at: int
 
-    def later(self, claim: Claim, monotonic: int) -> Look | None:
+    def later(self, claim: Claim, monotonic: int) -> ClaimSnapshot | None:
         """What it would see now, for all that this claim needs to know; None if that is too long ago."""
         passed = monotonic - self.at
         is_seen = claim.rooms.keys() <= self.look.ungated.keys() and _slots(claim) <= self.slots
@@ -97,8 +103,8 @@ class Claimer:
         self._merged_at = 0
         self._last_place = 0
         self._paused: frozenset[str] = frozenset()
-        self._last_look: _LastLook | None = None
-        self.floors = Floors(clock)
+        self._last_look: _ReusableSnapshot | None = None
+        self.floors = LowWatermarks(clock)
         self._locked = LockedJobs(clock)
 
     def expect_arrivals(self) -> None:
@@ -126,7 +132,7 @@ class Claimer:
         for _ in range(TRIES):
             try:
                 claimed = await self._database.run(lambda session: self._claim(session, claim, dropped))
-            except Overtaken:
+            except ClaimConflict:
                 continue
             return replace(claimed, dropped=[*dropped, *claimed.dropped], more=True) if dropped else claimed
         # Others are busy with the same jobs.
@@ -152,7 +158,7 @@ class Claimer:
         look = self._seen(row, claim)
         if look.paused != self._paused:
             self._paused = look.paused
-            raise Overtaken
+            raise ClaimConflict
         # A node that was declared dead must not own jobs: nobody would take them back.
         if not look.has_joined:
             return Claimed(jobs=(), next_in=None)
@@ -161,15 +167,15 @@ class Claimer:
         if row.has_expired:
             dropped += await self._expire(tx.session, claim)
 
-        async def look_again() -> Look | None:
+        async def look_again() -> ClaimSnapshot | None:
             again = await self._try_look(tx, claim, known_only=True)
             return None if again is None else self._seen(again, claim)
 
-        passed_over = _PassedOver(self.floors, self._locked)
-        one = OneClaim(tx, claim, self._live, self._clock, look, passed_over)
+        passed_over = _SkippedHere(self.floors, self._locked)
+        one = ClaimTransaction(tx, claim, self._live, self._clock, look, passed_over)
         claimed = await one.run(look_again, dropped)
         if not row.has_expired and _is_full(claim, claimed) and look.leaves_work(one.visited, _slots(claim)):
-            self._last_look = _LastLook(claim.node, look, _slots(claim), self._clock.monotonic())
+            self._last_look = _ReusableSnapshot(claim.node, look, _slots(claim), self._clock.monotonic())
         # Others are about to merge arrivals, or something may lie below a floor.
         again_in = SOON if row.has_arrivals else self.floors.sweeps_in
         if again_in is not None:
@@ -190,20 +196,20 @@ class Claimer:
             return None
         self.floors.begin()
         self._locked.begin()
-        passed_over = _PassedOver(self.floors, self._locked)
+        passed_over = _SkippedHere(self.floors, self._locked)
 
         async def look_again() -> NoReturn:
-            raise Overtaken
+            raise ClaimConflict
 
         async def take(session: Session) -> tuple[Claimed, bool]:
             tx = PostgresTransaction(session, look.now, look.limit_now, self._time, self._clock)
-            one = OneClaim(tx, claim, self._live, self._clock, look, passed_over)
+            one = ClaimTransaction(tx, claim, self._live, self._clock, look, passed_over)
             claimed = await one.run(look_again, dropped)
             return claimed, last.look.leaves_work(one.visited, _slots(claim))
 
         try:
             claimed, leaves_work = await self._database.run(take)
-        except Overtaken:
+        except ClaimConflict:
             return None
         if leaves_work and _is_full(asked, claimed):
             self._last_look = last
@@ -237,27 +243,29 @@ class Claimer:
         self._last_place = max(self._last_place, place)
         return has_more
 
-    def _seen(self, row: LookAmongOthers, claim: Claim) -> Look:
-        look = Look(row, list(claim.rooms))
+    def _seen(self, row: MultiWriterSnapshotRow, claim: Claim) -> ClaimSnapshot:
+        look = ClaimSnapshot(row, list(claim.rooms))
         self.floors.saw(
             [lane.since or 0 for lane in look.due], [bucket.opens_at or 0 for bucket in look.opened], look.limit_now
         )
         return look
 
-    async def _look(self, tx: PostgresTransaction, claim: Claim) -> LookAmongOthers:
+    async def _look(self, tx: PostgresTransaction, claim: Claim) -> MultiWriterSnapshotRow:
         look = await self._try_look(tx, claim, known_only=False)
         if look is None:
             look = await self._try_look(tx, claim, known_only=False)
         if look is None:
-            raise Overtaken
+            raise ClaimConflict
         return look
 
-    async def _try_look(self, tx: PostgresTransaction, claim: Claim, *, known_only: bool) -> LookAmongOthers | None:
+    async def _try_look(
+        self, tx: PostgresTransaction, claim: Claim, *, known_only: bool
+    ) -> MultiWriterSnapshotRow | None:
         """What a claim starts from; None if the server's clock had stepped, which is made good by now."""
         own = self._time.own()
         sent_at = self._clock.monotonic()
         lanes = [open_lane(queue) for queue in claim.rooms]
-        look = await read_look(
+        look = await read_snapshot(
             tx,
             LOOK_AMONG_OTHERS,
             claim,

@@ -13,7 +13,7 @@ from headgate.storage.driver import Transaction
 from headgate.storage.enlisting import Enlisted
 from headgate.storage.postgres.database import Session
 from headgate.storage.postgres.dialect import AnyStatement, CompiledStatement, fit
-from headgate.storage.procedures.unique import RanMeanwhile, enlist
+from headgate.storage.procedures.unique import ClaimedMeanwhile, enlist
 
 INTRANS = 2
 """What libpq calls a connection with a transaction open that is fine."""
@@ -57,7 +57,7 @@ async def add_enlisted(session: Session, tx: Transaction, jobs: Sequence[NewJob]
         await session.script("SAVEPOINT headgate_add")
         try:
             others = await enlist(tx, jobs)
-        except RanMeanwhile:
+        except ClaimedMeanwhile:
             await session.script(UNDO)
         except Exception:
             await session.script(UNDO)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from headgate.clock import Clock
 from headgate.storage.admission import RowId
-from headgate.storage.claiming import LOCKED_FOR, Head
+from headgate.storage.claiming import LOCKED_FOR, LaneHead
 
 
 class LockedJobs:
@@ -22,7 +22,7 @@ class LockedJobs:
             now = self._clock.monotonic()
             self._until = {job: found for job, found in self._until.items() if found[1] > now}
 
-    def met(self, heads: Iterable[Head]) -> None:
+    def met(self, heads: Iterable[LaneHead]) -> None:
         """These could not be had."""
         until = self._clock.monotonic() + LOCKED_FOR
         self._until |= {(head.id, head.fence): (head.lane, until) for head in heads}

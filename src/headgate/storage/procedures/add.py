@@ -15,7 +15,7 @@ from msgspec.structs import astuple
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.job import Draw, JobState, NewJob, Origin
 from headgate.storage.driver import Transaction
-from headgate.storage.following import Place, leaders_of, rejected
+from headgate.storage.following import FollowerPlacement, leaders_of, rejected
 from headgate.storage.procedures.following import places_of, store_ties
 from headgate.storage.procedures.history import note_unrun
 from headgate.storage.procedures.lanes import Arrival, Lane, arrive
@@ -24,7 +24,7 @@ from headgate.storage.statements import columns_of
 INSERTED_AT_ONCE = 5000
 """How many jobs of a transaction one statement stores, so that none comes near to its timeout."""
 
-_WAITS = Place(JobState.WAITING)
+_WAITS = FollowerPlacement(JobState.WAITING)
 _NOWHERE = Origin()
 
 _ADDED = ("lane", "state", "error", "gate", "give_up_at", "follows", "batch", "schedule", "audit")
@@ -73,7 +73,7 @@ async def add_jobs(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[Ne
     await store_ties(tx, jobs, batches, placed)
 
 
-async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, Place]) -> None:
+async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement]) -> None:
     if not jobs:
         return
     lanes: dict[str, Lane] = {}
@@ -97,7 +97,7 @@ async def _insert(tx: Transaction, jobs: Sequence[NewJob], placed: Mapping[str, 
     await note_unrun(tx, final)
 
 
-def _rows(jobs: Sequence[NewJob], placed: Mapping[str, Place], lanes: dict[str, Lane]) -> list[_NewRow]:
+def _rows(jobs: Sequence[NewJob], placed: Mapping[str, FollowerPlacement], lanes: dict[str, Lane]) -> list[_NewRow]:
     """The jobs as they are inserted; their lanes are added to `lanes`."""
     ids: dict[tuple[str, tuple[Draw, ...], str], str] = {}
     rows: list[_NewRow] = []

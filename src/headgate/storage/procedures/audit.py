@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from msgspec.structs import asdict
 
-from headgate.jobs.audit import AuditEntry, AuditFilter, Deed
+from headgate.jobs.audit import AuditEntry, AuditFilter, AuditRecord
 from headgate.storage.driver import Transaction
 from headgate.storage.stored_rows import RowDecoder
 
 _ENTRIES = RowDecoder(AuditEntry, "audit entry", kind="job")
 
 
-async def keep_deed(tx: Transaction, deed: Deed | None) -> None:
+async def add_audit_record(tx: Transaction, deed: AuditRecord | None) -> None:
     """Record what somebody did, in the transaction that does it; None is recorded nowhere."""
     if deed is not None:
         await tx.execute("keep_deed", now=tx.now, **asdict(deed.cut()))

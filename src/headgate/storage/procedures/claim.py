@@ -30,17 +30,17 @@ from headgate.clock import SECOND, Clock
 from headgate.jobs.draw_set import chosen
 from headgate.jobs.job import Draw
 from headgate.storage.admission import RowId
-from headgate.storage.claiming import ClaimPlan, Head, LaneRow, Move, Visit, put_in_order
+from headgate.storage.claiming import ClaimPlan, LaneHead, LaneMove, LaneRow, LaneVisit, put_in_order
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import DroppedRow
-from headgate.storage.following import Ended
+from headgate.storage.following import EndedJob
 from headgate.storage.procedures.buckets import BUCKETS, BucketViews, Charged, ensure_rows, lock_buckets
+from headgate.storage.procedures.claim_snapshot import LANES, LOOK_ALONE, ClaimSnapshot, open_lane, read_snapshot
 from headgate.storage.procedures.following import FollowersHeld, tell_followers
-from headgate.storage.procedures.limits import Timer
-from headgate.storage.procedures.look import LANES, LOOK_ALONE, Look, open_lane, read_look
+from headgate.storage.procedures.limits import BucketTimer
 from headgate.storage.procedures.permits import give_permits
 from headgate.storage.procedures.settings import CachedRules
-from headgate.storage.procedures.waiting import TIED, Tied
+from headgate.storage.procedures.waiting import TIED, EndedWaitingJob
 from headgate.storage.records import Claim, Claimed, Dropped
 from headgate.storage.row_ids import bucket_id
 from headgate.storage.stored_rows import RowDecoder
@@ -66,15 +66,15 @@ TRIES = 5
 """How often a claim begins anew that others have overtaken, before it leaves it to the next."""
 
 
-class Overtaken(Exception):
+class ClaimConflict(Exception):
     """Something that the claim had read was changed before it was written; it begins anew."""
 
 
-LookAgain = Callable[[], Awaitable[Look | None]]
+LookAgain = Callable[[], Awaitable[ClaimSnapshot | None]]
 """Looks once more, only for what this node can do something with; None if the time had stepped, which is made good."""
 
 
-class PassedOver:
+class SkippedJobs:
     """What claims pass over for a moment, having met it: dead rows before the first job of a lane, and locked jobs.
 
     Where there is one writer there is nothing of the kind.
@@ -94,14 +94,14 @@ class PassedOver:
     def took(self, microseconds: int) -> None:
         """A statement that reads from the front took so long."""
 
-    def taken(self, lane: RowId, heads: Sequence[Head]) -> None:
+    def taken(self, lane: RowId, heads: Sequence[LaneHead]) -> None:
         """These jobs were taken from the front of a lane, and that is committed."""
 
-    def met(self, heads: Sequence[Head]) -> None:
+    def met(self, heads: Sequence[LaneHead]) -> None:
         """These are locked by somebody else."""
 
 
-class Visited(msgspec.Struct):
+class LaneRange(msgspec.Struct):
     """A lane whose first jobs are read, from that `run_at` on; `most` of them, where they are taken at once."""
 
     lane: RowId
@@ -134,7 +134,7 @@ class _Left(msgspec.Struct):
     earliest: int | None
 
 
-_HEADS = RowDecoder(Head, "job")
+_HEADS = RowDecoder(LaneHead, "job")
 _HELD_LANES = RowDecoder(_HeldLane, "lane")
 _LEFT = RowDecoder(_Left, "lane")
 
@@ -143,10 +143,10 @@ async def claim_alone(tx: Transaction, asked: Claim, live: CachedRules, clock: C
     """Take what may go now, in a transaction that is open, where there is one writer."""
     claim = asked
 
-    async def look(*, known_only: bool) -> Look:
+    async def look(*, known_only: bool) -> ClaimSnapshot:
         values = {"now": tx.now, "limit_now": tx.limit_now}
-        row = await read_look(tx, LOOK_ALONE, claim, live.gates, known_only=known_only, **values)
-        return Look(row, list(claim.rooms))
+        row = await read_snapshot(tx, LOOK_ALONE, claim, live.gates, known_only=known_only, **values)
+        return ClaimSnapshot(row, list(claim.rooms))
 
     found = await look(known_only=False)
     if found.paused:
@@ -157,15 +157,23 @@ async def claim_alone(tx: Transaction, asked: Claim, live: CachedRules, clock: C
         return Claimed(jobs=(), next_in=None)
     await live.refresh(tx, found.revision)
     dropped: list[Dropped] = []
-    claimed = await OneClaim(tx, claim, live, clock, found, PassedOver()).run(lambda: look(known_only=True), dropped)
+    claimed = await ClaimTransaction(tx, claim, live, clock, found, SkippedJobs()).run(
+        lambda: look(known_only=True), dropped
+    )
     return replace(claimed, dropped=[*dropped, *claimed.dropped]) if dropped else claimed
 
 
-class OneClaim:
+class ClaimTransaction:
     """One claim, after its look."""
 
     def __init__(
-        self, tx: Transaction, claim: Claim, live: CachedRules, clock: Clock, look: Look, passed_over: PassedOver
+        self,
+        tx: Transaction,
+        claim: Claim,
+        live: CachedRules,
+        clock: Clock,
+        look: ClaimSnapshot,
+        passed_over: SkippedJobs,
     ) -> None:
         self._tx = tx
         self._claim = claim
@@ -205,11 +213,11 @@ class OneClaim:
             return together(claimed, await self._claim_ungated_only())
         return together(claimed, await self._claim_gated(visits, is_first=False))
 
-    async def _choose_known(self, look_again: LookAgain, known: Sequence[Visit]) -> list[Visit]:
+    async def _choose_known(self, look_again: LookAgain, known: Sequence[LaneVisit]) -> list[LaneVisit]:
         """Lanes that this node can do something with, other than these."""
         again = await look_again()
         if again is None:
-            raise Overtaken
+            raise ClaimConflict
         self._look.opened, self._look.due, self._look.woken = again.opened, again.due, again.woken
         seen = {visit.row.id for visit in known}
         return [visit for visit in await self._choose(known_only=True) if visit.row.id not in seen]
@@ -222,7 +230,7 @@ class OneClaim:
     def _later_plan(self) -> ClaimPlan:
         return self._plan.at(self._tx.now, self._tx.limit_now)
 
-    async def _choose(self, *, known_only: bool = False) -> list[Visit]:
+    async def _choose(self, *, known_only: bool = False) -> list[LaneVisit]:
         """The lanes to lock, by what the look has seen."""
         plan, look = self._plan, self._look
         buckets = self._no_buckets(look.limit_now)
@@ -264,7 +272,7 @@ class OneClaim:
 
     # ---------------------------------------------------------------------------------------------- claim
 
-    async def _claim_gated(self, visits: Sequence[Visit], *, is_first: bool = True) -> Claimed:
+    async def _claim_gated(self, visits: Sequence[LaneVisit], *, is_first: bool = True) -> Claimed:
         opened = [row.draw for row in self._look.opened]
         draws = self._buckets.with_homes([*opened, *(draw for visit in visits for draw in visit.row.draws)])
         for _ in range(TRIES):
@@ -278,10 +286,10 @@ class OneClaim:
             else:
                 self._remember_taken()
                 return claimed
-        raise Overtaken
+        raise ClaimConflict
 
     async def _in_transaction(
-        self, visits: Sequence[Visit], opened: Sequence[Draw], draws: set[Draw], *, is_first: bool
+        self, visits: Sequence[LaneVisit], opened: Sequence[Draw], draws: set[Draw], *, is_first: bool
     ) -> Claimed:
         await self._lock(draws)
         plan, buckets = self._plan, self._buckets
@@ -319,14 +327,14 @@ class OneClaim:
                 raise _BucketsNeeded(set())
             if tx.stepped:
                 # Looked at again, which makes it good.
-                raise Overtaken
+                raise ClaimConflict
             self._plan = self._later_plan()
         self._buckets = self._no_buckets(self._plan.limit_now)
         # Of many writers, each has locked the rows of all.
         self._buckets.add(rows, draws if tx.has_one_writer else ())
         await self._buckets.read_rivals(tx)
 
-    async def _lock_lanes(self, visits: Sequence[Visit]) -> list[Visit]:
+    async def _lock_lanes(self, visits: Sequence[LaneVisit]) -> list[LaneVisit]:
         """Those of the lanes that can be had, as they are now."""
         if self._tx.has_one_writer:
             return list(visits)
@@ -338,7 +346,7 @@ class OneClaim:
             now=self._plan.now,
         )
         if rows[0].revision != self._look.revision:
-            raise Overtaken
+            raise ClaimConflict
         newest = {row.id: row for row in rows}
         held = [visit for visit in visits if visit.row.id in newest]
         if not self._look.is_fresh:
@@ -357,14 +365,14 @@ class OneClaim:
 
     # ---------------------------------------------------------------------------------------------- heads
 
-    async def _read_heads(self, visits: Sequence[Visit], most: int) -> None:
+    async def _read_heads(self, visits: Sequence[LaneVisit], most: int) -> None:
         plan, passed_over = self._plan, self._passed_over
         for visit in visits:
             visit.has_locked = visit.row.id in passed_over.lanes_with_locked
         mixed = [visit for visit in visits if visit.wakes_by(plan.now)]
         plain = [visit for visit in visits if not visit.wakes_by(plan.now)]
         if plain:
-            visited = [Visited(visit.row.id, passed_over.floor_of(visit.row.id)) for visit in plain]
+            visited = [LaneRange(visit.row.id, passed_over.floor_of(visit.row.id)) for visit in plain]
             began = self._clock.monotonic()
             heads = await self._heads("heads", plain, most, visited=visited)
             passed_over.took(self._clock.monotonic() - began)
@@ -384,7 +392,7 @@ class OneClaim:
                 # Jobs of unknown tasks may be left in it.
                 visit.complete = False
 
-    async def _heads(self, statement: str, visits: Sequence[Visit], most: int, **values: Any) -> list[Head]:
+    async def _heads(self, statement: str, visits: Sequence[LaneVisit], most: int, **values: Any) -> list[LaneHead]:
         lanes = [visit.row.id for visit in visits]
         return await self._tx.fetch(
             _HEADS, statement, lanes=lanes, count=most, locked=self._passed_over.locked_names, **values
@@ -396,7 +404,7 @@ class OneClaim:
         """How many jobs without limits each queue could start."""
         plan, look = self._plan, self._look
         if self._tx.has_one_writer:
-            plan.ungated = [Visit(row) for row in look.open if row.queue in self._claim.rooms]
+            plan.ungated = [LaneVisit(row) for row in look.open if row.queue in self._claim.rooms]
             if plan.ungated:
                 rooms = self._claim.rooms.values()
                 await self._read_heads(plan.ungated, max(room.slots for room in rooms))
@@ -425,12 +433,12 @@ class OneClaim:
             node=self._claim.node,
             now=plan.now,
             limit_now=plan.limit_now,
-            visited=[Visited(lane, self._passed_over.floor_of(lane), wanted[queue]) for queue, lane in lanes.items()],
+            visited=[LaneRange(lane, self._passed_over.floor_of(lane), wanted[queue]) for queue, lane in lanes.items()],
             revision=self._look.revision,
             queues=list(wanted),
             **self._known,
         )
-        visits = {queue: Visit(LaneRow(lane, queue, (), 0, None, None, None, "")) for queue, lane in lanes.items()}
+        visits = {queue: LaneVisit(LaneRow(lane, queue, (), 0, None, None, None, "")) for queue, lane in lanes.items()}
         for head in heads:
             # As it was before it was taken.
             head.attempt -= 1
@@ -472,7 +480,7 @@ class OneClaim:
         has_let_in = bool(lines) and await tx.execute("let_in", line=lines, limit_now=plan.limit_now) > 0
         timers = plan.timers(reopened)
         if timers:
-            rows = [Timer(bucket_id(view.draw), opens_at) for view, opens_at in timers]
+            rows = [BucketTimer(bucket_id(view.draw), opens_at) for view, opens_at in timers]
             await tx.execute("set_timers", timer=rows)
         still_open = any(opens_at <= plan.limit_now for _, opens_at in timers)
         has_told = await self._tell(dropped, ended) if dropped else False
@@ -482,23 +490,25 @@ class OneClaim:
             still_open=still_open or has_let_in,
         )
 
-    async def _drop(self, dropped: Sequence[DroppedRow]) -> list[Tied]:
+    async def _drop(self, dropped: Sequence[DroppedRow]) -> list[EndedWaitingJob]:
         ended = await self._tx.fetch(TIED, "drop_waiting", dropped=dropped, now=self._plan.now)
         if len(ended) != len(dropped):
             await self._pass_over_locked({row.id for row in dropped} - {row.id for row in ended})
         return ended
 
-    async def _tell(self, dropped: Sequence[DroppedRow], ended: Sequence[Tied]) -> bool:
+    async def _tell(self, dropped: Sequence[DroppedRow], ended: Sequence[EndedWaitingJob]) -> bool:
         """Let those hear of it that follow jobs which have ended; whether anybody does."""
         became = {row.id: row.state for row in dropped}
         # After the timers, which know nothing of permits that come back with the last job of a batch.
         try:
-            await tell_followers(self._tx, [Ended(row.id, became[row.id], row.is_followed, row.batch) for row in ended])
+            await tell_followers(
+                self._tx, [EndedJob(row.id, became[row.id], row.is_followed, row.batch) for row in ended]
+            )
         except FollowersHeld as held:
             self._pass_over(held.leaders)
         return any(row.is_followed or row.batch is not None for row in ended)
 
-    async def _moves(self, visits: Sequence[Visit], dropped: Sequence[DroppedRow]) -> list[Move]:
+    async def _moves(self, visits: Sequence[LaneVisit], dropped: Sequence[DroppedRow]) -> list[LaneMove]:
         """Where the lanes are now. Lanes of which nothing more may be left are looked into once more."""
         plan = self._plan
         # Where others come and go, the count of a lane lags behind.
@@ -509,7 +519,7 @@ class OneClaim:
             gone = [head.id for visit in visits for head in visit.heads[: visit.taken]]
             gone += [*(row.id for row in dropped), *self._passed_over.locked_ids]
             left = {row.lane: row for row in await self._tx.fetch(_LEFT, "left_in_lanes", lanes=unsure, gone=gone)}
-        moves: list[Move] = []
+        moves: list[LaneMove] = []
         for visit in visits:
             has_ready, earliest = False, visit.row.wakes_at
             found = left.get(visit.row.id)
@@ -527,7 +537,7 @@ class OneClaim:
                 moves.append(move)
         return moves
 
-    async def _write_claim(self, visits: Sequence[Visit], moves: Sequence[Move]) -> None:
+    async def _write_claim(self, visits: Sequence[LaneVisit], moves: Sequence[LaneMove]) -> None:
         if self._tx.has_one_writer:
             await self._write_alone(visits, moves)
             return
@@ -547,7 +557,7 @@ class OneClaim:
         if len(started) != len(starting):
             await self._pass_over_locked({start.id for start in starting} - set(started))
 
-    async def _write_alone(self, visits: Sequence[Visit], moves: Sequence[Move]) -> None:
+    async def _write_alone(self, visits: Sequence[LaneVisit], moves: Sequence[LaneMove]) -> None:
         """A statement for each table: none of them is a round trip."""
         tx, plan = self._tx, self._plan
         by_node = {"node": self._claim.node, "now": plan.now, "limit_now": plan.limit_now}
@@ -572,7 +582,7 @@ class OneClaim:
     def _pass_over(self, ids: Collection[str]) -> NoReturn:
         heads = [head for visit in self._plan.visits for head in (*visit.heads, *visit.expired)]
         self._passed_over.met([head for head in heads if head.id in ids])
-        raise Overtaken
+        raise ClaimConflict
 
     def _remember_taken(self) -> None:
         for visit in self._plan.visits:
@@ -615,11 +625,11 @@ def together(first: Claimed, second: Claimed) -> Claimed:
     )
 
 
-def _is_unsure(visit: Visit, now: int) -> bool:
+def _is_unsure(visit: LaneVisit, now: int) -> bool:
     """Whether it takes another look into the lane to know what is left in it."""
     return visit.wakes_by(now) or visit.is_barren or visit.has_locked or _seems_empty(visit)
 
 
-def _seems_empty(visit: Visit) -> bool:
+def _seems_empty(visit: LaneVisit) -> bool:
     """Whether the count says that nothing is left, where not all was read. The count may lag behind."""
     return not visit.complete and visit.row.waiting <= visit.gone

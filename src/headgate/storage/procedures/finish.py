@@ -17,8 +17,8 @@ from headgate.jobs.terms import GateTerms
 from headgate.jobs.uniqueness import superseded_error
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import EndedHere
-from headgate.storage.following import Ended
-from headgate.storage.permits import Given, draws_of_batch, leaving_holders
+from headgate.storage.following import EndedJob
+from headgate.storage.permits import PermitRelease, draws_of_batch, leaving_holders
 from headgate.storage.procedures.buckets import close_buckets, lock_buckets
 from headgate.storage.procedures.following import tell_followers
 from headgate.storage.procedures.lanes import Lane, arrival_of, arrive, lane_of
@@ -46,7 +46,7 @@ AttemptId = tuple[str, int]
 """An attempt by its job's id and its fence."""
 
 
-class Running(msgspec.Struct):
+class RunningJob(msgspec.Struct):
     """A running job."""
 
     id: str
@@ -74,9 +74,9 @@ class Running(msgspec.Struct):
         """What it becomes where it is to wait again."""
         return JobState.CANCELLED if self.cancel_requested else JobState.WAITING
 
-    def ended(self, state: JobState) -> Ended:
+    def ended(self, state: JobState) -> EndedJob:
         """That it has become final so."""
-        return Ended(self.id, state, self.is_followed, self.batch)
+        return EndedJob(self.id, state, self.is_followed, self.batch)
 
     def kept(self, state: JobState) -> DrawSet:
         """The permits that it keeps when it becomes `state`."""
@@ -88,10 +88,10 @@ class Running(msgspec.Struct):
         return without(self.draws, NO_DRAWS if self.terms is None else self.terms.permits)
 
 
-class Back(msgspec.Struct):
+class ReturnedJob(msgspec.Struct):
     """A running job that is to wait again."""
 
-    job: Running
+    job: RunningJob
     unspent: bool
     lost: bool = False
     run_at: int | None = None
@@ -119,7 +119,7 @@ class _AttemptRow(msgspec.Struct):
     error: JobError | None
 
 
-class _BackRow(msgspec.Struct):
+class _ReturnedRow(msgspec.Struct):
     id: str
     unspent: int
     lost: int
@@ -132,7 +132,7 @@ class _BackRow(msgspec.Struct):
     lane: str
 
 
-_RUNNING = RowDecoder(Running, "job")
+_RUNNING = RowDecoder(RunningJob, "job")
 _ENDED = RowDecoder(EndedHere, "job")
 
 
@@ -182,7 +182,7 @@ async def finish(
     await keep_attempts(tx, [*failed, *((job, ending.outcome, ending.error) for job, ending in returned)])
     await end(tx, [(job, ending.state, ending.result, ending.error) for job, ending in finished])
     backs = [
-        Back(job, not ending.spent, run_at=ending.run_at, error=ending.error, is_retry=ending.spent)
+        ReturnedJob(job, not ending.spent, run_at=ending.run_at, error=ending.error, is_retry=ending.spent)
         for job, ending in returned
     ]
     cancelled = await wait_again(tx, backs)
@@ -218,26 +218,26 @@ async def finish_all(tx: Transaction, node: str, endings: Sequence[Ending]) -> A
     return AllFinished([written[ending.id, ending.fence] for ending in endings], wakes=True)
 
 
-async def still_running(tx: Transaction, node: str, attempts: Collection[AttemptId]) -> dict[AttemptId, Running]:
+async def still_running(tx: Transaction, node: str, attempts: Collection[AttemptId]) -> dict[AttemptId, RunningJob]:
     """Those of these attempts that run under the node, with their jobs."""
     ids = list({id: None for id, _ in attempts})
     rows = await tx.fetch(_RUNNING, "running_of", node=node, ids=ids) if ids else []
     return {attempt: job for job in rows if (attempt := job.attempt) in attempts}
 
 
-async def lock_all(tx: Transaction, node: str, held: Collection[str]) -> list[Running]:
+async def lock_all(tx: Transaction, node: str, held: Collection[str]) -> list[RunningJob]:
     """The running jobs of a node, locked; but for those that are `held`, or that somebody else has locked."""
     jobs = {job.attempt: job for job in await running_on(tx, node) if job.id not in held}
     await _lock_buckets_of(tx, jobs, {})
     return list((await _locked(tx, node, jobs)).values())
 
 
-async def running_on(tx: Transaction, node: str) -> list[Running]:
+async def running_on(tx: Transaction, node: str) -> list[RunningJob]:
     """The running jobs of a node."""
     return await tx.fetch(_RUNNING, "running_on", node=node)
 
 
-async def keep_attempts(tx: Transaction, attempts: Iterable[tuple[Running, str, JobError | None]]) -> None:
+async def keep_attempts(tx: Transaction, attempts: Iterable[tuple[RunningJob, str, JobError | None]]) -> None:
     """Keep attempts that did not succeed: of which jobs, with which outcomes and errors."""
     rows = [_AttemptRow(job.id, outcome, error) for job, outcome, error in attempts]
     if rows:
@@ -245,7 +245,7 @@ async def keep_attempts(tx: Transaction, attempts: Iterable[tuple[Running, str, 
 
 
 async def end(
-    tx: Transaction, jobs: Sequence[tuple[Running, JobState, str | None, JobError | None]], *, are_lost: bool = False
+    tx: Transaction, jobs: Sequence[tuple[RunningJob, JobState, str | None, JobError | None]], *, are_lost: bool = False
 ) -> None:
     """Make running jobs final: in which states, with which results and errors."""
     if jobs:
@@ -253,7 +253,7 @@ async def end(
         await tx.execute("finish", ended=rows, now=tx.now, lost=int(are_lost))
 
 
-async def wait_again(tx: Transaction, backs: Sequence[Back]) -> list[Ended]:
+async def wait_again(tx: Transaction, backs: Sequence[ReturnedJob]) -> list[EndedJob]:
     """Let running jobs wait in the lanes of what they ask for next; those of them that become final instead.
 
     That are those whose cancellation was asked for, and those in whose places others wait already.
@@ -277,17 +277,17 @@ async def wait_again(tx: Transaction, backs: Sequence[Back]) -> list[Ended]:
     ]
 
 
-def states_after(backs: Iterable[Back], final: Iterable[Ended]) -> Iterator[tuple[Running, JobState]]:
+def states_after(backs: Iterable[ReturnedJob], final: Iterable[EndedJob]) -> Iterator[tuple[RunningJob, JobState]]:
     """What jobs have become that were to wait again, and of which some are final instead."""
     cancelled = {job.id for job in final}
     for back in backs:
         yield back.job, JobState.CANCELLED if back.job.id in cancelled else JobState.WAITING
 
 
-async def give(tx: Transaction, jobs: Iterable[tuple[Running, JobState]]) -> None:
+async def give(tx: Transaction, jobs: Iterable[tuple[RunningJob, JobState]]) -> None:
     """Take back what these jobs have held and do not keep in their new states, as their rows say already."""
     given = [
-        Given(job.id, job.draws, job.terms, difference(job.held, job.kept(state)), job.kept(state))
+        PermitRelease(job.id, job.draws, job.terms, difference(job.held, job.kept(state)), job.kept(state))
         for job, state in jobs
         if job.held and job.terms is not None
     ]
@@ -311,7 +311,7 @@ async def _written_before(tx: Transaction, node: str, endings: Sequence[Ending])
 
 
 async def _lock_buckets_of(
-    tx: Transaction, jobs: Mapping[AttemptId, Running], endings: Mapping[AttemptId, Ending]
+    tx: Transaction, jobs: Mapping[AttemptId, RunningJob], endings: Mapping[AttemptId, Ending]
 ) -> None:
     """Lock all that the transaction needs of the buckets, at once."""
     if tx.has_one_writer:
@@ -327,7 +327,7 @@ async def _lock_buckets_of(
     await lock_buckets(tx, draws)
 
 
-async def _locked(tx: Transaction, node: str, jobs: dict[AttemptId, Running]) -> dict[AttemptId, Running]:
+async def _locked(tx: Transaction, node: str, jobs: dict[AttemptId, RunningJob]) -> dict[AttemptId, RunningJob]:
     """Those of the jobs that run under the node still, locked; but for those that somebody else has locked."""
     if tx.has_one_writer or not jobs:
         return jobs
@@ -335,7 +335,7 @@ async def _locked(tx: Transaction, node: str, jobs: dict[AttemptId, Running]) ->
     return {job.attempt: job for job in locked}
 
 
-async def _settle(tx: Transaction, endings: Iterable[tuple[Running, Ending]]) -> None:
+async def _settle(tx: Transaction, endings: Iterable[tuple[RunningJob, Ending]]) -> None:
     rows = [
         _SettledRow(job.id, charge.at, None if charge.costs is None else spread(charge.costs, job.uncharged, 1))
         for job, ending in endings
@@ -345,7 +345,7 @@ async def _settle(tx: Transaction, endings: Iterable[tuple[Running, Ending]]) ->
         await tx.execute("settle_charges", settled=rows)
 
 
-async def _supersede(tx: Transaction, jobs: Sequence[Running]) -> Collection[str]:
+async def _supersede(tx: Transaction, jobs: Sequence[RunningJob]) -> Collection[str]:
     """End those of these running jobs, which are to wait again, in whose places others wait already; their ids."""
     unique = {job.id: job for job in jobs if job.is_unique and not job.cancel_requested}
     waiting: dict[tuple[str, str], str] = {}
@@ -364,19 +364,19 @@ async def _supersede(tx: Transaction, jobs: Sequence[Running]) -> Collection[str
     return successors.keys()
 
 
-def _lane_after(back: Back) -> Lane:
+def _lane_after(back: ReturnedJob) -> Lane:
     job = back.job
     return lane_of(job.queue, job.draws, job.terms, union(job.kept(job.state_after), _passed_after(back)))
 
 
-def _passed_after(back: Back) -> DrawSet:
+def _passed_after(back: ReturnedJob) -> DrawSet:
     terms = back.job.terms
     return terms.free_retries if terms is not None and back.is_retry else back.job.passed
 
 
-def _row_of(back: Back, lane: Lane, now: int) -> _BackRow:
+def _row_of(back: ReturnedJob, lane: Lane, now: int) -> _ReturnedRow:
     job, terms = back.job, back.job.terms
-    return _BackRow(
+    return _ReturnedRow(
         id=job.id,
         unspent=int(back.unspent),
         lost=int(back.lost),

@@ -19,11 +19,11 @@ from headgate.jobs.terms import GateTerms
 from headgate.storage.driver import Transaction
 from headgate.storage.following import (
     BatchCount,
-    Cause,
-    Ended,
+    EndedJob,
     EndedLeader,
-    Place,
-    Portion,
+    FollowerBudget,
+    FollowerPlacement,
+    LeaderError,
     batch_counts,
     is_let_go,
     leader_error,
@@ -108,14 +108,16 @@ class _Member(msgspec.Struct):
 
 _LEADERS = RowDecoder(_LeaderState, "job")
 _BATCHES = RowDecoder(_BatchState, "batch")
-_CAUSES = RowDecoder(Cause, "job")
+_CAUSES = RowDecoder(LeaderError, "job")
 _FOLLOWERS = RowDecoder(_Follower, "job")
-_ENDED = RowDecoder(Ended, "job", state=JobState.FAILED)
+_ENDED = RowDecoder(EndedJob, "job", state=JobState.FAILED)
 _ENDED_LEADERS = RowDecoder(EndedLeader, "job", state=JobState.FAILED)
 _MEMBERS = RowDecoder(_Member, "job of batch")
 
 
-async def places_of(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch]) -> dict[str, Place]:
+async def places_of(
+    tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch]
+) -> dict[str, FollowerPlacement]:
     """Where new jobs go that belong to something. What they follow is locked until they are stored."""
     own = {job.id for job in jobs} | {batch.id for batch in batches}
     leaders = sorted(leaders_of(jobs) - own)
@@ -124,7 +126,7 @@ async def places_of(tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[N
 
 
 async def store_ties(
-    tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch], placed: Mapping[str, Place]
+    tx: Transaction, jobs: Sequence[NewJob], batches: Sequence[NewBatch], placed: Mapping[str, FollowerPlacement]
 ) -> None:
     """Mark whom new jobs follow, and store their batches."""
     followed = leaders_of(jobs)
@@ -138,7 +140,7 @@ async def store_ties(
         await tx.execute("add_batches", new=rows, now=tx.now)
 
 
-async def tell_followers(tx: Transaction, ended: Sequence[Ended], *, as_told: Sequence[Ended] = ()) -> None:
+async def tell_followers(tx: Transaction, ended: Sequence[EndedJob], *, as_told: Sequence[EndedJob] = ()) -> None:
     """Let go or cancel those who follow jobs that have just become final, and whoever follows these.
 
     Where they are many, the first ones; that others are left is noted, for `release_followers`. All of them are noted
@@ -149,7 +151,7 @@ async def tell_followers(tx: Transaction, ended: Sequence[Ended], *, as_told: Se
     # For whose end among them each is told.
     roots = {job.id: {job.id} for job in told}
     leaders = await _leaders(tx, told, roots)
-    cancelled = await _release(tx, leaders, roots, Portion())
+    cancelled = await _release(tx, leaders, roots, FollowerBudget())
     await note_unrun(tx, [job.id for job in ended] + cancelled)
 
 
@@ -168,11 +170,11 @@ async def release_followers(tx: Transaction, most: int, held: frozenset[str] = f
     leaders = [each for each in ended if each.id not in held]
     if leaders:
         roots = {each.id: {each.id} for each in leaders}
-        await note_unrun(tx, await _release(tx, leaders, roots, Portion(most)))
+        await note_unrun(tx, await _release(tx, leaders, roots, FollowerBudget(most)))
     return len(leaders)
 
 
-async def _leaders(tx: Transaction, ended: Sequence[Ended], roots: dict[str, set[str]]) -> list[EndedLeader]:
+async def _leaders(tx: Transaction, ended: Sequence[EndedJob], roots: dict[str, set[str]]) -> list[EndedLeader]:
     """Those of the jobs that others follow, and their batches that are final now, in the order of their ids."""
     states = {job.id: job.state for job in ended if job.is_followed}
     states |= await _count(tx, batch_counts(ended))
@@ -183,7 +185,7 @@ async def _leaders(tx: Transaction, ended: Sequence[Ended], roots: dict[str, set
 
 
 async def _release(
-    tx: Transaction, leaders: Sequence[EndedLeader], roots: dict[str, set[str]], portion: Portion
+    tx: Transaction, leaders: Sequence[EndedLeader], roots: dict[str, set[str]], portion: FollowerBudget
 ) -> list[str]:
     """Release and cancel a portion of their followers, and note what is left; the ids of those that are cancelled."""
     unrun: list[str] = []
@@ -214,7 +216,7 @@ async def _lock_followers(
     return followers
 
 
-async def _tell(tx: Transaction, followers: Sequence[_Follower], leaders: Mapping[str, JobState]) -> list[Ended]:
+async def _tell(tx: Transaction, followers: Sequence[_Follower], leaders: Mapping[str, JobState]) -> list[EndedJob]:
     released = [job for job in followers if job.is_let_go(leaders[job.leader])]
     cancelled = [job for job in followers if not job.is_let_go(leaders[job.leader])]
     if released:
@@ -227,7 +229,7 @@ async def _tell(tx: Transaction, followers: Sequence[_Follower], leaders: Mappin
     causes = await _causes(tx, sorted({job.leader for job in cancelled}))
     errors = [leader_error(job.leader, leaders[job.leader], causes.get(job.leader)) for job in cancelled]
     await cancel_blocked(tx, [(job.id, error) for job, error in zip(cancelled, errors, strict=True)])
-    return [Ended(job.id, JobState.CANCELLED, job.is_followed, job.batch) for job in cancelled]
+    return [EndedJob(job.id, JobState.CANCELLED, job.is_followed, job.batch) for job in cancelled]
 
 
 async def cancel_blocked(tx: Transaction, jobs: Sequence[tuple[str, JobError | None]]) -> None:
@@ -253,7 +255,7 @@ async def is_held_back(tx: Transaction, job_id: str, leader: str | None, on: str
     return ended is None
 
 
-async def come_back(tx: Transaction, job: Ended) -> None:
+async def come_back(tx: Transaction, job: EndedJob) -> None:
     """A final job will be final no more: nor is its batch, and who was cancelled because of either is blocked."""
     back = [job]
     while back:
@@ -286,7 +288,7 @@ async def _locked_ends(tx: Transaction, leaders: Sequence[str]) -> dict[str, Job
     return ends
 
 
-async def _causes(tx: Transaction, leaders: Sequence[str]) -> dict[str, Cause]:
+async def _causes(tx: Transaction, leaders: Sequence[str]) -> dict[str, LeaderError]:
     if not leaders:
         return {}
     return {cause.leader: cause for cause in await tx.fetch(_CAUSES, "causes", leaders=leaders)}

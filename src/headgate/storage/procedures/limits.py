@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from headgate.jobs.audit import Deed
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.job import Draw
 from headgate.limits.concurrency import load_permits
 from headgate.limits.limit import AnyRule
 from headgate.storage.admission import BucketVisit
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import limit_in_use
-from headgate.storage.fetched import Balance, dump_balance, load_balance
+from headgate.storage.fetched import FetchedBalance, dump_balance, load_balance
 from headgate.storage.json_text import limit_needle
 from headgate.storage.live_rules import EditSetting, LimitSetting, edited
-from headgate.storage.procedures.audit import keep_deed
+from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import close_buckets, ensure_rows, hold_buckets, lock_buckets
 from headgate.storage.procedures.settings import CachedRules, read_settings
 from headgate.storage.procedures.waiting import release_idle
@@ -25,7 +25,7 @@ from headgate.storage.records import Amendment, Deposit
 from headgate.storage.row_ids import bucket_id
 
 
-class Timer(NamedTuple):
+class BucketTimer(NamedTuple):
     """When a bucket opens for the lanes behind it."""
 
     id: str
@@ -78,13 +78,13 @@ async def deposit(tx: Transaction, deposits: Sequence[Deposit]) -> None:
     await lock_buckets(tx, draws)
     await tx.execute("charge", charged=[_with_balance(deposit.draw, deposit.balance) for deposit in deposits])
     timers = [
-        Timer(bucket_id(deposit.draw), tx.limit_now if deposit.balance.left else deposit.balance.opens_at)
+        BucketTimer(bucket_id(deposit.draw), tx.limit_now if deposit.balance.left else deposit.balance.opens_at)
         for deposit in deposits
     ]
     await tx.execute("set_timers", timer=timers)
 
 
-def _with_balance(draw: Draw, balance: Balance) -> tuple[Any, ...]:
+def _with_balance(draw: Draw, balance: FetchedBalance) -> tuple[Any, ...]:
     """A bucket in which a balance lies, as it is stored."""
     return bucket_id(draw), draw.limit, draw.key, dump_balance(balance), balance.idle_at
 
@@ -107,7 +107,7 @@ async def withdraw(tx: Transaction, deposits: Sequence[Deposit]) -> list[int]:
 
 
 async def edit_setting(
-    tx: Transaction, about: LimitSetting, edit: EditSetting, deed: Deed | None
+    tx: Transaction, about: LimitSetting, edit: EditSetting, deed: AuditRecord | None
 ) -> LimitSetting | None:
     """As `Store.edit_setting`; what the setting has become, None if that is no change. `reopen` has to follow."""
     # Where nothing is set there is no row to lock, and two first changes would not see each other.
@@ -115,7 +115,7 @@ async def edit_setting(
     becomes = edited(await read_settings(tx), about, edit)
     if becomes is not None:
         await _write(tx, becomes, remove=becomes.sets_nothing)
-        await keep_deed(tx, deed)
+        await add_audit_record(tx, deed)
     return becomes
 
 
@@ -126,22 +126,22 @@ async def reopen(tx: Transaction, setting: LimitSetting) -> None:
     await _reopen_for(tx, setting)
 
 
-async def penalize(tx: Transaction, draw: Draw, until: int, deed: Deed | None) -> None:
+async def penalize(tx: Transaction, draw: Draw, until: int, deed: AuditRecord | None) -> None:
     """As `Store.penalize`."""
     await close_buckets(tx, [draw], until)
-    await keep_deed(tx, deed)
+    await add_audit_record(tx, deed)
 
 
-async def reset(tx: Transaction, draw: Draw, deed: Deed | None) -> int:
+async def reset(tx: Transaction, draw: Draw, deed: AuditRecord | None) -> int:
     """As `Store.reset`."""
     held = await release_idle(tx, draw)
     await tx.execute("reset_bucket", id=bucket_id(draw), keep_state=held > 0)
     await _reopen(tx, draw.limit, draw.key or None)
-    await keep_deed(tx, deed)
+    await add_audit_record(tx, deed)
     return held
 
 
-async def forget(tx: Transaction, limit: str, deed: Deed | None) -> bool:
+async def forget(tx: Transaction, limit: str, deed: AuditRecord | None) -> bool:
     """As `Store.forget`."""
     # No claim may put a lane behind one of them meanwhile, or take a permit.
     await tx.values("lock_nodes")
@@ -154,7 +154,7 @@ async def forget(tx: Transaction, limit: str, deed: Deed | None) -> bool:
     forgotten += await tx.execute("forget_settings", limit=limit)
     if forgotten:
         await tx.execute("next_revision")
-        await keep_deed(tx, deed)
+        await add_audit_record(tx, deed)
     return forgotten > 0
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from headgate.jobs.batch import BatchRecord
 from headgate.jobs.draw_set import DrawSet, union
 from headgate.jobs.gating import GatedJob, KnownGates
-from headgate.jobs.job import Attempt, Draw, JobRecord, JobState
+from headgate.jobs.job import AttemptRecord, Draw, JobRecord, JobState
 from headgate.jobs.terms import GateTerms
 from headgate.limits.rule import NEVER
 from headgate.storage.admission import ask_of
@@ -21,16 +21,16 @@ from headgate.storage.json_text import as_json, limit_needle
 from headgate.storage.procedures.buckets import BucketName
 from headgate.storage.procedures.lanes import Lane, lane_of
 from headgate.storage.records import (
+    Blocker,
     BucketPlace,
     BucketRecord,
     JobCount,
     JobFilter,
     JobPage,
-    Obstacle,
     QueueCounts,
+    QueuePosition,
     QueueRecord,
     RecordedStart,
-    Standing,
     ViewCount,
     WaitingCount,
 )
@@ -59,7 +59,7 @@ _LAST = "\U0010ffff"
 """No other text comes after one that ends so."""
 
 
-class _Standing(msgspec.Struct, array_like=True):
+class _QueuePosition(msgspec.Struct, array_like=True):
     id: str
     place: int | None
     waiting: int
@@ -73,7 +73,7 @@ class _Standing(msgspec.Struct, array_like=True):
     passed: DrawSet
 
 
-class _Outlook(msgspec.Struct, array_like=True):
+class _PredictionInput(msgspec.Struct, array_like=True):
     waiting: int
     behind: Draw | None
 
@@ -86,15 +86,15 @@ class _Start(msgspec.Struct, array_like=True):
 
 _JOBS = RowDecoder(JobRecord, "job", state=JobState.WAITING)
 _BATCHES = RowDecoder(BatchRecord, "batch")
-_ATTEMPTS = RowDecoder(Attempt, "attempt")
+_ATTEMPTS = RowDecoder(AttemptRecord, "attempt")
 _WAITING = RowDecoder(WaitingCount, "count", view="ready")
 _VIEWS = RowDecoder(ViewCount, "count", view="ready")
 _COUNTS = RowDecoder(QueueCounts, "queue")
 _QUEUES = RowDecoder(QueueRecord, "queue")
-_OBSTACLES = RowDecoder(Obstacle, "obstacle", kind="blocks")
+_OBSTACLES = RowDecoder(Blocker, "obstacle", kind="blocks")
 _BUCKETS = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0])
-_STANDING = RowDecoder(_Standing, "job")
-_OUTLOOK = RowDecoder(_Outlook, "lane")
+_STANDING = RowDecoder(_QueuePosition, "job")
+_OUTLOOK = RowDecoder(_PredictionInput, "lane")
 _STARTS = RowDecoder(_Start, "start", draws=UNREADABLE_DRAWS)
 _GATED = RowDecoder(GatedJob, "job")
 
@@ -252,7 +252,7 @@ def _index_of(filter: JobFilter, *, knows_lanes: bool) -> str | None:
             return None
 
 
-async def attempts(tx: Transaction, job_id: str) -> list[Attempt]:
+async def attempts(tx: Transaction, job_id: str) -> list[AttemptRecord]:
     """As `Store.attempts`."""
     return await tx.fetch(_ATTEMPTS, "attempts", id=job_id)
 
@@ -327,7 +327,7 @@ async def is_work_left(tx: Transaction, queues: Collection[str], tasks: Collecti
     return bool(await tx.value("is_work_left", **asked, **_instants(tx)))
 
 
-async def obstacles(tx: Transaction) -> list[Obstacle]:
+async def obstacles(tx: Transaction) -> list[Blocker]:
     """As `Store.obstacles`; there are none with one writer."""
     return [] if tx.has_one_writer else await tx.fetch(_OBSTACLES, "obstacles")
 
@@ -395,7 +395,7 @@ async def _buckets_by_name(
     return [each for each in found if after is None or each.draw != Draw(after.limit, after.key)][:count]
 
 
-async def standing(tx: Transaction, job_id: str) -> Standing | None:
+async def queue_position(tx: Transaction, job_id: str) -> QueuePosition | None:
     """As `Store.standing`."""
     found = await tx.fetch(_STANDING, "standing", id=job_id)
     if not found:
@@ -404,14 +404,14 @@ async def standing(tx: Transaction, job_id: str) -> Standing | None:
     passes = union(row.held, row.passed)
     drawn = await _drawn(tx, lane_of(row.queue, row.draws, row.terms, passes).draws)
     asks = ask_of(job_id, row.costs, row.terms, passes)
-    return Standing(row.place, row.waiting, row.is_due, row.behind, drawn, asks)
+    return QueuePosition(row.place, row.waiting, row.is_due, row.behind, drawn, asks)
 
 
-async def outlook(tx: Transaction, queue: str, draws: Sequence[Draw], variant: str) -> Standing:
+async def prediction_input(tx: Transaction, queue: str, draws: Sequence[Draw], variant: str) -> QueuePosition:
     """As `Store.outlook`."""
     (row,) = await tx.fetch(_OUTLOOK, "outlook", lane=Lane(queue, tuple(draws), variant).id)
     place = row.waiting + 1
-    return Standing(place, place, False, row.behind, await _drawn(tx, draws))
+    return QueuePosition(place, place, False, row.behind, await _drawn(tx, draws))
 
 
 async def starts(

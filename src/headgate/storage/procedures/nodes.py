@@ -14,7 +14,7 @@ from headgate.storage.driver import Transaction
 from headgate.storage.endings import poison_error
 from headgate.storage.json_text import as_json
 from headgate.storage.procedures.finish import (
-    Back,
+    ReturnedJob,
     end,
     give,
     keep_attempts,
@@ -71,13 +71,13 @@ class _Peer(_Process):
     has_arrived: bool
 
 
-class _Locked(msgspec.Struct):
+class _LockedNodeJob(msgspec.Struct):
     gone: Gone | None
 
 
 _NODES = RowDecoder(_Node, "node")
 _PEERS = RowDecoder(_Peer, "node")
-_LOCKED = RowDecoder(_Locked, "node")
+_LOCKED = RowDecoder(_LockedNodeJob, "node")
 
 
 async def join(
@@ -196,7 +196,7 @@ async def _take_back(tx: Transaction, node: str, gone: Gone, held: frozenset[str
         [(job, JobState.FAILED, None, poison_error(job.lost + 1)) for job in doomed.values()],
         are_lost=True,
     )
-    backs = [Back(job, unspent=not is_lost, lost=is_lost) for job in jobs if job.id not in doomed]
+    backs = [ReturnedJob(job, unspent=not is_lost, lost=is_lost) for job in jobs if job.id not in doomed]
     cancelled = await wait_again(tx, backs)
     states = list(states_after(backs, cancelled))
     await give(tx, [*((job, JobState.FAILED) for job in doomed.values()), *states])

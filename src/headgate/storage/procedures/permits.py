@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from headgate.jobs.job import Draw
 from headgate.limits.concurrency import (
     OF_BATCH,
-    Permits,
+    HeldPermits,
     Semaphore,
     dump_permits,
     load_permits,
@@ -15,11 +15,11 @@ from headgate.limits.concurrency import (
 )
 from headgate.limits.rule import NEVER
 from headgate.storage.driver import Transaction
-from headgate.storage.permits import Given, leaving_holders, permits_left
+from headgate.storage.permits import PermitRelease, leaving_holders, permits_left
 from headgate.storage.procedures.buckets import BucketRow, lock_buckets
 
 
-async def give_permits(tx: Transaction, jobs: Iterable[Given]) -> Set[Draw]:
+async def give_permits(tx: Transaction, jobs: Iterable[PermitRelease]) -> Set[Draw]:
     """Take permits from their holders; the buckets, which the next claim looks at for whoever waits behind them."""
     given = list(jobs)
     leaving = leaving_holders(given)
@@ -52,7 +52,7 @@ async def give_up_unused(tx: Transaction, draw: Draw) -> int:
     return left.held
 
 
-async def _write(tx: Transaction, left: Sequence[tuple[BucketRow, Permits]]) -> None:
+async def _write(tx: Transaction, left: Sequence[tuple[BucketRow, HeldPermits]]) -> None:
     if left:
         rows = [(row.id, dump_permits(held), NEVER if held.holders else tx.limit_now) for row, held in left]
         await tx.execute("write_permits", left_over=rows, limit_now=tx.limit_now)

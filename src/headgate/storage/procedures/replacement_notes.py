@@ -13,7 +13,7 @@ import msgspec
 
 from headgate.jobs.job import Draw
 from headgate.storage.driver import Transaction
-from headgate.storage.permits import Given, leaving_holders
+from headgate.storage.permits import PermitRelease, leaving_holders
 from headgate.storage.procedures.buckets import lock_buckets
 from headgate.storage.procedures.lanes import reopen_behind
 from headgate.storage.procedures.permits import take_from
@@ -37,7 +37,7 @@ class ReplacementNote(msgspec.Struct):
 _NOTES = RowDecoder(ReplacementNote, "replacement note")
 
 
-def note_of(given: Given | None, lane: str | None, draws: tuple[Draw, ...]) -> ReplacementNote | None:
+def note_of(given: PermitRelease | None, lane: str | None, draws: tuple[Draw, ...]) -> ReplacementNote | None:
     """What is to be noted of a job, if it gives anything back."""
     leaving = leaving_holders([] if given is None else [given])
     if not leaving and lane is None:

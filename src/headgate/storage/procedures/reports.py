@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import astuple
 
-from headgate.jobs.report import LogLine, Report, too_many
+from headgate.jobs.report import AttemptReport, LogLine, too_many
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.finish import AttemptId, still_running
 from headgate.storage.stored_rows import RowDecoder
@@ -22,7 +22,7 @@ _LINES = RowDecoder(LogLine, "log line")
 _REPORTED = RowDecoder(_Reported, "job")
 
 
-async def report(tx: Transaction, node: str, reports: Sequence[Report], most_lines: int) -> list[bool | None]:
+async def report(tx: Transaction, node: str, reports: Sequence[AttemptReport], most_lines: int) -> list[bool | None]:
     """As `Store.report`."""
     found = await tx.fetch(_REPORTED, "lock_reported", node=node, said=reports)
     locked = {(row.id, row.fence) for row in found}

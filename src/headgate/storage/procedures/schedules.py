@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from headgate.jobs.scheduled import ScheduledCall
-from headgate.schedules.schedule import Course, ScheduleRules, Skipped
+from headgate.schedules.schedule import ScheduleProgress, ScheduleRules, Skipped
 from headgate.storage.driver import Transaction
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.history import note_enqueued
@@ -37,7 +37,7 @@ class _ScheduleRow(msgspec.Struct):
     @property
     def record(self) -> ScheduleRecord:
         columns = asdict(self)
-        course = Course(**{name: columns.pop(name) for name in Course.__struct_fields__})
+        course = ScheduleProgress(**{name: columns.pop(name) for name in ScheduleProgress.__struct_fields__})
         return ScheduleRecord(course=course, **columns)
 
 

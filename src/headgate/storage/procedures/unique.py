@@ -19,15 +19,15 @@ from headgate.errors import LeaderNotFound, StorageUnavailable
 from headgate.jobs.batch import NewBatch
 from headgate.jobs.draw_set import DrawSet, difference
 from headgate.jobs.job import Draw, NewJob
-from headgate.jobs.replacing import Waited, replacement
+from headgate.jobs.replacing import WaitingJob, replacement
 from headgate.jobs.terms import GateTerms
 from headgate.jobs.uniqueness import (
-    Following,
-    Kept,
+    FollowRunning,
+    KeepExisting,
     Key,
-    Replaced,
-    Stands,
-    Stored,
+    KeyHolders,
+    ReplaceWaiting,
+    StoreNew,
     decide,
     following,
     key_of,
@@ -36,7 +36,7 @@ from headgate.jobs.uniqueness import (
 )
 from headgate.storage.driver import Transaction
 from headgate.storage.json_text import as_json, optional_json
-from headgate.storage.permits import Given
+from headgate.storage.permits import PermitRelease
 from headgate.storage.procedures.add import add_jobs
 from headgate.storage.procedures.history import note_enqueued
 from headgate.storage.procedures.lanes import Arrival, Lane, arrival_of, arrive
@@ -47,11 +47,11 @@ TRIES = 100
 """How often another job may vanish between being met and being looked at."""
 
 
-class RanMeanwhile(Exception):
+class ClaimedMeanwhile(Exception):
     """A job under the key was claimed while another one was stored, which is to be undone."""
 
 
-class Rival(msgspec.Struct):
+class WaitingRival(msgspec.Struct):
     """A job that does not wait, its unique key, and the job that waits under that, if one does."""
 
     id: str
@@ -60,7 +60,7 @@ class Rival(msgspec.Struct):
     rival: str | None
 
 
-class Standing(msgspec.Struct):
+class UniqueJob(msgspec.Struct):
     """A job under a unique key that is not final."""
 
     id: str
@@ -77,11 +77,11 @@ class Standing(msgspec.Struct):
     run_at: int
 
 
-_RIVALS = RowDecoder(Rival, "job")
-_STANDING = RowDecoder(Standing, "job", state="waiting")
+_RIVALS = RowDecoder(WaitingRival, "job")
+_STANDING = RowDecoder(UniqueJob, "job", state="waiting")
 
 
-async def rivals(tx: Transaction, ids: Sequence[str]) -> list[Rival]:
+async def rivals(tx: Transaction, ids: Sequence[str]) -> list[WaitingRival]:
     """Those of these jobs that have unique keys, by id, and who waits under them."""
     return await tx.fetch(_RIVALS, "unique_rivals", ids=ids) if ids else []
 
@@ -132,7 +132,7 @@ class _Addition:
     def __init__(self, tx: Transaction, *, is_users: bool) -> None:
         self._tx = tx
         self._is_users = is_users and not tx.has_one_writer
-        self._known: dict[Key, list[Standing]] = {}
+        self._known: dict[Key, list[UniqueJob]] = {}
         self._notes: list[ReplacementNote] = []
 
     async def read(self, keys: Iterable[Key]) -> None:
@@ -143,7 +143,7 @@ class _Addition:
             self._known[standing.task, standing.unique_key].append(standing)
 
     @property
-    def stands(self) -> dict[Key, Stands]:
+    def stands(self) -> dict[Key, KeyHolders]:
         """What has been read."""
         return {key: _stands(rows) for key, rows in self._known.items()}
 
@@ -152,15 +152,15 @@ class _Addition:
         for _ in range(TRIES):
             rows = await self._standing(job)
             match decide(job, _stands(rows)):
-                case Stored():
+                case StoreNew():
                     if await self._stored(job):
                         return None
-                case Kept(id):
+                case KeepExisting(id):
                     return id
-                case Replaced(id):
+                case ReplaceWaiting(id):
                     if await self._replaced(next(row for row in rows if row.id == id), job):
                         return id
-                case Following(id):
+                case FollowRunning(id):
                     if await self._followed(successor(job, id)):
                         return None
         raise StorageUnavailable(
@@ -172,7 +172,7 @@ class _Addition:
         if self._notes:
             await (keep_notes if self._is_users else give_back)(self._tx, self._notes)
 
-    async def _standing(self, job: NewJob) -> list[Standing]:
+    async def _standing(self, job: NewJob) -> list[UniqueJob]:
         key = key_of(job)
         assert key is not None
         # What was read holds for the first job under a key, once.
@@ -190,7 +190,7 @@ class _Addition:
         if is_there and any(row.state == "running" for row in rows):
             if self._is_users:
                 # Deleted, it would still stand in the index until the commit: who runs could not wait again.
-                raise RanMeanwhile
+                raise ClaimedMeanwhile
             await self._tx.execute("unstore_job", id=job.id)
             if next(row for row in rows if row.id == job.id).state == "waiting":
                 await arrive(self._tx, [Arrival(Lane(job.queue, job.draws, job.variant), -1)])
@@ -208,13 +208,13 @@ class _Addition:
             return True
         return any(row.id == job.id for row in await self._standing(job))
 
-    async def _replaced(self, row: Standing, new: NewJob) -> bool:
+    async def _replaced(self, row: UniqueJob, new: NewJob) -> bool:
         """Whether it still waited, and asks for what the new one asks for."""
         locked = await self._tx.fetch(_STANDING, "lock_standing", id=row.id)
         if not locked or locked[0].state not in ("waiting", "blocked"):
             return False
         now = locked[0]
-        waited = Waited(
+        waited = WaitingJob(
             now.id, now.queue, now.draws, now.terms, now.held, now.passed, now.has_costs, now.delayed, now.run_at
         )
         after = replacement(waited, new)
@@ -244,7 +244,7 @@ class _Addition:
         in_lane = now.state == "waiting"
         given = None
         if after.gone and now.terms is not None:
-            given = Given(now.id, now.draws, now.terms, after.gone, difference(now.held, after.gone))
+            given = PermitRelease(now.id, now.draws, now.terms, after.gone, difference(now.held, after.gone))
         note = note_of(given, before.id if now.has_costs and in_lane else None, before.draws)
         if note is not None and self._tx.has_one_writer:
             # At once, as its lane still waits behind the bucket that may have been closed for its cost.
@@ -256,7 +256,7 @@ class _Addition:
         return True
 
 
-def _stands(rows: Iterable[Standing]) -> Stands:
+def _stands(rows: Iterable[UniqueJob]) -> KeyHolders:
     waiting = next((row.id for row in rows if row.state != "running"), None)
     running = next((row.id for row in rows if row.state == "running"), None)
-    return Stands(waiting, running)
+    return KeyHolders(waiting, running)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from headgate.jobs.audit import Deed
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.terms import GateTerms
@@ -15,8 +15,8 @@ from headgate.storage import permits
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import prunable_at_once
 from headgate.storage.live_rules import LiveRules
-from headgate.storage.permits import Given, Holder, PermitBucket
-from headgate.storage.procedures.audit import keep_deed
+from headgate.storage.permits import Holder, PermitBucket, PermitRelease
+from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import BUCKETS, lock_buckets
 from headgate.storage.procedures.permits import give_permits
 from headgate.storage.procedures.replacement_notes import holders_in, read_notes
@@ -34,13 +34,13 @@ class _Prunable(msgspec.Struct, array_like=True):
     batch: str | None
 
 
-class _Locked(msgspec.Struct, array_like=True):
+class _LockedFinalJob(msgspec.Struct, array_like=True):
     id: str
     held: DrawSet
 
 
 _PRUNABLE = RowDecoder(_Prunable, "job")
-_LOCKED = RowDecoder(_Locked, "job")
+_LOCKED = RowDecoder(_LockedFinalJob, "job")
 _HOLDERS = RowDecoder(Holder, "job")
 
 
@@ -80,9 +80,9 @@ async def prune(
     return pruned
 
 
-def _given(job: _Prunable, held: DrawSet) -> Given:
+def _given(job: _Prunable, held: DrawSet) -> PermitRelease:
     assert job.terms is not None
-    return Given(job.id, job.draws, job.terms, held, NO_DRAWS)
+    return PermitRelease(job.id, job.draws, job.terms, held, NO_DRAWS)
 
 
 async def evict(tx: Transaction, count: int) -> int:
@@ -97,11 +97,11 @@ async def evict(tx: Transaction, count: int) -> int:
         return evicted + await evict_schedule_notes(tx, count)
 
 
-async def pause_queue(tx: Transaction, queue: str, deed: Deed | None, *, ends: bool = False) -> bool:
+async def pause_queue(tx: Transaction, queue: str, deed: AuditRecord | None, *, ends: bool = False) -> bool:
     """As `Store.pause_queue`, or `resume_queue` where the pause `ends`."""
     is_changed = await tx.execute("resume_queue" if ends else "pause_queue", queue=queue, now=tx.now) == 1
     if is_changed:
-        await keep_deed(tx, deed)
+        await add_audit_record(tx, deed)
     return is_changed
 
 

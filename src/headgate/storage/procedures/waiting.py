@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from headgate.jobs.audit import Deed
+from headgate.jobs.audit import AuditRecord
 from headgate.jobs.draw_set import NO_DRAWS, DrawSet, chosen, difference, draws_where, intersection, union
-from headgate.jobs.gating import Regated
+from headgate.jobs.gating import GateChange
 from headgate.jobs.job import Draw, JobState
 from headgate.jobs.lifecycle import require_retriable, require_scheduled
 from headgate.jobs.rescheduling import new_time, require_waiting
@@ -22,11 +22,11 @@ from headgate.jobs.uniqueness import key_taken
 from headgate.limits.concurrency import load_permits
 from headgate.storage.driver import Transaction
 from headgate.storage.endings import DroppedRow, late_ending
-from headgate.storage.following import Ended
+from headgate.storage.following import EndedJob
 from headgate.storage.json_text import as_json, optional_json
-from headgate.storage.permits import Given, draws_of_batch
+from headgate.storage.permits import PermitRelease, draws_of_batch
 from headgate.storage.procedures import following
-from headgate.storage.procedures.audit import keep_deed
+from headgate.storage.procedures.audit import add_audit_record
 from headgate.storage.procedures.buckets import lock_buckets
 from headgate.storage.procedures.lanes import Arrival, Lane, arrival_of, arrive, lane_of, leave, reopen_behind
 from headgate.storage.procedures.permits import give_permits, give_up_unused
@@ -35,7 +35,7 @@ from headgate.storage.records import Dropped
 from headgate.storage.stored_rows import RowDecoder
 
 
-class Found(msgspec.Struct):
+class FoundJob(msgspec.Struct):
     """A job in whatever state."""
 
     id: str
@@ -64,11 +64,11 @@ class Found(msgspec.Struct):
         """Where it waits, if it waits."""
         return lane_of(self.queue, self.draws, self.terms, union(self.held, self.passed))
 
-    def gives(self, gone: DrawSet) -> list[Given]:
+    def gives(self, gone: DrawSet) -> list[PermitRelease]:
         """What it gives back when these permits go."""
         if not gone or self.terms is None:
             return []
-        return [Given(self.id, self.draws, self.terms, gone, difference(self.held, gone))]
+        return [PermitRelease(self.id, self.draws, self.terms, gone, difference(self.held, gone))]
 
     def give_up_at(self, ready_at: int) -> int | None:
         """When it has waited long enough, if it is ready then."""
@@ -108,7 +108,7 @@ class _Expired(msgspec.Struct):
         return lane_of(self.queue, self.draws, self.terms, union(self.held, self.passed))
 
 
-class _Locked(msgspec.Struct):
+class _LockedJob(msgspec.Struct):
     id: str
     lane: str
     held: DrawSet
@@ -121,7 +121,7 @@ class _Locked(msgspec.Struct):
         return self.id, self.lane, self.held, self.waiting
 
 
-class Tied(msgspec.Struct):
+class EndedWaitingJob(msgspec.Struct):
     """A job that has ended without having run, as far as others look at it."""
 
     id: str
@@ -129,7 +129,7 @@ class Tied(msgspec.Struct):
     batch: str | None
 
 
-class _Plain(msgspec.Struct):
+class _PlainJob(msgspec.Struct):
     id: str
     queue: str
     draws: tuple[Draw, ...]
@@ -138,11 +138,11 @@ class _Plain(msgspec.Struct):
     run_at: int
 
 
-_FOUND = RowDecoder(Found, "job", state=JobState.WAITING)
+_FOUND = RowDecoder(FoundJob, "job", state=JobState.WAITING)
 _EXPIRED = RowDecoder(_Expired, "job")
-_LOCKED = RowDecoder(_Locked, "job")
-TIED = RowDecoder(Tied, "job")
-_PLAIN = RowDecoder(_Plain, "job")
+_LOCKED = RowDecoder(_LockedJob, "job")
+TIED = RowDecoder(EndedWaitingJob, "job")
+_PLAIN = RowDecoder(_PlainJob, "job")
 
 
 def concerned(draws: Sequence[Draw], held: DrawSet, terms: GateTerms | None, *, has_costs: bool) -> list[Draw]:
@@ -154,14 +154,14 @@ def concerned(draws: Sequence[Draw], held: DrawSet, terms: GateTerms | None, *, 
     return list(draws) if has_costs else [*chosen(draws, held), *draws_of_batch(draws, terms)]
 
 
-async def cancel(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | None:
+async def cancel(tx: Transaction, job_id: str, deed: AuditRecord | None) -> JobState | None:
     """As `Store.cancel`."""
     found = await _locked(tx, job_id)
     if found is None:
         return None
     if not found.state.is_final:
-        await keep_deed(tx, deed)
-    ended = Ended(found.id, JobState.CANCELLED, found.is_followed, found.batch)
+        await add_audit_record(tx, deed)
+    ended = EndedJob(found.id, JobState.CANCELLED, found.is_followed, found.batch)
     if found.is_blocked:
         await following.cancel_blocked(tx, [(found.id, None)])
         await following.tell_followers(tx, [ended])
@@ -176,7 +176,7 @@ async def cancel(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | 
     return found.state
 
 
-async def retry(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | None:
+async def retry(tx: Transaction, job_id: str, deed: AuditRecord | None) -> JobState | None:
     """As `Store.retry`."""
     found = await _locked(tx, job_id, with_leader=True, with_buckets=False)
     if found is None:
@@ -186,8 +186,8 @@ async def retry(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | N
     for found_rival in await rivals(tx, [found.id]):
         if found_rival.rival is not None:
             raise key_taken(found.id, found_rival.rival)
-    await keep_deed(tx, deed)
-    ended = Ended(found.id, found.state, found.is_followed, found.batch)
+    await add_audit_record(tx, deed)
+    ended = EndedJob(found.id, found.state, found.is_followed, found.batch)
     # This may wait for whoever stores another under its unique key, so batches and buckets are locked after it.
     if is_held_back:
         await following.block(tx, [found.id], is_retry=True)
@@ -201,7 +201,7 @@ async def retry(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | N
     return found.state
 
 
-async def run_now(tx: Transaction, job_id: str, deed: Deed | None) -> JobState | None:
+async def run_now(tx: Transaction, job_id: str, deed: AuditRecord | None) -> JobState | None:
     """As `Store.run_now`."""
     found = await _locked(tx, job_id)
     if found is None:
@@ -215,12 +215,12 @@ async def run_now(tx: Transaction, job_id: str, deed: Deed | None) -> JobState |
     await tx.execute("run_now", id=found.id, now=tx.now, give_up_at=found.give_up_at(tx.now))
     # It is counted in its lane already, which only has to be looked at.
     await arrive(tx, [Arrival(found.lane, 0, is_ready=True)])
-    await keep_deed(tx, deed)
+    await add_audit_record(tx, deed)
     return found.state
 
 
 async def reschedule(
-    tx: Transaction, job_id: str, run_at: int | None, priority: int | None, deed: Deed | None
+    tx: Transaction, job_id: str, run_at: int | None, priority: int | None, deed: AuditRecord | None
 ) -> JobState | None:
     """As `Store.reschedule`."""
     found = await _locked(tx, job_id)
@@ -243,7 +243,7 @@ async def reschedule(
             # It is counted in its lane already, which has to know when to look at it.
             wakes_at = time.run_at if time.delayed else None
             await arrive(tx, [Arrival(found.lane, 0, not time.delayed, wakes_at)])
-    await keep_deed(tx, deed)
+    await add_audit_record(tx, deed)
     return found.state
 
 
@@ -273,13 +273,13 @@ async def expire(
     await reopen_behind(tx, {job.lane for job in late if job.has_costs and job.waiting})
     await arrive(tx, [Arrival(job.came_from, -1) for job in late if job.waiting])
     given = [
-        Given(job.id, job.draws, job.terms, difference(job.held, row.kept), row.kept)
+        PermitRelease(job.id, job.draws, job.terms, difference(job.held, row.kept), row.kept)
         for job, row in zip(late, rows, strict=True)
         if job.held and job.terms is not None
     ]
     await give_permits(tx, given)
     locked = [unmoved[job.place] for job in late]
-    ended = [Ended(job.id, row.state, job.is_followed, job.batch) for job, row in zip(locked, rows, strict=True)]
+    ended = [EndedJob(job.id, row.state, job.is_followed, job.batch) for job, row in zip(locked, rows, strict=True)]
     await following.tell_followers(tx, ended)
     return [
         Dropped(job.id, job.task, job.queue, row.state, row.error, job.attempt)
@@ -295,7 +295,7 @@ def _dropped(job: _Expired, now: int) -> DroppedRow:
     )
 
 
-async def regate(tx: Transaction, jobs: Sequence[Regated]) -> int:
+async def regate(tx: Transaction, jobs: Sequence[GateChange]) -> int:
     """As `Store.regate`; with several writers, it is many transactions."""
     leaving = [job for job in jobs if not job.stays]
     moved: set[str] = set()
@@ -312,7 +312,7 @@ async def regate(tx: Transaction, jobs: Sequence[Regated]) -> int:
     return count + (await tx.execute("restamp", stays=stays) if stays else 0)
 
 
-async def _regate_plain(tx: Transaction, jobs: Sequence[Regated]) -> set[str]:
+async def _regate_plain(tx: Transaction, jobs: Sequence[GateChange]) -> set[str]:
     """Move those of the jobs, all at once, that hold nothing and have never been tried; the ids of those moved."""
     by_id = {job.id: job for job in jobs}
     moved: dict[str, tuple[Any, ...]] = {}
@@ -330,7 +330,7 @@ async def _regate_plain(tx: Transaction, jobs: Sequence[Regated]) -> set[str]:
     return set(moved)
 
 
-async def _regate(tx: Transaction, job: Regated) -> bool:
+async def _regate(tx: Transaction, job: GateChange) -> bool:
     """Move a job that still waits to the lane of what it asks for now, unless somebody else has it locked."""
     found = await _locked(tx, job.id, waits=False)
     if found is None or found.state is not JobState.WAITING or found.draws != job.before:
@@ -373,7 +373,7 @@ async def release_idle(tx: Transaction, draw: Draw) -> int:
 
 async def _locked(
     tx: Transaction, job_id: str, *, with_leader: bool = False, with_buckets: bool = True, waits: bool = True
-) -> Found | None:
+) -> FoundJob | None:
     """The job, locked after what it follows, and before the buckets that it may give permits back to.
 
     Where it does not wait for it, None also for one that somebody else has locked.

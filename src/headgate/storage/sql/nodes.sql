@@ -35,7 +35,7 @@ FROM headgate.node
 ORDER BY started_at, id
 
 -- part: has_arrived [postgres]
-EXISTS (SELECT 1 FROM headgate.arrival)
+EXISTS (SELECT 1 FROM headgate.arrival WHERE jobs > 0)
 
 -- part: has_arrived [sqlite]
 false

@@ -39,10 +39,10 @@ from headgate.storage.sqlite.call_thread import CallThread
 from headgate.storage.sqlite.dialect import STATEMENTS
 from headgate.storage.sqlite.enlisted import run_in
 from headgate.storage.sqlite.facts import read_facts
-from headgate.storage.sqlite.neighbours import Neighbours
+from headgate.storage.sqlite.peer_notifier import PeerNotifier
 from headgate.storage.sqlite.procedure_transaction import Places, SqliteTransaction
 from headgate.storage.sqlite.reader import Reader
-from headgate.storage.sqlite.write import Undone, Write, change_of, run_all, run_each
+from headgate.storage.sqlite.write import Write, WriteRolledBack, change_of, run_all, run_each
 
 R = TypeVar("R")
 
@@ -78,7 +78,7 @@ class SqliteDriver(Driver):
         self._searcher: Reader | None = None
         self._searches = Searches(clock, at_once=1)
         self._write_thread: CallThread | None = None
-        self._neighbours: Neighbours | None = None
+        self._neighbours: PeerNotifier | None = None
         self._ports: list[int] = []
         self._pid = 0
         self._ahead = 0
@@ -117,7 +117,7 @@ class SqliteDriver(Driver):
         self._write_thread = CallThread("headgate-sqlite-writer")
         try:
             await self._take_connections(self._write_thread)
-            self._neighbours = Neighbours(self.path, self.clock, self._look_around, self._wake, self._break)
+            self._neighbours = PeerNotifier(self.path, self.clock, self._look_around, self._wake, self._break)
             await self._neighbours.open()
         except BaseException:
             await shield_until_done(self.close())
@@ -276,7 +276,7 @@ class SqliteDriver(Driver):
             try:
                 # Without savepoints at first: hardly any write fails after it has changed something.
                 results = self._transact(group, partial(run_all, connection, self._begun))
-            except Undone:
+            except WriteRolledBack:
                 results = self._transact(group, partial(run_each, connection, self._begun))
         except Exception as error:
             return [error] * len(group)

@@ -32,10 +32,10 @@ async def run_in(caller: Enlisted, path: Path, work: Callable[[sqlite3.Connectio
 def _run(connection: sqlite3.Connection, path: Path, work: Callable[[sqlite3.Connection], T]) -> T:
     _require_same_file(connection, path)
     _require_transaction(connection)
-    return work(cast(sqlite3.Connection, _Plain(connection)))
+    return work(cast(sqlite3.Connection, _PlainConnection(connection)))
 
 
-class _Plain:
+class _PlainConnection:
     """The connection with rows as tuples, whatever the caller has them made into."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -48,7 +48,7 @@ class _Plain:
 
 
 def _require_same_file(connection: sqlite3.Connection, path: Path) -> None:
-    files = {name: file for _, name, file in _Plain(connection).execute("PRAGMA database_list").fetchall()}
+    files = {name: file for _, name, file in _PlainConnection(connection).execute("PRAGMA database_list").fetchall()}
     main = files["main"]
     if not main or not Path(main).exists() or not Path(main).samefile(path):
         raise UnfitConnection(

@@ -42,7 +42,7 @@ def change_of(writes: Sequence[Write], results: Sequence[Any]) -> Literal["any",
     return "endings" if any(write.ends_jobs for write in writes) else None
 
 
-class Undone(Exception):
+class WriteRolledBack(Exception):
     """A write has failed after it had changed something, so the transaction has to be begun anew."""
 
 
@@ -58,7 +58,7 @@ def run_all(connection: sqlite3.Connection, begun: Begun, tx: SqliteTransaction,
         _add(tx, additions)
     except Exception as error:
         _require_transaction(connection, error)
-        raise Undone from error
+        raise WriteRolledBack from error
     results: list[Any] = []
     for write in writes:
         if write.jobs is not None:
@@ -70,7 +70,7 @@ def run_all(connection: sqlite3.Connection, begun: Begun, tx: SqliteTransaction,
         except Exception as error:
             _require_transaction(connection, error)
             if connection.total_changes != changes:
-                raise Undone from error
+                raise WriteRolledBack from error
             results.append(error)
     return results
 

@@ -25,8 +25,8 @@ from headgate.limits.concurrency import Concurrency
 from headgate.limits.fixed_window import FixedWindow, WindowCounter
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import START_EMPTY_KEPT, Gcra, RateLimit
-from headgate.limits.redis.buckets import RedisBuckets
-from headgate.limits.redis.pipe import Wire
+from headgate.limits.redis.pipeline import RedisConnection
+from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.limits.sliding_window import SliceCounter, SlidingWindow
 from headgate.limits.strict_rate import SlidingLog, StrictRate
 from tests.redis_server import server_in
@@ -409,9 +409,9 @@ async def test_a_taker_who_goes_away_while_its_script_is_unknown_leaves_the_othe
     store: RedisBuckets, server: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     takes: list[asyncio.Future[Taken]] = []
-    heard = Wire.data_received
+    heard = RedisConnection.data_received
 
-    def others_come_then(wire: Wire, data: bytes) -> None:
+    def others_come_then(wire: RedisConnection, data: bytes) -> None:
         heard(wire, data)
         if len(takes) < 5:
             other = store.take(bucket(FixedWindow("100/d").rule), len(takes) + 1)
@@ -420,7 +420,7 @@ async def test_a_taker_who_goes_away_while_its_script_is_unknown_leaves_the_othe
     await store.take(bucket(FixedWindow("100/d").rule))
     server.script_flush()
     await store.take(bucket(FixedWindow("100/d").rule))
-    monkeypatch.setattr(Wire, "data_received", others_come_then)
+    monkeypatch.setattr(RedisConnection, "data_received", others_come_then)
     gone = asyncio.ensure_future(store.take(bucket(RateLimit("100/h").rule)))
     for _ in range(3):
         await asyncio.sleep(0)
@@ -437,13 +437,13 @@ async def test_many_asks_are_divided_between_two_requests(
     rule = RateLimit("10/h").rule
     await store.take(bucket(rule))
     sent: list[int] = []
-    ask = Wire.ask
+    ask = RedisConnection.ask
 
-    def counted(wire: Wire, commands: Sequence[bytes]) -> None:
+    def counted(wire: RedisConnection, commands: Sequence[bytes]) -> None:
         sent.append(len(commands))
         ask(wire, commands)
 
-    monkeypatch.setattr(Wire, "ask", counted)
+    monkeypatch.setattr(RedisConnection, "ask", counted)
     answers = await asyncio.gather(*(store.take(bucket(rule, str(number)), number % 9 + 1) for number in range(asks)))
     assert sent == sizes
     assert [answer.available for answer in answers] == [9 - number % 9 for number in range(asks)]
@@ -453,13 +453,13 @@ async def test_a_reply_that_nobody_asked_for_is_not_taken_for_the_next_one(
     store: RedisBuckets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = bucket(RateLimit("10/h").rule)
-    heard = Wire.data_received
+    heard = RedisConnection.data_received
 
-    def heard_twice(wire: Wire, data: bytes) -> None:
+    def heard_twice(wire: RedisConnection, data: bytes) -> None:
         monkeypatch.undo()
         heard(wire, data + data)
 
-    monkeypatch.setattr(Wire, "data_received", heard_twice)
+    monkeypatch.setattr(RedisConnection, "data_received", heard_twice)
     # The second answer is of a new connection.
     assert [(await store.take(drawn)).available for _ in range(3)] == [9, 8, 7]
 

@@ -1,0 +1,64 @@
+"""The scene: the numbers that all processes of the demonstration share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import msgspec
+
+from headgate.limits.strict_rate import DEFAULT_MARGIN
+
+VARIABLE = "HEADGATE_DEMONSTRATION"
+
+NOISY = "noisy"
+QUIET = tuple(f"quiet-{number:02}" for number in range(1, 21))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoLoad:
+    """Who calls what how often; durations in seconds.
+
+    Everything scales with `seconds`: a run holds between six and seven windows, whatever its length.
+    """
+
+    seconds: float = 40.0
+    calls: int = 15
+    margin: float = DEFAULT_MARGIN
+    latency: float = 0.15
+    noisy_jobs: int = 300
+    url: str = "memory://"
+    port: int = 0
+    endings: str = ""
+
+    @property
+    def window(self) -> float:
+        """The API's window."""
+        return round(max(1.0, self.seconds * 0.15), 1)
+
+    @property
+    def quiet_every(self) -> tuple[float, float]:
+        """A quiet tenant's pause between two jobs, shortest and longest: never more than its limit allows."""
+        return 0.12 * self.window, 0.3 * self.window
+
+    @property
+    def killed_after(self) -> float:
+        return 0.45 * self.seconds
+
+    @property
+    def outage(self) -> float:
+        """How long nobody restarts the killed worker."""
+        return 0.05 * self.seconds
+
+    @property
+    def quiet_until(self) -> float:
+        """When the quiet tenants stop, early enough that their last jobs can be judged."""
+        return self.seconds - 1.5
+
+    def environment(self) -> Mapping[str, str]:
+        """How the scene reaches another process."""
+        return {VARIABLE: msgspec.json.encode(asdict(self)).decode()}
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> DemoLoad:
+        return msgspec.json.decode(environment.get(VARIABLE, "{}"), type=cls)

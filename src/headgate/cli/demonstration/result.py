@@ -1,0 +1,211 @@
+"""The verdict: what the API's ledger and the job store say about each promise. Pure: evidence in, verdict out."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from headgate.cli.demonstration.api import RecordedCall
+from headgate.clock import SECOND
+
+QUIET_BOUND = 1.0
+"""Seconds that the 99th percentile of the quiet tenants' waits has to stay below."""
+
+SHARE_BOUND = 0.95
+"""Part of its budget that the noisy tenant must have used, in a run of only six or seven windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnqueuedJob:
+    """A job whose enqueue returned; `at` is when it was called, in microseconds since boot."""
+
+    tenant: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoRecords:
+    """All that was recorded. Instants and durations are microseconds, instants since boot.
+
+    `alive`: from when to when a worker was. `began` and `ended` bound the time that the noisy tenant's share is
+    measured over. `states` and `lost` (attempts that ended with their process) are the store's. `endings` are job ids
+    in the order in which workers were told that an ending was recorded.
+    """
+
+    calls: int
+    window: int
+    margin: int
+    noisy: str
+    enqueued: Mapping[str, EnqueuedJob]
+    ledger: Sequence[RecordedCall]
+    states: Mapping[str, str]
+    lost: Mapping[str, int]
+    endings: Sequence[str]
+    alive: Sequence[tuple[int, int]]
+    began: int
+    ended: int
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseCheck:
+    """One promise: what was measured, and whether that keeps it."""
+
+    promise: str
+    kept: bool
+    measured: float
+    bound: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """All promises, and whether every one was kept."""
+
+    kept: bool
+    promises: Sequence[PromiseCheck]
+
+
+def judge(evidence: DemoRecords) -> DemoResult:
+    """What the evidence says."""
+    promises = (
+        _nothing_lost(evidence),
+        _never_over(evidence),
+        _quiet_not_blocked(evidence),
+        _full_use(evidence),
+        _finished_once(evidence),
+        _stops_cleanly(evidence),
+    )
+    return DemoResult(all(promise.kept for promise in promises), promises)
+
+
+def _nothing_lost(evidence: DemoRecords) -> PromiseCheck:
+    called = {call.job for call in evidence.ledger if call.status == 200}
+    states = Counter(evidence.states.get(id, "missing") for id in evidence.enqueued)
+    lost = [
+        id
+        for id in evidence.enqueued
+        if evidence.states.get(id) not in ("waiting", "running", "succeeded")
+        or (evidence.states[id] == "succeeded" and id not in called)
+    ]
+    counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return PromiseCheck("jobs lost", not lost, len(lost), "0", f"{len(evidence.enqueued)} enqueued: {counted}")
+
+
+def _never_over(evidence: DemoRecords) -> PromiseCheck:
+    refused = sum(call.status == 429 for call in evidence.ledger)
+    most = most_in_a_window(evidence.ledger, evidence.window)
+    return PromiseCheck(
+        "calls answered 429",
+        refused == 0 and most <= evidence.calls,
+        refused,
+        "0",
+        f"{len(evidence.ledger)} calls; most of one tenant in any {evidence.window / SECOND:g} s: "
+        f"{most} of {evidence.calls}",
+    )
+
+
+def _quiet_not_blocked(evidence: DemoRecords) -> PromiseCheck:
+    waits = sorted(_quiet_waits(evidence))
+    p99 = percentile(waits, 0.99)
+    return PromiseCheck(
+        "quiet tenants' wait, p99, seconds",
+        p99 <= QUIET_BOUND,
+        round(p99, 4),
+        f"<= {QUIET_BOUND:g}",
+        f"enqueue to call, {len(waits)} jobs, less the time without a worker; "
+        f"p50 {percentile(waits, 0.5):.3f}, longest {waits[-1] if waits else 0:.3f}",
+    )
+
+
+def _full_use(evidence: DemoRecords) -> PromiseCheck:
+    made = sum(call.tenant == evidence.noisy and evidence.began <= call.at < evidence.ended for call in evidence.ledger)
+    allowed = ideal_starts(
+        evidence.calls, evidence.window + evidence.margin, evidence.alive, evidence.began, evidence.ended
+    )
+    share = made / allowed if allowed else 0.0
+    return PromiseCheck(
+        "share of the noisy tenant's budget used",
+        share >= SHARE_BOUND,
+        round(share, 4),
+        f">= {SHARE_BOUND:g}",
+        f"{made} calls of {allowed} that {evidence.calls} per {(evidence.window + evidence.margin) / SECOND:g} s "
+        "allows while a worker was alive",
+    )
+
+
+def _finished_once(evidence: DemoRecords) -> PromiseCheck:
+    calls = Counter(call.job for call in evidence.ledger if call.status == 200)
+    unexplained = {id for id, count in calls.items() if count > 1 + evidence.lost.get(id, 0)}
+    twice = {id for id, count in Counter(evidence.endings).items() if count > 1}
+    again = sum(count > 1 for count in calls.values())
+    return PromiseCheck(
+        "jobs finished twice",
+        not twice | unexplained,
+        len(twice | unexplained),
+        "0",
+        f"{again} jobs were in the handler at the kill -9 and called the API once more: "
+        "run at least once, finished once, within the limit all the same",
+    )
+
+
+def _stops_cleanly(evidence: DemoRecords) -> PromiseCheck:
+    return PromiseCheck(
+        "exit code of the worker after SIGTERM", evidence.exit_code == 0, evidence.exit_code, "0", "drained, then ended"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ measures
+
+
+def most_in_a_window(calls: Iterable[RecordedCall], window: int) -> int:
+    """The highest number of calls of one tenant in any half-open window of that length."""
+    by_tenant: dict[str, list[int]] = {}
+    for call in calls:
+        by_tenant.setdefault(call.tenant, []).append(call.at)
+    most = 0
+    for instants in by_tenant.values():
+        instants.sort()
+        for index, at in enumerate(instants):
+            most = max(most, bisect_left(instants, at + window) - index)
+    return most
+
+
+def ideal_starts(count: int, period: int, alive: Sequence[tuple[int, int]], began: int, ended: int) -> int:
+    """How many starts fit in, if each goes at the first instant at which the rule allows it and a worker is there."""
+    latest: deque[int] = deque(maxlen=count)
+    total = 0
+    for since, until in alive:
+        at = max(since, began)
+        while True:
+            if len(latest) == count:
+                at = max(at, latest[0] + period)
+            if at >= min(until, ended):
+                break
+            latest.append(at)
+            total += 1
+    return total
+
+
+def percentile(ordered: Sequence[float], part: float) -> float:
+    """The smallest value that at least this part of all does not exceed; 0 of none."""
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else 0.0
+
+
+def _quiet_waits(evidence: DemoRecords) -> list[float]:
+    """Seconds from enqueue to the first call, less those in which no worker was alive. What never came still waits."""
+    arrived: dict[str, int] = {}
+    for call in evidence.ledger:
+        arrived.setdefault(call.job, call.at)
+    return [
+        _with_worker(evidence.alive, job.at, arrived.get(id, evidence.ended)) / SECOND
+        for id, job in evidence.enqueued.items()
+        if job.tenant != evidence.noisy
+    ]
+
+
+def _with_worker(alive: Sequence[tuple[int, int]], since: int, until: int) -> int:
+    return sum(max(0, min(until, to) - max(since, from_)) for from_, to in alive)

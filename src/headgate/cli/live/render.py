@@ -1,0 +1,210 @@
+"""The picture of a look, as tall and wide as there is room. Pure: it asks nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, get_args
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from headgate.admin.overview import QueueOverview
+from headgate.cli.gauge import budget, spark
+from headgate.cli.live.snapshot import LiveSnapshot
+from headgate.cli.output import as_text, lasting, until
+from headgate.escaping import one_line
+
+Order = Literal["name", "waiting", "running", "lag", "failed"]
+"""What queues can be sorted by."""
+
+ORDERS: Sequence[Order] = get_args(Order)
+
+_SORTED: dict[Order, Callable[[QueueOverview], object]] = {
+    "name": lambda queue: queue.queue,
+    "waiting": lambda queue: (-queue.waiting, queue.queue),
+    "running": lambda queue: (-queue.running, queue.queue),
+    "lag": lambda queue: (-queue.lag, queue.queue),
+    "failed": lambda queue: (-(queue.failed or 0), queue.queue),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveView:
+    """How a look is shown: at `now` by the store, queues in that order, on so many lines (None: as many as it takes).
+
+    `trouble` is why there is no newer one.
+    """
+
+    now: datetime
+    order: Order = "name"
+    height: int | None = None
+    is_paused: bool = False
+    trouble: str | None = None
+    has_keys: bool = False
+
+
+def next_order(order: Order) -> Order:
+    """What comes after it when somebody asks for another one."""
+    return ORDERS[(ORDERS.index(order) + 1) % len(ORDERS)]
+
+
+def render_snapshot(look: LiveSnapshot | None, view: LiveView) -> RenderableType:
+    """All of it; only the trouble where there was no look yet."""
+    if look is None:
+        return Group(Text("headgate top", style="bold"), _trouble(view) or Text("asking the store …", style="dim"))
+    rows = _shares(view.height, [len(look.overview.queues), len(look.overview.throttled), len(look.nodes), 5])
+    parts: list[RenderableType | None] = [
+        _head(look, view),
+        _trouble(view),
+        _totals(look),
+        _throughput(look),
+        _warnings(look),
+        _queues(look, view.order, rows[0]),
+        _throttled(look, view.now, rows[1]),
+        _nodes(look, rows[2]),
+        _failures(look, rows[3]),
+        Text("q quits   p pauses   s sorts queues", style="dim") if view.has_keys else None,
+    ]
+    return Group(*(part for part in parts if part is not None))
+
+
+def _shares(height: int | None, wanted: Sequence[int]) -> list[int]:
+    """Rows for each table; those that want little leave the rest to the others."""
+    if height is None:
+        return list(wanted)
+    # Each table takes three lines more, and what stands above and below takes eight.
+    room = max(len(wanted), height - 8 - 3 * len(wanted))
+    shares = [0] * len(wanted)
+    while room > 0 and any(share < want for share, want in zip(shares, wanted, strict=True)):
+        for place, want in enumerate(wanted):
+            if shares[place] < want and room > 0:
+                shares[place] += 1
+                room -= 1
+    return shares
+
+
+def _head(look: LiveSnapshot, view: LiveView) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append("headgate top", style="bold")
+    text.append(f"  {view.now:%Y-%m-%d %H:%M:%S} UTC", style="dim")
+    text.append(*("  PAUSED", "bold yellow") if view.is_paused else ("  live", "dim"))
+    return text.append(one_line(f"  {look.overview.store}"))
+
+
+def _trouble(view: LiveView) -> Text | None:
+    return None if view.trouble is None else Text(one_line(f"the store is away: {view.trouble}"), style="bold red")
+
+
+def _totals(look: LiveSnapshot) -> Text:
+    totals = look.overview.totals
+    text = Text()
+    for name, style in (
+        ("running", "green"), ("ready", ""), ("throttled", "yellow"), ("scheduled", ""), ("blocked", ""),
+        ("succeeded", "dim"), ("failed", "red" if totals.failed else "dim"), ("cancelled", "dim"),
+    ):  # fmt: skip
+        text.append(f"{name} ", style="dim")
+        count = getattr(totals, name)
+        # Not counted yet, where there are millions.
+        text.append("…  " if count is None else f"{count:,}  ", style=style)
+    return text
+
+
+def _throughput(look: LiveSnapshot) -> Text:
+    through = look.throughput
+    if through is None:
+        return Text("throughput: not known yet", style="dim")
+    parts = [f"{through.finished:.1f} jobs/s ended", f"{through.failed:.1f}/s failed"]
+    if through.enqueued is not None:
+        parts.append(f"{through.enqueued:.1f}/s enqueued")
+    return Text(f"{', '.join(parts)}   ").append(spark(through.bars), style="cyan")
+
+
+def _warnings(look: LiveSnapshot) -> Text | None:
+    overview = look.overview
+    told = [f"{each.jobs} jobs wait for unknown task {each.task!r}" for each in overview.unknown_tasks]
+    told += [f"schedule {each.name!r} is overdue" for each in overview.overdue_schedules]
+    told += [f"in the way for {lasting(each.age)}: {each}" for each in overview.obstacles]
+    if overview.failed_last_hour:
+        told.append(f"{overview.failed_last_hour} failed in the last hour")
+    return Text(one_line("; ".join(told[:4])), style="yellow", no_wrap=True, overflow="ellipsis") if told else None
+
+
+def _queues(look: LiveSnapshot, order: Order, room: int) -> Table:
+    rows = sorted(look.overview.queues, key=_SORTED[order])  # type: ignore[arg-type]  # one kind of key an order
+    return _table(
+        f"Queues, by {order}",
+        ("queue", "running", "ready", "throttled", "scheduled", "blocked", "failed", "oldest", "lag", ""),
+        [
+            (
+                q.queue, q.running, q.ready, q.throttled, q.scheduled, q.blocked, q.failed, lasting(q.oldest),
+                lasting(q.lag), "paused" if q.is_paused else "",
+            )
+            for q in rows
+        ],
+        room,
+    )  # fmt: skip
+
+
+def _throttled(look: LiveSnapshot, now: datetime, room: int) -> Table | None:
+    found = look.overview.throttled
+    if not found:
+        return None
+    return _table(
+        "Throttled",
+        ("limit", "key", "waiting", "budget", "rule", "next slot"),
+        [
+            (
+                b.limit, b.key, b.waiting, budget(b.used, b.available), b.rule,
+                "paused" if b.is_paused else until(b.next_slot_at, now) or "a permit",
+            )
+            for b in found
+        ],
+        room,
+    )  # fmt: skip
+
+
+def _nodes(look: LiveSnapshot, room: int) -> Table | Text:
+    if not look.nodes:
+        return Text("\nno node runs; start one with `headgate worker`", style="yellow")
+    return _table(
+        "Nodes",
+        ("process", "state", "heartbeat", "running", "slots", "version"),
+        [
+            (n.name, n.state, f"{lasting(n.heartbeat_age)} ago", n.running, n.slots, n.version or None)
+            for n in look.nodes
+        ],
+        room,
+    )
+
+
+def _failures(look: LiveSnapshot, room: int) -> Table | None:
+    if not look.failures:
+        return None
+    return _table(
+        "Last failures",
+        ("id", "task", "finished", "error"),
+        [
+            (
+                job.id,
+                job.task,
+                None if job.finished_at is None else f"{job.finished_at:%H:%M:%S}",
+                None if job.error is None else f"{job.error.type}: {job.error.message}".partition("\n")[0],
+            )
+            for job in look.failures
+        ],
+        room,
+    )
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], room: int) -> Table:
+    more = "" if len(rows) <= room else f"   {len(rows) - room} more"
+    table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim", title_justify="left")
+    table.title = Text(f"\n{title}{more}", style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
+    for row in rows[:room]:
+        table.add_row(*(as_text(cell) for cell in row))
+    return table

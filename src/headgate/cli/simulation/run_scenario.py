@@ -1,0 +1,77 @@
+"""Runs a scenario: the engine that workers run, on the memory store and on virtual time."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from headgate.app import Headgate
+from headgate.cli.quiet import quiet
+from headgate.cli.simulation.scenario import Scenario
+from headgate.cli.simulation.simulated_arrivals import in_groups
+from headgate.clock import SECOND, sleep, sleep_until
+from headgate.jobs.retry import RetryPolicy
+from headgate.testing.virtual_time import VirtualClock, run_virtual
+
+QUEUE = "simulated"
+
+LOOK_EVERY = 5.0
+"""Virtual seconds between two looks at whether everything is done."""
+
+
+class SimulatedJob(NamedTuple):
+    """A job of the scenario: its key, and when it came, started and ended (microseconds from the beginning)."""
+
+    key: str
+    came_at: int
+    started_at: int
+    ended_at: int
+
+
+class SimulationRun(NamedTuple):
+    """What became of a scenario: jobs that ran, by their start, how many limits turned away, how many still wait."""
+
+    ran: list[SimulatedJob]
+    rejected: int
+    left: int
+
+
+def run_scenario(scenario: Scenario) -> SimulationRun:
+    """The same for the same scenario, however often."""
+    with quiet():
+        return run_virtual(lambda clock: _run(scenario, clock), seed=scenario.seed)
+
+
+async def _run(scenario: Scenario, clock: VirtualClock) -> SimulationRun:
+    begin = clock.monotonic()
+    ran: list[SimulatedJob] = []
+    app = Headgate(
+        "memory://", clock=clock, random=Random(scenario.seed), retry=RetryPolicy(retries=0), audit="none", log_lines=0
+    )
+    app.queue(QUEUE, concurrency=scenario.slots)
+
+    @app.task(queue=QUEUE, limits=scenario.limits)
+    async def job(key: str, came_at: int) -> None:
+        started_at = clock.monotonic() - begin
+        if scenario.run_time:
+            await sleep(clock, scenario.run_time)
+        ran.append(SimulatedJob(key, came_at, started_at, clock.monotonic() - begin))
+
+    async with app:
+        last = begin + round(scenario.longest * SECOND)
+        come = 0
+        for group in in_groups(scenario.arrivals):
+            if begin + group[0].at > last:
+                break
+            await sleep_until(clock, begin + group[0].at)
+            await job.enqueue_many([(key, at) for at, key in group])
+            come += len(group)
+        while clock.monotonic() < last:
+            (counts,) = [each for each in await app.admin.counts() if each.queue == QUEUE]
+            if not counts.waiting and not counts.running:
+                break
+            await sleep(clock, LOOK_EVERY)
+        (counts,) = [each for each in await app.admin.counts() if each.queue == QUEUE]
+    rejected = counts.failed + counts.cancelled
+    ran.sort(key=lambda each: each.started_at)
+    return SimulationRun(ran, rejected, len(scenario.arrivals) - come + counts.waiting + counts.running)

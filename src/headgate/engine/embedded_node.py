@@ -1,0 +1,52 @@
+"""A node beside other work in a program: it ends with the block that it is for, and its crash ends the block."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from headgate.engine.node import Node
+
+
+class EmbeddedNode:
+    """Runs a node for as long as an `async with` block lasts.
+
+    When the node crashes, the block is cancelled and raises what the node died of, as the block of a TaskGroup does: a
+    program that went on without its worker would collect jobs that nobody runs.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._block: asyncio.Task[object] | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._is_left = False
+        self._has_cancelled = False
+
+    async def __aenter__(self) -> Self:
+        self._block = asyncio.current_task()
+        self._running = asyncio.get_running_loop().create_task(self._node.run(), name="headgate-node")
+        self._running.add_done_callback(self._note_end)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._running is not None
+        self._is_left = True
+        self._node.stop()
+        block = asyncio.current_task()
+        if self._has_cancelled and block is not None and block is self._block:
+            block.uncancel()
+        try:
+            await self._running
+        except Exception:
+            # The crash has been logged; whoever ends the whole program at this moment goes first.
+            if not isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+
+    def _note_end(self, running: asyncio.Task[None]) -> None:
+        has_crashed = not running.cancelled() and running.exception() is not None
+        if has_crashed and not self._is_left and self._block is not None:
+            # It changes nothing where the task that entered the block has ended, as the setup of a test may have.
+            self._has_cancelled = self._block.cancel()

@@ -1,0 +1,196 @@
+"""The guard: who is let in, and what they may do. It stands before everything that is served, pages and files too."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import cast
+
+from starlette.requests import Request
+
+from headgate.clock import Clock, sleep
+from headgate.errors import DeclarationError
+from headgate.http.auth import Auth, CallbackAuth, Role, SessionAuth, SignInFields, SignInForm, User, WrongCredential
+from headgate.http.failures import SignInFailures
+from headgate.http.http_error import HttpError
+from headgate.http.origin import canonical, is_same_site, peer_of
+from headgate.http.sessions import BrowserSession, Sessions, shown_cookies
+
+TOKEN = "x-headgate-token"
+"""The header of what changes something, with the token of the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestIdentity:
+    """Who asks, and the session of their browser; None where each request says who it is."""
+
+    user: User
+    session: BrowserSession | None = None
+
+
+class AccessControl:
+    """Finds out who somebody is, signs them in and out, and refuses what they may not do.
+
+    `secret` signs sessions and tokens; without one they are good in this process only, but for the tokens of an `auth`
+    that has a secret of its own.
+    """
+
+    def __init__(
+        self,
+        auth: Auth | None,
+        *,
+        read_only: bool,
+        trusted_proxies: Iterable[str],
+        secret: bytes | None,
+        clock: Clock,
+    ) -> None:
+        if auth is None or not hasattr(auth, "user"):
+            raise DeclarationError(_unsaid(auth))
+        self._auth = auth
+        self._signs_in = cast("SessionAuth", auth) if hasattr(auth, "sign_in") else None
+        self._read_only = read_only
+        self._trusted = frozenset(map(_proxy, trusted_proxies))
+        self._secret = secret
+        self._random = os.urandom(32)
+        self._clock = clock
+        self._failures = SignInFailures(clock)
+        self.sessions = None if self._signs_in is None else Sessions(self._signs_in, secret or self._random, clock)
+
+    @property
+    def form(self) -> SignInForm | None:
+        """What the sign-in page asks for; None where the host signs people in."""
+        return None if self._signs_in is None else self._signs_in.form
+
+    @property
+    def sign_in_url(self) -> str | None:
+        """Where the host signs people in, if it was said."""
+        return self._auth.sign_in_url if isinstance(self._auth, CallbackAuth) else None
+
+    async def visitor(self, request: Request) -> RequestIdentity:
+        """Who asks. Raises Refusal for whoever is not let in."""
+        cookies = [] if self.sessions is None else shown_cookies(request)
+        for cookie in cookies:
+            assert self.sessions is not None
+            if (session := self.sessions.find(cookie)) is not None:
+                return RequestIdentity(session.user, session)
+        shows_credential = "authorization" in request.headers
+        user = await self._slowly(request, self._auth.user(request), is_right_delayed=shows_credential)
+        if user is not None:
+            return RequestIdentity(user)
+        if cookies:
+            raise self._unknown("your session has ended; sign in again")
+        raise self._unknown("sign in first: this dashboard is for those who are known to it")
+
+    async def sign_in(self, request: Request, fields: SignInFields) -> str:
+        """The cookie of a new session. Raises Refusal for a wrong credential."""
+        if self._signs_in is None or self.sessions is None:
+            raise self._unknown("nobody signs in here; sign in where this dashboard is part of")
+        user = await self._slowly(request, self._signs_in.sign_in(fields), is_right_delayed=True)
+        assert user is not None
+        return self.sessions.begin(user)
+
+    async def _slowly(self, request: Request, check: Awaitable[User | None], *, is_right_delayed: bool) -> User | None:
+        """The answer of a check; where guesses failed before, it is held back for a moment, right or wrong."""
+        address = self._address(request)
+        try:
+            user = await check
+        except WrongCredential as refused:
+            self._failures.add(address, refused.name, refused.credential)
+            await sleep(self._clock, self._failures.delay(address, refused.name))
+            raise self._unknown("this user name, password or token is wrong") from None
+        if user is None or not is_right_delayed:
+            return user
+        if (delay := self._failures.delay(address, user.name)) > 0:
+            await sleep(self._clock, delay)
+        self._failures.forget(address, user.name)
+        return user
+
+    def _address(self, request: Request) -> str:
+        """Where it comes from, as far as the trusted proxies say it."""
+        peer = None if request.client is None else request.client.host
+        # Some proxies add a header of their own instead of going on with the one that came, which anybody can write.
+        return peer_of(peer, ", ".join(request.headers.getlist("x-forwarded-for")), self._trusted)
+
+    def _unknown(self, message: str) -> HttpError:
+        challenge = self._auth.challenge
+        return HttpError(401, "unauthorized", message, headers={"WWW-Authenticate": challenge} if challenge else None)
+
+    def token(self, user: User) -> str:
+        """What this user has to send with what changes something."""
+        own = self._auth.secret(user)
+        return hmac.new(
+            self._secret or own or self._random, f"{user.role}:{user.name}".encode(), hashlib.sha256
+        ).hexdigest()
+
+    def require(self, request: Request, visitor: RequestIdentity, role: Role, *, changes: bool) -> None:
+        """Raise Refusal unless the user may do what the role may, and meant to do it."""
+        user = visitor.user
+        if not user.may(role):
+            raise HttpError(403, "not_allowed", f"{user.name} is {user.role} here, and only {_who(role)} may do this")
+        if not changes:
+            return
+        if self._read_only:
+            raise HttpError(403, "read_only", "this dashboard only shows; nothing can be changed through it")
+        self.require_intent(request, visitor)
+
+    def require_intent(self, request: Request, visitor: RequestIdentity) -> None:
+        """Raise Refusal unless the user meant to ask for this, and was not led to it by another site."""
+        self.require_same_site(request)
+        # No browser sends a bearer token by itself, so whoever sends one means it.
+        if visitor.session is None and request.headers.get("authorization", "").lower().startswith("bearer "):
+            return
+        shown = request.headers.get(TOKEN, "")
+        if not hmac.compare_digest(shown.encode(), self.token(visitor.user).encode()):
+            raise HttpError(
+                403, "bad_token", "the header X-Headgate-Token has to hold the `token` of /api/session; read it again"
+            )
+
+    def require_same_site(self, request: Request) -> None:
+        """Raise Refusal for what a page of another site has asked for."""
+        if not is_same_site(request.headers, self._host(request)):
+            raise HttpError(
+                403,
+                "other_site",
+                "this was asked for by a page of another site; if it was not, the proxy in front of this has to pass "
+                "the Host header on, or to be one of the trusted_proxies and send X-Forwarded-Host",
+            )
+
+    def is_https(self, request: Request) -> bool:
+        """Whether the browser came by HTTPS, as far as it, the server or a trusted proxy says so."""
+        if request.headers.get("origin", "").startswith("https://"):
+            return True
+        peer = "" if request.client is None else request.client.host
+        forwarded = request.headers.get("x-forwarded-proto") if canonical(peer) in self._trusted else None
+        return (forwarded or str(request.scope.get("scheme", ""))).strip().lower() == "https"
+
+    def _host(self, request: Request) -> str:
+        """The name that was asked for, as the browser knows it."""
+        peer = "" if request.client is None else request.client.host
+        forwarded = request.headers.get("x-forwarded-host") if canonical(peer) in self._trusted else None
+        return forwarded or request.headers.get("host", "")
+
+
+def _unsaid(auth: object) -> str:
+    wrong = "" if auth is None else f", and {auth!r} is nothing that it knows"
+    return (
+        f"dashboard(app) has to be told who may see it{wrong}: dashboard(app, "
+        'auth=BasicAuth(ada=("admin", password))), or a BearerAuth, CallbackAuth or OneTimeToken'
+    )
+
+
+def _proxy(address: str) -> str:
+    """One that is not an address would match nobody, and everybody behind it would be counted as one."""
+    try:
+        return canonical(str(ip_address(address)))
+    except ValueError:
+        raise DeclarationError(
+            f"trusted_proxies: {address!r} is not an IP address; name each proxy by the address that it comes from"
+        ) from None
+
+
+def _who(role: Role) -> str:
+    return {"viewer": "viewers", "operator": "operators and admins", "admin": "admins"}[role]

@@ -1,0 +1,108 @@
+"""Gated calls: which line a call of another framework's task stands in, told from its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from headgate.errors import DeclarationError, PayloadError
+from headgate.limits.argument_fields import ArgumentFields, read_types
+from headgate.limits.bucket_store import Bucket
+from headgate.limits.key import SHARED, bucket_key, compile_key
+from headgate.limits.limit import Limit
+from headgate.limits.redis.message_lines import BucketLine
+from headgate.limits.redis.script import numbers
+from headgate.limits.rule import RATE
+
+logger = logging.getLogger("headgate.gates")
+
+
+def the_limit(where: str, *declared: object) -> Limit | None:
+    """The limit of a task, of what is declared in one place or another; None if nothing is.
+
+    Raises DeclarationError for several, and for what is no limit.
+    """
+    found = [each for each in declared if each is not None]
+    if not found:
+        return None
+    several = len(found) > 1 or isinstance(found[0], (list, tuple))
+    if several:
+        raise DeclarationError(f"{where} has several limits: a gate keeps one for a task; declare the tightest of them")
+    if not isinstance(found[0], Limit):
+        raise DeclarationError(f"limit={found[0]!r} of {where} is not a limit; write StrictRate('15/m', …)")
+    return found[0]
+
+
+def declare(limits: dict[str, Limit], task: str, limit: Limit) -> None:
+    """Note a limit of a task. Raises DeclarationError if it has another."""
+    if limits.setdefault(task, limit) != limit:
+        the_limit(repr(task), limits[task], limit)
+
+
+class GatedTask:
+    """A task of another framework, with its limit. Raises DeclarationError for a limit that a gate cannot keep.
+
+    `call` is the task's function: its signature tells which arguments there are.
+    """
+
+    def __init__(self, task: str, limit: Limit, call: Callable[..., object]) -> None:
+        self.limit = limit
+        self.name = limit.name or f"{task}:{limit.rule.kind}"
+        self._where = f"limit {self.name!r} of {task}"
+        self._signature = inspect.signature(call)
+        fields = ArgumentFields(read_types(call))
+        self._key = compile_key(limit.key, list(self._signature.parameters), self._where, fields)
+        self._has_warned = False
+        self._check()
+
+    def place(self, args: Sequence[object], kwargs: Mapping[str, object]) -> BucketLine | None:
+        """Where a call stands in line; None if it is not limited. Raises PayloadError where the limit says so."""
+        try:
+            # Arguments may be missing that the framework fills in when it runs the call.
+            bound = self._signature.bind_partial(*args, **kwargs)
+        except TypeError:
+            # It will fail when it runs, and say why better than we could.
+            return None
+        bound.apply_defaults()
+        try:
+            key = bucket_key(self._key(bound.arguments, {}))
+        except Exception as error:
+            reason = f"its key could not be computed: {type(error).__name__}: {error}"
+            if self.limit.on_key_error == "fail":
+                raise PayloadError(f"{self._where}: {reason}; nothing was published") from error
+            self._warn(reason)
+            return None
+        if not key and self.limit.key is not None:
+            if self.limit.on_missing_key == "fail":
+                raise PayloadError(f"{self._where}: its key came out empty; nothing was published")
+            if self.limit.on_missing_key == "run":
+                self._warn("its key came out empty")
+                return None
+            key = SHARED
+        return self.place_of(key)
+
+    def place_of(self, key: str) -> BucketLine:
+        assert isinstance(self.limit.cost, int)
+        return BucketLine(Bucket(self.name, key, self.limit.rule), self.limit.cost)
+
+    def _warn(self, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s: %s; such calls run without it", self._where, reason)
+
+    def _check(self) -> None:
+        limit = self.limit
+        if limit.rule.family != RATE:
+            raise DeclarationError(f"{self._where}: a gate keeps rates and windows, not {limit.rule.describe()}")
+        numbers(limit.rule)
+        if not isinstance(limit.cost, int):
+            raise DeclarationError(f"{self._where}: cost={limit.cost!r} must be a number; a gate knows no other cost")
+        refused = {
+            "on_limit": limit.on_limit != "wait",
+            "max_wait": limit.max_wait is not None,
+            "store": limit.store is not None,
+            "charge_retries": not limit.charge_retries,
+        }
+        for option in (option for option, is_set in refused.items() if is_set):
+            raise DeclarationError(f"{self._where}: {option}= is for jobs of Headgate; a gate lets calls wait")

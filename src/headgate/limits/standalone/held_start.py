@@ -1,0 +1,48 @@
+"""What a limiter gave out, and what may become of it."""
+
+from __future__ import annotations
+
+from headgate.errors import HeadgateError
+from headgate.limits.standalone.budget import Budget
+from headgate.limits.standalone.decision import Decision
+
+
+class _Holding:
+    def __init__(self, budget: Budget, key: str, cost: int, decision: Decision) -> None:
+        self._budget = budget
+        self._key = key
+        self.cost: int = cost
+        """What was charged for it, so far."""
+        self.decision = decision
+        self._budget.expect(key)
+
+    def _end(self) -> None:
+        """Give a permit back; a start stays charged."""
+        self._budget.expect_no_more(self._key)
+        if self._budget.hands_out_permits:
+            self._budget.release(self._key, self.cost)
+
+    def _checked(self, actual: int) -> int:
+        if self._budget.hands_out_permits:
+            raise HeadgateError("a permit is given back whole when its block ends; only a start has a cost to settle")
+        if isinstance(actual, bool) or not isinstance(actual, int) or actual < 0:
+            raise ValueError(f"an actual cost of {actual!r} must be a whole number of at least 0")
+        return actual
+
+
+class HeldStart(_Holding):
+    """A start that was granted, or a permit."""
+
+    async def settle(self, actual: int) -> None:
+        """Let the start count as `actual` from now on: the difference is charged or given back. May be repeated."""
+        cost, self.cost = self.cost, self._checked(actual)
+        await self._budget.settle_async(self._key, self.decision.decided_at, cost, actual)
+
+
+class SyncHeldStart(_Holding):
+    """A start that was granted, or a permit, held by a thread."""
+
+    def settle(self, actual: int) -> None:
+        """As `HeldStart.settle`."""
+        cost, self.cost = self.cost, self._checked(actual)
+        self._budget.settle(self._key, self.decision.decided_at, cost, actual)

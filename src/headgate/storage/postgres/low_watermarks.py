@@ -1,0 +1,88 @@
+"""Floors: where to begin reading, while dead rows make it slow to read from the start.
+
+Jobs are taken from the front of an index, and leave their dead entries there. As long as somebody's transaction is open
+that could still see them, nothing clears them away, and whoever reads from the start walks over all of them: one idle
+transaction made claims 50 times slower. So once reading from the start is slow, a process reads from what it took last,
+and only sweeps from the start every second. What the others give back or commit late below its floor waits for that
+sweep, at most; what nothing makes slow has no floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.clock import SECOND, Clock
+from headgate.storage.claiming import LaneHead
+
+SLOW = 3_000
+"""Reading from the start is slow when it takes more microseconds than this."""
+
+SWEEP_EVERY = SECOND
+
+SLACK = SECOND // 10
+"""Jobs are committed in about, not exactly, the order in which they were made."""
+
+
+class LowWatermarks:
+    """The floors of one process: `run_at` of jobs by lane, `since` of due lanes, `opens_at` of opened buckets."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lanes: dict[str, int] = {}
+        self._due = 0
+        self._opened = 0
+        self._swept_at = 0
+        self._are_used = False
+        self._round_trip = 0
+
+    def begin(self) -> None:
+        """A claim begins. It sweeps if the last sweep is a second ago, or was fast."""
+        if not self._are_used or self._clock.monotonic() - self._swept_at >= SWEEP_EVERY:
+            self._are_used = False
+            self._swept_at = self._clock.monotonic()
+
+    def looked(self, microseconds: int, in_server: int) -> None:
+        """A look took so long, of which it was so long in the server."""
+        self._round_trip = microseconds - in_server
+        self._took(in_server)
+
+    def took(self, microseconds: int) -> None:
+        """Another statement that reads from the front took so long, on its way and in the server."""
+        self._took(microseconds - self._round_trip)
+
+    def _took(self, microseconds: int) -> None:
+        if microseconds > SLOW:
+            self._are_used = True
+
+    @property
+    def sweeps_in(self) -> int | None:
+        """Microseconds until a claim sweeps; None if nothing is passed over at this moment."""
+        return max(0, self._swept_at + SWEEP_EVERY - self._clock.monotonic()) if self._are_used else None
+
+    def of(self, lane: str) -> int:
+        """Where to begin in a lane."""
+        return self._lanes.get(lane, 0) if self._are_used else 0
+
+    @property
+    def due(self) -> int:
+        """Where to begin among due lanes."""
+        return self._due if self._are_used else 0
+
+    @property
+    def opened(self) -> int:
+        """Where to begin among opened buckets."""
+        return self._opened if self._are_used else 0
+
+    def taken(self, lane: str, heads: Sequence[LaneHead]) -> None:
+        """These jobs were taken from the front of a lane."""
+        last = heads[-1]
+        # Those of the lowest priority are taken last: no older job is left then.
+        if last.priority == 0:
+            self._lanes[lane] = last.run_at - SLACK
+        if len(self._lanes) > 10_000:
+            self._lanes.clear()
+
+    def saw(self, due: Sequence[int], opened: Sequence[int], limit_now: int) -> None:
+        """What was there to be claimed: since when lanes were due, and when buckets had opened."""
+        self._due = min(due, default=limit_now) - SLACK
+        self._opened = min(opened, default=limit_now) - SLACK

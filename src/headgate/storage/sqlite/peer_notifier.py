@@ -1,0 +1,207 @@
+"""Other processes on the same file: telling them of changes, hearing of theirs, and noticing that the file is gone.
+
+A datagram on loopback after each commit wakes the nodes at once; every quarter of a second a look at SQLite's data
+version finds what no datagram told of, for example a job added inside a user's own transaction. SQLite is asked only
+when its log has been written to: every commit does that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from headgate.clock import Clock, sleep
+from headgate.errors import HeadgateError, StorageUnavailable
+from headgate.storage.driver import Wake
+from headgate.storage.facts import SAFE_FOR_SEVERAL
+
+logger = logging.getLogger("headgate.storage")
+
+LOOK_EVERY = 0.25
+FILE_EVERY = 8
+"""The file itself is looked at every so many looks."""
+
+WAL_ALARM = 512 * 1024 * 1024
+
+_WORD = b"headgate"
+_ENDINGS = b"headgate endings"
+
+
+class PeerNotifier:
+    """Wakes this process when another changes the file, and the others when this one does."""
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        look: Callable[[], Awaitable[int]],
+        wake: Wake,
+        on_lost: Callable[[HeadgateError], None],
+    ) -> None:
+        # SQLite keeps its log beside the file itself, also where only a link leads to it.
+        self._path = path.resolve()
+        self._log = self._path.with_name(self._path.name + "-wal")
+        self._names = str(self._path), str(self._log)
+        self._clock = clock
+        self._look = look
+        self._wake = wake
+        self._on_lost = on_lost
+        self._identity = self._identify()
+        self._stamp: _Stamp | None = None
+        self._was_written = True
+        self._alarmed = False
+        self._is_warned = False
+        self._socket: socket.socket | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def open(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._socket.fileno(), self._hear)
+        self._watching = loop.create_task(self._watch(), name="headgate-neighbours")
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+            self._watching = None
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    def call(self, ports: Sequence[int], *, only_endings: bool = False) -> None:
+        """Send these ports that something changed, from any thread; their look makes up for a lost datagram."""
+        own = self._socket
+        if own is None:
+            return
+        for port in ports:
+            if port != self.port:
+                self._warn_of_version()
+                try:
+                    own.sendto(_ENDINGS if only_endings else _WORD, ("127.0.0.1", port))
+                except OSError as error:
+                    logger.debug("no datagram to port %s: %s", port, error)
+
+    def _warn_of_version(self) -> None:
+        if not self._is_warned and sqlite3.sqlite_version_info < SAFE_FOR_SEVERAL:
+            logger.warning(
+                "SQLite %s can, rarely, corrupt a file that several processes write and checkpoint at the same moment; "
+                "use a Python with SQLite %s or newer, or one worker process",
+                sqlite3.sqlite_version,
+                ".".join(map(str, SAFE_FOR_SEVERAL)),
+            )
+        self._is_warned = True
+
+    def _hear(self) -> None:
+        assert self._socket is not None
+        heard: set[bytes] = set()
+        try:
+            # However much has come in, it means no more than one of each.
+            while True:
+                heard.add(self._socket.recv(64))
+        except BlockingIOError:
+            if not heard.isdisjoint((_WORD, _ENDINGS)):
+                self._wake(only_endings=_WORD not in heard)
+
+    async def _watch(self) -> None:
+        seen: int | None = None
+        looks = 0
+        while True:
+            await sleep(self._clock, LOOK_EVERY)
+            looks += 1
+            if looks % FILE_EVERY == 0:
+                self._look_at_file()
+            if not self._may_have_changed():
+                continue
+            try:
+                version = await self._look()
+            except StorageUnavailable as error:
+                logger.warning("cannot look at %s: %s", self._path, error)
+                self._was_written = True
+                continue
+            if version != seen:
+                seen = version
+                self._wake()
+
+    def _may_have_changed(self) -> bool:
+        """Whether the log was written to since SQLite was asked; by this process as well.
+
+        A file's time advances in ticks of up to 10 ms, so what is written just after a look may bear the same time as
+        what was written just before. The next look asks once more, and then the tick is over. Times in whole seconds,
+        as some old filesystems keep them, say too little.
+        """
+        stamp = _stamp(self._names[1])
+        was_written, self._was_written = self._was_written, stamp != self._stamp
+        self._stamp = stamp
+        return was_written or self._was_written or stamp is None or stamp.written_at % 1_000_000_000 == 0
+
+    def _identify(self) -> tuple[_FileIdentity, _FileIdentity]:
+        """The file and its log, which stays in place as long as anybody has the file open."""
+        return _identity(self._names[0]), _identity(self._names[1])
+
+    def is_file_lost(self) -> bool:
+        """Whether the file or its log is not the one that was opened; two looks into a folder, 4 µs."""
+        return self._identify() != self._identity
+
+    def lost(self) -> StorageUnavailable:
+        """What every verb raises then."""
+        return StorageUnavailable(
+            f"{self._path} was removed or replaced while it was open; what is written now would be lost: "
+            "put it back and restart this process"
+        )
+
+    def _look_at_file(self) -> None:
+        if self.is_file_lost():
+            self._on_lost(self.lost())
+            return
+        size = _size(self._log)
+        if size > WAL_ALARM and not self._alarmed:
+            logger.warning(
+                "%s has grown to %d MiB: a reader that stays open keeps SQLite from emptying it", self._log, size >> 20
+            )
+        self._alarmed = size > WAL_ALARM
+
+
+_FileIdentity = tuple[int, int]
+_NOWHERE: _FileIdentity = (0, 0)
+
+
+def _identity(path: str) -> _FileIdentity:
+    try:
+        status = os.stat(path)  # noqa: PTH116 (at each commit, and Path.stat takes twice as long)
+    except OSError:
+        return _NOWHERE
+    return status.st_dev, status.st_ino
+
+
+class _Stamp(NamedTuple):
+    """What the folder says of a file that is written to."""
+
+    size: int
+    written_at: int
+
+
+def _stamp(path: str) -> _Stamp | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 (as above)
+    except OSError:
+        return None
+    return _Stamp(status.st_size, status.st_mtime_ns)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

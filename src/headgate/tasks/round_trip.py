@@ -1,0 +1,126 @@
+"""Survival: which part of a value does not come back from JSON as it went in."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from headgate.tasks.values import to_json
+
+MAX_DEPTH = 100
+"""How deep a payload may be nested; deeper ones would meet Python's recursion limit, here or in another process."""
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+class RoundTripDifference(NamedTuple):
+    """A part of a value that is not what it was: where it is (""= the value itself), before and after."""
+
+    path: str
+    before: Any
+    after: Any
+
+
+def equal(before: Any, after: Any) -> bool:
+    """Whether two values compare as equal; those that cannot be compared do not."""
+    try:
+        return bool(before == after)
+    except Exception:  # whatever their own comparison raises
+        return False
+
+
+def first_difference(before: Any, after: Any, *, loose: bool = False, path: str = "") -> RoundTripDifference | None:
+    """Where a value has changed, None if nowhere; with `loose`, a list may come back for a tuple."""
+    if equal(before, after):
+        return None
+    parts = _common_parts(before, after, loose)
+    if parts is None:
+        return RoundTripDifference(path, before, after)
+    found = (first_difference(one, other, loose=loose, path=path + step) for step, one, other in parts)
+    return next((difference for difference in found if difference is not None), None)
+
+
+def unwritable_part(value: Any, path: str = "") -> tuple[str, Exception] | None:
+    """The innermost part of a value that has no JSON form, and why; None if all of it has one."""
+    try:
+        to_json(value)
+    except RecursionError as error:
+        return path, error
+    except Exception as error:  # with whatever the code of a model or a class raises
+        inner = (unwritable_part(part, path + step) for step, part in _parts(value))
+        return next((found for found in inner if found is not None), (path, error))
+    return None
+
+
+def is_too_deep(payload: bytes) -> bool:
+    """Whether JSON is nested deeper than MAX_DEPTH."""
+    if payload.count(b"[") + payload.count(b"{") <= MAX_DEPTH:
+        return False
+    depth = 0
+    for bracket in _STRING.sub(b"", payload).translate(None, _NO_BRACKETS):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAX_DEPTH:
+            return True
+    return False
+
+
+def shown(value: Any) -> str:
+    """A value as a short text for an error, whatever it is: some cannot be printed."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"<{type(value).__qualname__}>"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _common_parts(before: Any, after: Any, loose: bool) -> Iterable[tuple[str, Any, Any]] | None:
+    """The parts of two unequal values, where they have the same ones; None where they differ themselves."""
+    if loose and isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
+        pass
+    elif type(before) is not type(after):
+        return None
+    if isinstance(before, Decimal):
+        # NaN is not equal to itself.
+        return () if before.is_nan() and str(before) == str(after) else None
+    if isinstance(before, datetime):
+        # In the hour that a clock repeats, Python takes the same instant in two time zones for unequal.
+        aware = before.tzinfo is not None and after.tzinfo is not None
+        return () if aware and before.astimezone(UTC) == after.astimezone(UTC) else None
+    if isinstance(before, Mapping) and before.keys() != after.keys():
+        return None
+    ours, theirs = list(_parts(before)), list(_parts(after))
+    if not ours or [step for step, _ in ours] != [step for step, _ in theirs]:
+        return None
+    return [(step, one, other) for (step, one), (_, other) in zip(ours, theirs, strict=True)]
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value is made of, each with the step that leads to it."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield f"[{shown(key)}]", item
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield f"[{index}]", item
+    elif isinstance(value, (set, frozenset)):
+        for item in value:
+            yield f"[{shown(item)}]", item
+    else:
+        for name in _field_names(type(value)):
+            if hasattr(value, name):
+                yield f".{name}", getattr(value, name)
+
+
+def _field_names(kind: type[Any]) -> Iterable[str]:
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind) if field.compare]
+    if hasattr(kind, "__attrs_attrs__"):
+        return [attribute.name for attribute in kind.__attrs_attrs__]
+    if hasattr(kind, "__pydantic_fields__"):
+        return [*kind.__pydantic_fields__, "__pydantic_extra__", "__pydantic_private__"]
+    return getattr(kind, "__struct_fields__", ())

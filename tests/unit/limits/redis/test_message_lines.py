@@ -1,0 +1,295 @@
+"""The line before a bucket, on a real Redis and in a time of its own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+import redis
+
+from headgate.clock import SECOND
+from headgate.errors import StorageUnavailable
+from headgate.limits.bucket_store import Bucket
+from headgate.limits.fixed_window import FixedWindow
+from headgate.limits.limit import AnyRule
+from headgate.limits.rate_limit import RateLimit
+from headgate.limits.redis.blocking_lines import BlockingLines
+from headgate.limits.redis.message_lines import SENDING_FOR, UNDER_WAY_FOR, BucketLine, MessageLines, RunScript, Steps
+from headgate.limits.redis.redis_buckets import RedisBuckets
+from headgate.limits.sliding_window import SlidingWindow
+from headgate.limits.strict_rate import StrictRate
+from tests.redis_server import redis_url  # noqa: F401
+
+T = TypeVar("T")
+TWO_A_MINUTE = StrictRate("2/m", margin=0).rule
+
+
+class Shop:
+    """A program with lines of its own; `published` is what its broker was given."""
+
+    def __init__(self, client: Any, prefix: str, name: str, now: Callable[[], int]) -> None:
+        self.lines = MessageLines(name, prefix, limit_time=now)
+        self.client = client
+        self.published: list[bytes] = []
+
+    def ask(self, steps: Steps[T], *, until_sent: int | None = None) -> T | None:
+        """Do what `steps` want; killed at the sending of the message of that number."""
+        reply = None
+        while True:
+            try:
+                step = steps.send(reply)
+            except StopIteration as done:
+                answer: T = done.value
+                return answer
+            if isinstance(step, RunScript):
+                told = (len(step.keys), *step.keys, *step.arguments)
+                reply = self.client.execute_command("EVAL", step.script.source, *told)
+            elif until_sent == len(self.published):
+                return None
+            else:
+                reply = self.published.append(step.message)  # type: ignore[func-returns-value]
+
+    def arrive(self, place: BucketLine, *ids: str) -> list[bool]:
+        return [bool(self.ask(self.lines.arrive(place, id, f"message {id}".encode()))) for id in ids]
+
+    def start(self, place: BucketLine, *ids: str) -> list[bool]:
+        return [bool(self.ask(self.lines.start(place, id))) for id in ids]
+
+    def release(self, place: BucketLine, *, until_sent: int | None = None) -> list[str]:
+        before = len(self.published)
+        self.ask(self.lines.release_from(place), until_sent=until_sent)
+        return [message.decode().removeprefix("message ") for message in self.published[before:]]
+
+
+class Time:
+    now = 1_000_000 * SECOND
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:  # noqa: F811
+    with redis.Redis.from_url(redis_url, protocol=2) as client:
+        yield client
+
+
+@pytest.fixture
+def prefix() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def shop(client: Any, prefix: str, time: Time) -> Shop:
+    return Shop(client, prefix, "shop", time)
+
+
+def place(rule: AnyRule = TWO_A_MINUTE, cost: int = 1) -> BucketLine:
+    return BucketLine(Bucket("calls", "42", rule), cost)
+
+
+def test_what_may_be_published_has_its_budget_set_aside_before_it_starts(shop: Shop) -> None:
+    assert shop.arrive(place(), "a", "b", "c", "d") == [True, True, False, False]
+    assert shop.release(place()) == []
+    assert shop.start(place(), "a", "b") == [True, True]
+
+
+def test_who_came_first_is_let_go_first_and_as_many_as_fit(shop: Shop, time: Time) -> None:
+    shop.arrive(place(), *"abcdef")
+    shop.start(place(), *"ab")
+    time.now += 60 * SECOND
+    assert shop.release(place()) == ["c", "d"]
+    assert shop.release(place()) == []
+    shop.start(place(), *"cd")
+    time.now += 60 * SECOND
+    assert shop.release(place()) == ["e", "f"]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        RateLimit("2/m").rule,
+        FixedWindow("2/m").rule,
+        SlidingWindow("2/m").rule,
+        TWO_A_MINUTE,
+        RateLimit("1/m", burst=1).rule,
+    ],
+    ids=lambda rule: rule.describe(),
+)
+def test_everybody_is_let_go_in_the_end_under_each_rule(shop: Shop, time: Time, rule: AnyRule) -> None:
+    ids = [f"{number:02}" for number in range(9)]
+    waiting = [id for id in ids if not shop.arrive(place(rule), id)[0]]
+    shop.start(place(rule), *(id for id in ids if id not in waiting))
+    let_go: list[str] = []
+    for _ in range(40):
+        time.now += 30 * SECOND
+        released = shop.release(place(rule))
+        assert all(shop.start(place(rule), *released))
+        let_go += released
+    assert let_go == waiting
+    assert len(waiting) >= 7
+
+
+def test_one_that_arrives_twice_stands_in_line_once(shop: Shop, time: Time) -> None:
+    assert shop.arrive(place(), *"abccd") == [True, True, False, False, False]
+    assert shop.arrive(place(), "a") == [True]
+    shop.start(place(), *"ab")
+    time.now += 60 * SECOND
+    assert shop.release(place()) == ["c", "d"]
+
+
+def test_nobody_overtakes_a_line(shop: Shop, time: Time) -> None:
+    shop.arrive(place(), *"abc")
+    shop.start(place(), *"ab")
+    time.now += 60 * SECOND
+    assert shop.arrive(place(), "d") == [False]
+
+
+def test_a_message_whose_sender_died_goes_back_to_its_place(shop: Shop, time: Time) -> None:
+    shop.arrive(place(), *"abcde")
+    shop.start(place(), *"ab")
+    time.now += 60 * SECOND
+    assert shop.release(place(), until_sent=1) == ["c"]
+    # It is lent out, and nobody else is given it.
+    assert shop.release(place()) == []
+    # The first was published, started, and is not sent again.
+    assert shop.start(place(), "c") == [True]
+    time.now += SENDING_FOR
+    assert shop.release(place()) == ["d"]
+
+
+def test_one_that_others_were_quicker_than_waits_at_the_head(client: Any, prefix: str, shop: Shop, time: Time) -> None:
+    quick = place(StrictRate("2/30s", margin=0).rule)
+    neighbour = Shop(client, prefix, "neighbour", time)
+    shop.arrive(quick, *"abc")
+    assert neighbour.arrive(quick, *"xy") == [True, True]
+    assert neighbour.start(quick, *"xy") == [True, True]
+    assert shop.start(quick, "a") == [False]
+    assert shop.arrive(quick, "a") == [False]
+    time.now += 30 * SECOND
+    assert shop.release(quick) == ["a"]
+    shop.start(quick, "a", "b")
+    time.now += 30 * SECOND
+    assert shop.release(quick) == ["c"]
+
+
+def test_a_newcomer_does_not_start_on_what_is_set_aside_for_others(shop: Shop) -> None:
+    shop.arrive(place(), *"ab")
+    assert shop.start(place(), "jumper") == [False]
+    assert shop.start(place(), *"ab") == [True, True]
+
+
+def test_what_is_under_way_for_too_long_gives_its_budget_back(shop: Shop, time: Time) -> None:
+    shop.arrive(place(), *"abcd")
+    time.now += UNDER_WAY_FOR
+    assert shop.release(place()) == ["c", "d"]
+
+
+def test_what_comes_late_does_not_wait_in_line_once_more(shop: Shop, time: Time) -> None:
+    shop.arrive(place(), *"abcde")
+    time.now += UNDER_WAY_FOR
+    assert shop.release(place()) == ["c", "d"]
+    time.now += UNDER_WAY_FOR
+    # A consumer lets them pass, and they start as long as there is budget.
+    assert shop.arrive(place(), *"abcd") == [True] * 4
+    assert shop.start(place(), *"cab") == [True, True, False]
+    assert shop.arrive(place(), "b") == [False]
+    time.now += 60 * SECOND
+    assert shop.release(place()) == ["b", "e"]
+
+
+def test_one_that_is_forgotten_makes_room_wherever_it_was(shop: Shop, time: Time) -> None:
+    shop.arrive(place(), *"abcd")
+    for id in "ac":
+        shop.ask(shop.lines.forget(place(), id))
+    assert shop.release(place()) == ["d"]
+
+
+def test_each_start_weighs_its_cost(shop: Shop, time: Time) -> None:
+    heavy = place(RateLimit("6/m").rule, 3)
+    assert shop.arrive(heavy, *"abc") == [True, True, False]
+    assert shop.start(heavy, *"ab") == [True, True]
+    time.now += 29 * SECOND
+    assert shop.release(heavy) == []
+    time.now += SECOND
+    assert shop.release(heavy) == ["c"]
+
+
+def test_a_line_goes_on_under_another_rule(shop: Shop, time: Time) -> None:
+    shop.arrive(place(), *"abcd")
+    shop.start(place(), *"ab")
+    faster = place(RateLimit("4/m").rule)
+    assert shop.release(faster) == []
+    time.now += 120 * SECOND
+    assert shop.release(faster) == ["c", "d"]
+    assert shop.start(faster, *"cd") == [True, True]
+
+
+def test_a_line_is_told_to_one_of_those_who_ask(client: Any, prefix: str) -> None:
+    shop = Shop(client, prefix, "shop", lambda: 0)
+    shop.lines = MessageLines("shop", prefix)
+    shop.arrive(place(), *"abc")
+    shop.ask(shop.lines.forget(place(), "a"))
+    seen: list[str] = []
+
+    def find(limit: str, key: str) -> BucketLine | None:
+        seen.append(key)
+        return None
+
+    shop.ask(shop.lines.release(find))
+    shop.ask(shop.lines.release(find))
+    assert seen == ["42"]
+
+
+def test_what_waits_leaves_nothing_behind_but_what_is_under_way(client: Any, prefix: str, shop: Shop) -> None:
+    shop.arrive(place(), *"abcd")
+    for id in "abcd":
+        shop.ask(shop.lines.forget(place(), id))
+    assert client.keys(f"*{prefix}*") == []
+
+
+async def test_limiters_and_lines_share_their_budget(redis_url: str, prefix: str, shop: Shop, time: Time) -> None:  # noqa: F811
+    buckets = RedisBuckets.from_url(redis_url, prefix=prefix, limit_time=time)
+    await buckets.open()
+    try:
+        shop.arrive(place(), "a")
+        shop.start(place(), "a")
+        assert (await buckets.take(place().bucket, count=5)).granted == 1
+        assert shop.arrive(place(), "b") == [False]
+    finally:
+        await buckets.close()
+
+
+async def test_a_line_waits_until_a_penalty_of_its_bucket_is_over(
+    redis_url: str,  # noqa: F811
+    prefix: str,
+    shop: Shop,
+    time: Time,
+) -> None:
+    buckets = RedisBuckets.from_url(redis_url, prefix=prefix, limit_time=time)
+    await buckets.open()
+    try:
+        assert shop.arrive(place(), "a") == [True]
+        await buckets.penalize(place().bucket, 90 * SECOND)
+        assert shop.start(place(), "a") == [False]
+        assert shop.arrive(place(), "a", "b") == [False, False]
+        time.now += 60 * SECOND
+        assert shop.release(place()) == []
+        time.now += 30 * SECOND
+        assert shop.release(place()) == ["a", "b"]
+        assert shop.start(place(), "a", "b") == [True, True]
+    finally:
+        await buckets.close()
+
+
+def test_a_redis_that_is_away_is_said_to_be() -> None:
+    away = BlockingLines("redis://127.0.0.1:1/0", "shop", publish=lambda _: None, find=lambda *_: None)
+    with pytest.raises(StorageUnavailable, match="Redis: Error 111"):
+        away.ask(away.lines.start(place(), "a"))

@@ -1,0 +1,85 @@
+"""Where reading begins while dead rows make it slow to read from the start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate.storage.claiming import LaneHead
+from headgate.storage.postgres.low_watermarks import SLACK, SLOW, SWEEP_EVERY, LowWatermarks
+from headgate.testing.manual_clock import ManualClock
+
+LANE = "lane"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def floors(clock: ManualClock) -> LowWatermarks:
+    return LowWatermarks(clock)
+
+
+def head(run_at: int, priority: int = 0) -> LaneHead:
+    values: dict[str, Any] = dict.fromkeys(LaneHead.__struct_fields__)
+    return LaneHead(**{**values, "run_at": run_at, "priority": priority})
+
+
+def test_what_is_fast_has_no_floor(floors: LowWatermarks) -> None:
+    floors.begin()
+    floors.taken(LANE, [head(10 * SLACK)])
+    floors.took(SLOW)
+    floors.begin()
+    assert floors.of(LANE) == 0
+
+
+def test_what_is_slow_begins_at_what_was_taken_last(floors: LowWatermarks) -> None:
+    floors.begin()
+    floors.taken(LANE, [head(9 * SLACK), head(10 * SLACK)])
+    floors.saw([50 * SLACK, 40 * SLACK], [], 60 * SLACK)
+    floors.took(SLOW + 1)
+    floors.begin()
+    assert (floors.of(LANE), floors.of("other")) == (9 * SLACK, 0)
+    assert (floors.due, floors.opened) == (39 * SLACK, 59 * SLACK)
+
+
+def test_a_far_server_is_not_a_slow_one(floors: LowWatermarks) -> None:
+    floors.begin()
+    floors.taken(LANE, [head(10 * SLACK)])
+    floors.looked(20 * SLOW, 10)
+    floors.took(20 * SLOW)
+    assert floors.sweeps_in is None
+    floors.took(22 * SLOW)
+    assert floors.sweeps_in == SWEEP_EVERY
+
+
+def test_it_sweeps_from_the_start_every_second_and_stops_when_that_is_fast(
+    floors: LowWatermarks, clock: ManualClock
+) -> None:
+    floors.begin()
+    floors.taken(LANE, [head(10 * SLACK)])
+    floors.took(SLOW + 1)
+    for _ in range(9):
+        clock.advance(0.1)
+        floors.begin()
+        floors.took(10)
+        assert floors.of(LANE) > 0
+    clock.advance(0.1)
+    floors.begin()
+    assert floors.of(LANE) == 0
+    floors.took(10)
+    clock.advance(0.1)
+    floors.begin()
+    assert floors.of(LANE) == 0
+
+
+def test_jobs_of_a_higher_priority_raise_no_floor(floors: LowWatermarks) -> None:
+    """Older jobs of a lower one may be left."""
+    floors.begin()
+    floors.taken(LANE, [head(5 * SLACK)])
+    floors.taken(LANE, [head(100 * SLACK, priority=3)])
+    floors.took(SLOW + 1)
+    assert floors.of(LANE) == 4 * SLACK

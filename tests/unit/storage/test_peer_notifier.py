@@ -1,0 +1,196 @@
+"""Other processes on the same file: what one instance hears, tells, and notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from headgate.errors import HeadgateError, StorageUnavailable
+from headgate.storage.sqlite import peer_notifier as module
+from headgate.storage.sqlite.peer_notifier import PeerNotifier
+from headgate.testing.manual_clock import ManualClock
+
+
+class Surroundings:
+    """A file with its log, and what a look finds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "jobs.db"
+        self.path.touch()
+        self.log = folder / "jobs.db-wal"
+        self.log.touch()
+        self.clock = ManualClock()
+        self.version = 1
+        self.failing = False
+        self.woken = asyncio.Event()
+        self.only_endings: bool | None = None
+        self.lost: list[HeadgateError] = []
+        self.asked = 0
+
+    async def look(self) -> int:
+        self.asked += 1
+        if self.failing:
+            raise StorageUnavailable("not now")
+        return self.version
+
+    def wake(self, *, only_endings: bool = False) -> None:
+        self.only_endings = only_endings
+        self.woken.set()
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[PeerNotifier]:
+        peer_notifier = PeerNotifier(self.path, self.clock, self.look, self.wake, self.lost.append)
+        await peer_notifier.open()
+        try:
+            yield peer_notifier
+        finally:
+            await peer_notifier.close()
+
+    async def pass_looks(self, count: int) -> None:
+        """Let so many looks come and go."""
+        for _ in range(count):
+            await asyncio.sleep(0)
+            self.clock.advance(module.LOOK_EVERY)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    def commit(self, *, at: float | None = None) -> None:
+        """Another process commits; the clock of the filesystem says `at`, or what time it is."""
+        self.version += 1
+        with self.log.open("r+b") as log:
+            log.write(b"\0")
+        if at is not None:
+            os.utime(self.log, (at, at))
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Surroundings:
+    return Surroundings(tmp_path)
+
+
+async def test_a_log_that_grows_too_large_is_told_once_and_again_after_it_shrank(
+    around: Surroundings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "WAL_ALARM", 3 << 20)
+    with caplog.at_level(logging.WARNING, logger="headgate.storage"):
+        async with around.watched():
+            await around.pass_looks(module.FILE_EVERY)
+            assert caplog.records == []
+            for times in (1, 2):
+                around.log.write_bytes(b"\0" * ((4 << 20) + 1))
+                await around.pass_looks(3 * module.FILE_EVERY)
+                assert [record.message for record in caplog.records] == [
+                    f"{around.log} has grown to 4 MiB: a reader that stays open keeps SQLite from emptying it"
+                ] * times
+                around.log.write_bytes(b"")
+                await around.pass_looks(module.FILE_EVERY)
+    assert around.lost == []
+
+
+async def test_a_lost_file_is_noticed_even_while_looks_fail(around: Surroundings) -> None:
+    async with around.watched():
+        around.failing = True
+        await around.pass_looks(module.FILE_EVERY)
+        assert around.lost == []
+        around.path.unlink()
+        await around.pass_looks(module.FILE_EVERY)
+        assert "was removed or replaced while it was open" in str(around.lost[0])
+
+
+async def test_a_changed_file_wakes_and_an_unchanged_one_does_not(around: Surroundings) -> None:
+    async with around.watched():
+        await around.pass_looks(1)
+        around.woken.clear()
+        await around.pass_looks(10)
+        assert not around.woken.is_set()
+        around.commit()
+        await around.pass_looks(1)
+        assert around.woken.is_set()
+
+
+async def test_sqlite_is_asked_only_while_its_log_is_written_to(around: Surroundings) -> None:
+    around.commit(at=1_000_000.5)
+    async with around.watched():
+        await around.pass_looks(2)
+        asked = around.asked
+        await around.pass_looks(10)
+        assert around.asked == asked
+        around.commit(at=1_000_001.5)
+        await around.pass_looks(1)
+        assert around.asked == asked + 1
+
+
+async def test_what_is_written_within_the_same_tick_of_the_filesystem_wakes(around: Surroundings) -> None:
+    async with around.watched():
+        around.commit(at=1_000_000.5)
+        await around.pass_looks(5)
+        around.commit(at=1_000_001.5)
+        await around.pass_looks(1)
+        around.woken.clear()
+        around.commit(at=1_000_001.5)
+        await around.pass_looks(1)
+        assert around.woken.is_set()
+
+
+async def test_a_filesystem_with_times_in_whole_seconds_is_not_relied_on(around: Surroundings) -> None:
+    async with around.watched():
+        around.commit(at=1_000_000)
+        await around.pass_looks(5)
+        around.woken.clear()
+        around.commit(at=1_000_000)
+        await around.pass_looks(1)
+        assert around.woken.is_set()
+
+
+async def test_a_look_that_failed_is_made_again(around: Surroundings) -> None:
+    async with around.watched():
+        await around.pass_looks(5)
+        around.woken.clear()
+        around.failing = True
+        around.commit(at=1_000_000.5)
+        await around.pass_looks(5)
+        assert not around.woken.is_set()
+        around.failing = False
+        await around.pass_looks(1)
+        assert around.woken.is_set()
+
+
+async def test_a_datagram_wakes_and_only_our_word_does(around: Surroundings) -> None:
+    async with around.watched() as peer_notifier:
+        await around.pass_looks(1)
+        around.woken.clear()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"something else", ("127.0.0.1", peer_notifier.port))
+            sender.sendto(b"x" * 1000, ("127.0.0.1", peer_notifier.port))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not around.woken.is_set()
+            sender.sendto(b"headgate", ("127.0.0.1", peer_notifier.port))
+            await asyncio.wait_for(around.woken.wait(), 5)
+            assert around.only_endings is False
+            around.woken.clear()
+            sender.sendto(b"headgate endings", ("127.0.0.1", peer_notifier.port))
+            await asyncio.wait_for(around.woken.wait(), 5)
+            assert around.only_endings is True
+
+
+async def test_a_call_reaches_the_others_and_survives_those_that_are_gone(around: Surroundings) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, socket.socket() as unused:
+        other.bind(("127.0.0.1", 0))
+        other.settimeout(5)
+        unused.bind(("127.0.0.1", 0))
+        ports = [unused.getsockname()[1], 1, other.getsockname()[1]]
+        async with around.watched() as peer_notifier:
+            for _ in range(3):
+                peer_notifier.call(ports)
+                assert other.recv(64) == b"headgate"
+            peer_notifier.call(ports, only_endings=True)
+            assert other.recv(64) == b"headgate endings"
+        peer_notifier.call(ports)
