@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headgate.app import Headgate
     from headgate.errors import (
+        BatchNotFound,
         CostExceedsLimit,
         DeclarationError,
         DuplicateJob,
@@ -112,6 +113,7 @@ __all__ = [
     "JobCancelled",
     "JobExpired",
     "JobFailed",
+    "BatchNotFound",
     "JobNotFound",
     "LeaderNotFound",
     "LeaderNotSucceeded",
@@ -141,6 +143,7 @@ _PLACES = {
     "JobCancelled": "headgate.errors",
     "JobExpired": "headgate.errors",
     "JobFailed": "headgate.errors",
+    "BatchNotFound": "headgate.errors",
     "JobNotFound": "headgate.errors",
     "LeaderNotFound": "headgate.errors",
     "LeaderNotSucceeded": "headgate.errors",

@@ -97,6 +97,16 @@ class JobNotFound(HeadgateError, LookupError):
         self.job_id = job_id
 
 
+class BatchNotFound(JobNotFound):
+    """No batch with this id is stored, or all its jobs have been pruned."""
+
+    def __init__(self, batch_id: str) -> None:
+        HeadgateError.__init__(
+            self, f"no batch {batch_id} is stored; its jobs may have been pruned after their retention"
+        )
+        self.job_id = batch_id
+
+
 class ScheduleNotFound(HeadgateError, LookupError):
     """No schedule of this name is stored, or it has been removed."""
 

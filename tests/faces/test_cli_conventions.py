@@ -136,7 +136,7 @@ def test_a_question_that_nobody_can_answer_says_what_to_do(make: Make) -> None:
     Path("jobs.db").touch()
     result = call("schedules", "remove", target, "nightly", input="")
     assert result.exit_code == 1
-    assert result.stderr.splitlines()[-1] == ("Error: nobody is there to answer; add --yes, or --dry-run to see more")
+    assert result.stderr.splitlines()[-1] == "Error: there is no terminal to answer on; add --yes"
     assert result.stdout == ""
 
 

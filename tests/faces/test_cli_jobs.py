@@ -314,6 +314,7 @@ def test_a_batch_is_known_by_its_id(project: Project) -> None:
     assert answer("batches", "list", "--before", id) == []
     assert answer("batches", "show", id) == listed
     assert "pending" in call("batches", "show", id).output
+    assert "no batch nope is stored" in call("batches", "show", "nope").output
     assert answer("batches", "cancel", id, "--dry-run")["changed"] == 2
     assert call("batches", "cancel", then, "--yes").exit_code == 1, "it is no batch"
     assert f"it follows batch {id} (1 of 3 final)" in call("jobs", "explain", then).output
@@ -473,7 +474,7 @@ def test_any_number_of_jobs_that_cannot_be_changed_is_in_nobodys_way(project: Pr
 def test_a_look_at_what_is_not_there_does_not_make_it(project: Project) -> None:
     """From another directory every command made an empty file there, and said that all was well."""
     (project.path / "jobs.db").unlink()
-    for line in ("status", "jobs list", "jobs count", "limits list", "nodes", "queues list", "audit"):
+    for line in ("status", "jobs list", "jobs count", "limits list", "nodes list", "queues list", "audit"):
         result = call(*line.split())
         assert (result.exit_code, str(project.path / "jobs.db") in result.output) == (1, True), result.output
     assert not (project.path / "jobs.db").exists()
@@ -524,20 +525,20 @@ def test_nodes_tell_what_they_serve(project: Project) -> None:
     (node,) = project.do(work, running=True)
     assert (node.queues, node.slots, node.state) == ({"default": 100, "mail": 100}, 200, "alive")
     assert node.version == importlib.import_module("importlib.metadata").version("headgate")
-    assert answer("nodes") == []
+    assert answer("nodes", "list") == []
 
     async def join(app: Headgate) -> None:
         await app._storage.join("node-1", "web-1:42", queues={"mail": 4}, version="9.9")
 
     project.do(join)
-    (listed,) = answer("nodes")
+    (listed,) = answer("nodes", "list")
     assert (listed["id"], listed["queues"], listed["version"], listed["state"]) == (
         "node-1",
         {"mail": 4},
         "9.9",
         "alive",
     )
-    text = call("nodes").output
+    text = call("nodes", "list").output
     for word in ("web-1:42", "mail 4", "9.9", "alive"):
         assert word in text
 

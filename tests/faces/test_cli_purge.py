@@ -90,7 +90,7 @@ def test_a_purge_asks_first_and_deletes_nothing_if_the_answer_is_no(project: Pro
 
 def test_a_purge_that_does_not_say_what_or_cannot_ask_is_refused(project: Project) -> None:
     assert "say which final jobs" in call("purge", project.target).output
-    assert "nobody can be asked" in call("purge", project.target, "--all", "--json").output
+    assert "--json asks no questions" in call("purge", project.target, "--all", "--json").output
     assert call("purge", project.target, "--older-than", "soon").exit_code == 2
 
 

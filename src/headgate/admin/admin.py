@@ -27,7 +27,7 @@ from headgate.admin.slow_counts import SlowCounts
 from headgate.admin.timeline import TimelineEntry, timeline
 from headgate.arguments import parse_duration, parse_instant
 from headgate.clock import FARTHEST, Duration, to_datetime
-from headgate.errors import DeclarationError, IllegalTransition, JobNotFound
+from headgate.errors import BatchNotFound, DeclarationError, IllegalTransition, JobNotFound
 from headgate.jobs.audit import AuditEntry, AuditFilter, AuditRecord, SubjectKind
 from headgate.jobs.job import AttemptRecord, JobRecord, JobState
 from headgate.jobs.report import LogLine
@@ -265,10 +265,10 @@ class Admin:
         return JobDetails(status, record, attempts, timeline(record, attempts, entries[::-1]), lines)
 
     async def batch(self, batch_id: str) -> BatchStatus:
-        """How many of the jobs of a batch are in each state. Raises JobNotFound."""
+        """How many of the jobs of a batch are in each state. Raises BatchNotFound."""
         record = await self._storage.batch(batch_id)
         if record is None:
-            raise JobNotFound(batch_id)
+            raise BatchNotFound(batch_id)
         return batch_status(record)
 
     async def batches(

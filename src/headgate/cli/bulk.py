@@ -74,7 +74,7 @@ def change_many(
         result = ask(target, partial(change, dry_run=True))
         if not dry_run and result.changed:
             more = ", the first of more" if result.is_cut else ""
-            confirm(f"{_WORDS[word].asked} {result.changed} jobs{more}?")
+            confirm(f"{_WORDS[word].asked} {result.changed} jobs{more}?", has_dry_run=True)
     if not dry_run and (yes or result.changed):
         result = ask(target, partial(change, dry_run=False, expected=result.changed or None))
     if as_json:

@@ -229,7 +229,7 @@ def assign(target: str, words: tuple[str, str, str], is_pattern: bool, as_json: 
 def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
     """Forget a limit: its settings, and what its keys have used. Refused while jobs need it."""
     (limit,) = words
-    require_answer(as_json=as_json, yes=yes, dry_run=False)
+    require_answer(as_json=as_json, yes=yes)
     if not yes:
         confirm(f"Forget limit {limit!r}, its settings and what its keys have used?")
     was_there = ask(target, lambda admin: admin.limits.remove(limit))

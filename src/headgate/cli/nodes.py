@@ -11,15 +11,20 @@ from headgate.cli.locate import ask, takes_app
 from headgate.cli.output import json_option, lasting, print_json, print_table
 
 
-@click.command()
+@click.group()
+def nodes() -> None:
+    """List the worker processes."""
+
+
+@nodes.command(name="list")
 @takes_app
 @json_option
-def nodes(target: str, as_json: bool) -> None:
+def list_(target: str, as_json: bool) -> None:
     """List the worker processes: whether they live, what they serve, what they run.
 
     A node is alive, silent (no heartbeat for 30 s) or gone (its process has ended; another node will take its jobs).
     `headgate jobs list --state running --node ID` shows what one runs. A slot lingers whose job was told to end, by a
-    timeout or a cancellation, and goes on: a thread, mostly, which nobody can stop; --json names the jobs.
+    timeout or a cancellation, and goes on: mostly a thread, which cannot be stopped; --json names the jobs.
     """
     found = ask(target, lambda admin: admin.nodes())
     if as_json:

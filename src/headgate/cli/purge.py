@@ -68,7 +68,7 @@ def purge(
     found = Purged() if yes and as_json and not dry_run else ask(target, partial(delete, dry_run=True))
     if not dry_run and not yes and found.deleted:
         more = ", the first of more" if found.is_cut else ""
-        confirm(f"Delete {found.deleted} jobs{more} for good?")
+        confirm(f"Delete {found.deleted} jobs{more} for good?", has_dry_run=True)
     if not dry_run and (found.deleted or yes):
         try:
             found = ask(target, partial(delete, dry_run=False, expected=found.deleted or None))

@@ -7,18 +7,26 @@ import click
 from headgate.escaping import printable
 
 
-def require_answer(*, as_json: bool, yes: bool, dry_run: bool) -> None:
-    """Refuse to ask a program that reads JSON."""
+def require_answer(*, as_json: bool, yes: bool, dry_run: bool | None = None) -> None:
+    """Raise UsageError where a question would be asked of a program that reads JSON.
+
+    `dry_run` is None for a command that has no --dry-run.
+    """
     if as_json and not yes and not dry_run:
-        raise click.UsageError("with --json nobody can be asked; add --yes or --dry-run")
+        raise click.UsageError(f"--json asks no questions; add {_instead(has_dry_run=dry_run is not None)}")
 
 
-def confirm(question: str) -> None:
-    """Ask, and end the command unless the answer is yes; where nobody can answer, say what to do instead."""
+def confirm(question: str, *, has_dry_run: bool = False) -> None:
+    """Ask, and end the command unless the answer is yes; without a terminal, name the options that answer."""
     try:
         click.confirm(printable(question), abort=True, err=True)
     except click.Abort as abort:
         if isinstance(abort.__context__, EOFError):
             click.echo(err=True)
-            raise click.ClickException("nobody is there to answer; add --yes, or --dry-run to see more") from None
+            instead = _instead(has_dry_run=has_dry_run)
+            raise click.ClickException(f"there is no terminal to answer on; add {instead}") from None
         raise
+
+
+def _instead(*, has_dry_run: bool) -> str:
+    return "--yes, or --dry-run to see what would change" if has_dry_run else "--yes"

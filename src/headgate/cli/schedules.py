@@ -103,7 +103,7 @@ def skip(target: str, words: tuple[str], as_json: bool) -> None:
 def remove(target: str, words: tuple[str], yes: bool, as_json: bool) -> None:
     """Forget a schedule; what it has enqueued stays. One that the code declares comes back with the next worker."""
     (name,) = words
-    require_answer(as_json=as_json, yes=yes, dry_run=False)
+    require_answer(as_json=as_json, yes=yes)
     if not yes:
         confirm(f"Forget schedule {name!r}?")
     if not ask(target, lambda admin: admin.schedules.remove(name)):

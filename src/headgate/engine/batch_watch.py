@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from headgate.clock import SECOND, Clock, wait_for_event
-from headgate.errors import JobNotFound, NotOpen, StorageUnavailable
+from headgate.errors import BatchNotFound, NotOpen, StorageUnavailable
 from headgate.jobs.batch import BatchRecord
 from headgate.storage.store import Store
 
@@ -17,7 +17,7 @@ LOOK_EVERY = 1.0
 async def wait_for_batch(
     storage: Store, clock: Clock, batch_id: str, timeout: float | None, is_open: Callable[[], bool]
 ) -> BatchRecord:
-    """The batch, when all its jobs are final. Raises TimeoutError, JobNotFound; NotOpen once the app is closed."""
+    """The batch, when all its jobs are final. Raises TimeoutError, BatchNotFound; NotOpen once the app is closed."""
     changed = asyncio.Event()
     unwatch = storage.watch(changed.set)
     until = None if timeout is None else clock.monotonic() + round(timeout * SECOND)
@@ -47,5 +47,5 @@ async def _look(storage: Store, batch_id: str) -> BatchRecord | None:
         # Whoever waits goes on waiting, as for a batch that takes long.
         return None
     if record is None:
-        raise JobNotFound(batch_id)
+        raise BatchNotFound(batch_id)
     return record

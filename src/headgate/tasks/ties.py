@@ -68,7 +68,7 @@ class Batch:
         self._client = client
 
     async def status(self) -> BatchStatus:
-        """How many of its jobs are in each state. Raises JobNotFound once all have been pruned."""
+        """How many of its jobs are in each state. Raises BatchNotFound once all have been pruned."""
         return await self._client.admin.batch(self.id)
 
     async def wait(self, timeout: Duration | None = None) -> BatchStatus:
