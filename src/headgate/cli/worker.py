@@ -9,8 +9,9 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import click
 
@@ -20,9 +21,11 @@ from headgate.cli.locate import locate, takes_app
 from headgate.cli.query import seconds
 from headgate.cli.reloader import Reloader
 from headgate.cli.stacks import print_stacks_on_signal
-from headgate.cli.supervisor import Supervisor
+from headgate.cli.supervisor import NUMBER, Supervisor
 from headgate.cli.worker_process import loop_factory, tune_process
-from headgate.clock import SystemClock
+from headgate.clock import SystemClock, microseconds, wait_for_event
+from headgate.engine.stop_signals import on_stop_signals
+from headgate.errors import StorageUnavailable
 from headgate.escaping import indented
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -82,6 +85,23 @@ def _queues(
     help="The address to serve them on; 0.0.0.0 for scrapes from other machines.",
 )
 @click.option("--metrics-store", is_flag=True, help="Also tell what is in the store; for one worker of all.")
+@click.option(
+    "--health-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Answer /live and /ready there, for probes; with --processes each takes the next port.",
+)
+@click.option(
+    "--health-host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address to answer them on."
+)
+@click.option(
+    "--wait",
+    type=seconds,
+    default="60",
+    show_default=True,
+    metavar="TIME",
+    help="How long to wait for the store at the start; 0 ends at once if it does not answer.",
+)
 @click.option("--drain", is_flag=True, help="End when nothing runs and nothing could start now.")
 @click.option("--drain-all", is_flag=True, help="End when nothing waits for a limit, its time or another job either.")
 @click.option("--reload", is_flag=True, help="Start anew when the code in the current directory changes.")
@@ -95,6 +115,9 @@ def worker(
     metrics_port: int | None,
     metrics_host: str,
     metrics_store: bool,
+    health_port: int | None,
+    health_host: str,
+    wait: float,
     drain: bool,
     drain_all: bool,
     reload: bool,
@@ -138,6 +161,9 @@ def worker(
         if metrics_port is not None:
             command += ["--metrics-port", str(metrics_port), "--metrics-host", metrics_host]
             command += ["--metrics-store"] if metrics_store else []
+        if health_port is not None:
+            command += ["--health-port", str(health_port), "--health-host", health_host]
+        command += ["--wait", f"{wait:f}"]
         if until is not None:
             command += ["--drain" if until == "ready" else "--drain-all"]
         if reload:
@@ -149,19 +175,43 @@ def worker(
         from headgate.cli.worker_metrics import serve_metrics
 
         serve_metrics(app, metrics_port, metrics_host, store=metrics_store)
+    health = None
+    if health_port is not None:
+        # The n-th worker of a supervisor takes the n-th port.
+        health = HealthPort(health_host, health_port + int(os.environ.get(NUMBER, "1")) - 1)
     make_loop = loop_factory()
     tune_process()
     if end_with_stdin:
         threading.Thread(target=_end_with_stdin, name="headgate-stdin", daemon=True).start()
     with asyncio.Runner(loop_factory=make_loop) as runner:
-        runner.run(_serve(app, queues, grace, until))
+        runner.run(_serve(app, queues, grace, until, health, wait))
+
+
+class HealthPort(NamedTuple):
+    """Where a worker answers probes."""
+
+    host: str
+    port: int
 
 
 async def _serve(
-    app: Headgate, queues: Mapping[str, int | None] | None, grace: float | None, drain: Literal["ready", "all"] | None
+    app: Headgate,
+    queues: Mapping[str, int | None] | None,
+    grace: float | None,
+    drain: Literal["ready", "all"] | None,
+    health: HealthPort | None,
+    wait: float,
 ) -> None:
     print_stacks_on_signal(signal.SIGUSR1, asyncio.get_running_loop())
-    await app.run(queues=queues, grace=grace, drain=drain)
+    async with AsyncExitStack() as stack:
+        if health is not None:
+            from headgate.observe.health import HealthServer
+
+            server = HealthServer()
+            app.instrument(server)
+            await stack.enter_async_context(server.serving(health.port, health.host))
+        if await _open(app, wait, stack):
+            await app.run(queues=queues, grace=grace, drain=drain)
     # All is recorded now, so a late signal has nothing to interrupt; and Python waits at its end for threads that may
     # never end, but a stopped worker has to.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -169,6 +219,27 @@ async def _serve(
     leave = threading.Timer(LEFT_BEHIND, _leave_threads)
     leave.daemon = True
     leave.start()
+
+
+async def _open(app: Headgate, wait: float, stack: AsyncExitStack) -> bool:
+    """Open the app as soon as its store answers; False if a signal came first. Raises what the last try raised."""
+    clock = SystemClock()
+    until = clock.monotonic() + microseconds(wait)
+    stopping = asyncio.Event()
+    is_logged = False
+    with on_stop_signals(stopping.set, stopping.set):
+        while not stopping.is_set():
+            try:
+                await stack.enter_async_context(app.open())
+                return not stopping.is_set()
+            except StorageUnavailable as error:
+                if clock.monotonic() >= until:
+                    raise
+                if not is_logged:
+                    logger.warning("waiting up to %g s for the store: %s", wait, error)
+                    is_logged = True
+            await wait_for_event(clock, stopping, 1.0)
+    return False
 
 
 def _leave_threads() -> None:

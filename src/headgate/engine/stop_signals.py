@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from headgate.engine.node import Node
 
 
-@contextmanager
-def stopped_by_signals(node: Node) -> Iterator[None]:
+def stopped_by_signals(node: Node) -> AbstractContextManager[None]:
     """Until the block ends, SIGTERM and SIGINT stop the node; the second of them ends it at once."""
+    return on_stop_signals(node.stop, node.abort)
+
+
+@contextmanager
+def on_stop_signals(first: Callable[[], object], second: Callable[[], object]) -> Iterator[None]:
+    """Until the block ends, call `first` on the first SIGTERM or SIGINT and `second` on each one after it."""
     loop = asyncio.get_running_loop()
     count = 0
 
@@ -20,9 +25,9 @@ def stopped_by_signals(node: Node) -> Iterator[None]:
         nonlocal count
         count += 1
         if count == 1:
-            node.stop()
+            first()
         else:
-            node.abort()
+            second()
 
     caught = (signal.SIGTERM, signal.SIGINT)
     for number in caught:

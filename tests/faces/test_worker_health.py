@@ -1,0 +1,132 @@
+"""Probes of a worker, and what it does while its store is not there yet: real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.postgres_server import free_port
+
+APP = """
+import asyncio
+
+from headgate import Headgate
+
+app = Headgate({url!r})
+
+
+@app.task
+async def work() -> None:
+    open("running", "w").close()
+    await asyncio.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def worker(folder: Path, url: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    (folder / "jobs_app.py").write_text(APP.format(url=url))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headgate", "worker", "jobs_app:app", *words],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def probe(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode().strip()
+
+
+def until(port: int, path: str, status: int) -> str:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            found, text = probe(port, path)
+            if found == status:
+                return text
+        time.sleep(0.05)
+    raise AssertionError(f"{path} never answered {status}")
+
+
+def test_a_worker_is_ready_until_it_stops(tmp_path: Path) -> None:
+    port = free_port()
+    with worker(tmp_path, "sqlite:///jobs.db", "--health-port", str(port)) as process:
+        assert until(port, "/ready", 200) == "ready"
+        assert probe(port, "/live") == (200, "the event loop turns")
+        assert probe(port, "/ready?verbose=1")[0] == 200
+        assert probe(port, "/metrics") == (404, "there are /live and /ready")
+        command = [sys.executable, "-m", "headgate", "jobs", "enqueue", "jobs_app:app", "work"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+        while not (tmp_path / "running").exists():
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert until(port, "/ready", 503) == "the worker is stopping"
+        assert probe(port, "/live")[0] == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_worker_waits_for_a_store_that_is_not_there_yet(tmp_path: Path) -> None:
+    port, nothing = free_port(), free_port()
+    with worker(tmp_path, f"postgresql://jobs@127.0.0.1:{nothing}/jobs", "--health-port", str(port)) as process:
+        assert until(port, "/ready", 503) == "the worker has not started yet"
+        assert probe(port, "/live")[0] == 200
+        assert process.stderr is not None
+        assert "waiting up to 60 s for the store: " in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_worker_that_shall_not_wait_ends_with_what_is_wrong(tmp_path: Path) -> None:
+    url = f"postgresql://jobs@127.0.0.1:{free_port()}/jobs"
+    with worker(tmp_path, url, "--wait", "0") as process:
+        _, said = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert "cannot be reached" in said
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1", b"\r\n\r\n", b"x" * 20_000, b"GET /live\r\n\r\n", b"\x00\xff \r\n\r\n"]
+)
+def test_what_is_no_request_disturbs_nothing(tmp_path: Path, sent: bytes) -> None:
+    port = free_port()
+    with worker(tmp_path, "sqlite:///jobs.db", "--health-port", str(port)):
+        until(port, "/ready", 200)
+        with socket.create_connection(("127.0.0.1", port), 10) as connection:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+        assert probe(port, "/ready") == (200, "ready")
+
+
+def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with worker(tmp_path, "sqlite:///jobs.db", "--health-port", str(taken.getsockname()[1])) as process:
+            _, said = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "--health-port: cannot listen at 127.0.0.1:" in said
