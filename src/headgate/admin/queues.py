@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -60,6 +60,10 @@ class QueuesAdmin:
         now = self._storage.now()
         names = sorted(self._declared | counts.keys() | records.keys())
         return [_status(name, counts.get(name), records.get(name), now) for name in names]
+
+    async def paused(self) -> Mapping[str, datetime]:
+        """The queues that are paused, and since when; no job is counted for it."""
+        return {queue: to_datetime(at) for queue, at in (await self._storage.paused_queues()).items()}
 
     async def is_paused(self, queue: str) -> bool:
         """Whether none of its jobs is given out."""

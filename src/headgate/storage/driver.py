@@ -93,12 +93,12 @@ Procedure = Callable[[Transaction], Coroutine[Any, Any, R]]
 Wakes = bool | Callable[[Any], bool]
 """Whether watchers are called after a write, or a function that says so of its result."""
 
-ReadKind = Literal["engine", "lookup", "list", "scan", "search"]
+ReadKind = Literal["engine", "lookup", "list", "scan", "count", "search"]
 """What a read may take from others.
 
 "engine": a few rows by index, for an engine that cannot go on without them. "lookup": the same for somebody who waits
-for one job. "list": many rows by index. "scan": whole tables may be read. "search": payloads are read, few searches run
-at once, and each for a bounded time.
+for one job. "list": many rows by index. "scan": whole tables may be read. "count": all lanes or jobs are counted,
+and no other read waits for it. "search": payloads are read, few searches run at once, and each for a bounded time.
 """
 
 

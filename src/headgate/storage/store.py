@@ -288,11 +288,11 @@ class Store:
 
     async def waiting(self, most: int = 100_000) -> Sequence[WaitingCount]:
         """What waiting jobs wait for, by queue and task; of at most so many jobs, whichever they are."""
-        return await self.driver.read(lambda tx: listing.waiting(tx, most), "scan")
+        return await self.driver.read(lambda tx: listing.waiting(tx, most), "count")
 
     async def views(self) -> Sequence[ViewCount]:
         """What waiting jobs wait for, by queue; all of them, as their lanes have counted them."""
-        return await self.driver.read(listing.views, "scan")
+        return await self.driver.read(listing.views, "count")
 
     async def is_work_left(self, queues: Set[str], tasks: Set[str], *, ready_only: bool) -> bool:
         """Whether a job of these queues runs, on whichever node, or one of these tasks is left to run in one of them.
@@ -307,14 +307,18 @@ class Store:
 
         Without `finals` those that are final are left out: each of them has to be read.
         """
-        return await self.driver.read(lambda tx: listing.counts(tx, finals=finals), "scan")
+        return await self.driver.read(lambda tx: listing.counts(tx, finals=finals), "count")
 
     async def queues(self) -> Sequence[QueueRecord]:
         """The queues that are paused or have waiting jobs, by name; it looks at lanes, never at all their jobs.
 
         What was added counts at once, whether any node runs or not.
         """
-        return await self.driver.read(listing.queues, "scan")
+        return await self.driver.read(listing.queues, "count")
+
+    async def paused_queues(self) -> Mapping[str, int]:
+        """The queues of which no job is given out, and since when; it reads no lane and no job."""
+        return await self.driver.read(listing.paused_queues, "lookup")
 
     async def is_paused(self, queue: str) -> bool:
         """Whether no job of a queue is given out; it reads no lane and no job."""

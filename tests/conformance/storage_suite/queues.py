@@ -119,7 +119,9 @@ class QueuesConformance(Conformance):
         free = await hands.add(2)
         gated = await hands.add(2, draws=[("api", "acme")])
         late = await hands.add(1, delay=5)
+        assert await hands.storage.paused_queues() == {}
         assert await hands.storage.pause_queue("default")
+        assert await hands.storage.paused_queues() == {"default": clock.now()}
         later = await hands.add(2)
         clock.advance(10)
         for node in (hands.node, "node-b"):

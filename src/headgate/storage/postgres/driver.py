@@ -93,6 +93,7 @@ class PostgresDriver(Driver):
             "lookup": self._database.look_up,
             "list": self._database.look_up,
             "scan": self._database.survey,
+            "count": self._database.survey,
             "search": self._database.search,
         }
         self._keys = _KeyLocks()

@@ -73,6 +73,11 @@ class _QueuePosition(msgspec.Struct, array_like=True):
     passed: DrawSet
 
 
+class _PausedQueue(msgspec.Struct, array_like=True):
+    queue: str
+    paused_at: int
+
+
 class _PredictionInput(msgspec.Struct, array_like=True):
     waiting: int
     behind: Draw | None
@@ -91,6 +96,7 @@ _WAITING = RowDecoder(WaitingCount, "count", view="ready")
 _VIEWS = RowDecoder(ViewCount, "count", view="ready")
 _COUNTS = RowDecoder(QueueCounts, "queue")
 _QUEUES = RowDecoder(QueueRecord, "queue")
+_PAUSED = RowDecoder(_PausedQueue, "queue")
 _OBSTACLES = RowDecoder(Blocker, "obstacle", kind="blocks")
 _BUCKETS = RowDecoder(BucketRecord, "bucket", draw=UNREADABLE_DRAWS[0])
 _STANDING = RowDecoder(_QueuePosition, "job")
@@ -309,6 +315,11 @@ async def counts(tx: Transaction, *, finals: bool) -> list[QueueCounts]:
 async def queues(tx: Transaction) -> list[QueueRecord]:
     """As `Store.queues`."""
     return await tx.fetch(_QUEUES, "queues", **_instants(tx))
+
+
+async def paused_queues(tx: Transaction) -> dict[str, int]:
+    """As `Store.paused_queues`."""
+    return {each.queue: each.paused_at for each in await tx.fetch(_PAUSED, "paused_queues")}
 
 
 async def is_paused(tx: Transaction, queue: str) -> bool:

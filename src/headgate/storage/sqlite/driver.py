@@ -75,6 +75,7 @@ class SqliteDriver(Driver):
         # Each kind of reads has a reader of its own.
         self._lookups: Reader | None = None
         self._lists: Reader | None = None
+        self._counter: Reader | None = None
         self._searcher: Reader | None = None
         self._searches = Searches(clock, at_once=1)
         self._write_thread: CallThread | None = None
@@ -187,8 +188,9 @@ class SqliteDriver(Driver):
         await self._batcher.drain()
         if self._searcher is not None:
             self._searcher.interrupt()
-        readers, writer, thread = (self._lookups, self._lists, self._searcher), self._writer, self._write_thread
-        self._lookups = self._lists = self._searcher = self._writer = self._write_thread = None
+        readers = self._lookups, self._lists, self._counter, self._searcher
+        writer, thread = self._writer, self._write_thread
+        self._lookups = self._lists = self._counter = self._searcher = self._writer = self._write_thread = None
         for reader in readers:
             if reader is not None:
                 await reader.close()
@@ -325,6 +327,8 @@ class SqliteDriver(Driver):
     async def read(self, procedure: Procedure[R], kind: ReadKind) -> R:
         if kind == "search":
             return await self._searches.run(partial(self._search, procedure))
+        if kind == "count":
+            return await self._count(procedure)
         # An engine does not wait for an operator's list or count.
         return await self._look(self._lookups if kind in ("engine", "lookup") else self._lists, procedure)
 
@@ -333,16 +337,8 @@ class SqliteDriver(Driver):
 
     async def _search(self, procedure: Procedure[R]) -> R:
         """A search in payloads, on a connection of its own, since it reads whole tables and lists must not wait."""
-        self._require_usable()
         if self._searcher is None:
-            searcher = await asyncio.to_thread(Reader, self.path, "searches")
-            try:
-                # The store may have been closed meanwhile.
-                self._require_usable()
-            except BaseException:
-                await searcher.close()
-                raise
-            self._searcher = searcher
+            self._searcher = await self._open_reader("searches")
         until = self.clock.monotonic() + microseconds(SEARCH_TIMEOUT)
         try:
             return await self._searcher.run_until(
@@ -353,6 +349,34 @@ class SqliteDriver(Driver):
             if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
                 raise too_long() from None
             raise self._translated(error) from error
+
+    async def _count(self, procedure: Procedure[R]) -> R:
+        """A count, on a connection of its own, which is opened for the first one; cancelled, it ends."""
+        if (counter := self._counter) is None:
+            opened = await self._open_reader("counts")
+            if self._counter is None:
+                self._counter = opened
+            else:
+                # Another count has opened one meanwhile.
+                await opened.close()
+            counter = self._counter
+        try:
+            return await counter.run_until(
+                lambda connection: run_to_end(procedure(self._transaction(connection))), lambda: False
+            )
+        except (sqlite3.Error, OSError) as error:
+            raise self._translated(error) from error
+
+    async def _open_reader(self, name: str) -> Reader:
+        self._require_usable()
+        reader = await asyncio.to_thread(Reader, self.path, name)
+        try:
+            # The store may have been closed meanwhile.
+            self._require_usable()
+        except BaseException:
+            await reader.close()
+            raise
+        return reader
 
     async def _look(self, reader: Reader | None, procedure: Procedure[R]) -> R:
         """What a procedure returns that only reads."""

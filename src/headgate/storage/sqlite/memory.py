@@ -78,6 +78,9 @@ class MemoryDriver(SqliteDriver):
         with self._lock:
             return query(self._connection)
 
+    async def _count(self, procedure: Procedure[R]) -> R:
+        return await self._look(None, procedure)
+
     async def _search(self, procedure: Procedure[R]) -> R:
         return await self._look(None, procedure)
 
