@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 
 from headgate import Headgate, StrictRate
 from headgate.admin import SlowCounts
+from headgate.storage.records import QueueCounts
 from headgate.storage.sqlite.memory import MemoryStorage
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
@@ -70,3 +72,40 @@ def test_an_overview_counts_all_that_waits_and_tells_unknown_tasks_with_the_firs
             await counts.close()
 
     run_virtual(main)
+
+
+def test_an_overview_does_not_wait_for_counts_and_says_how_old_they_are() -> None:
+    async def main(clock: VirtualClock) -> None:
+        store = _SlowToCount(clock)
+        app = Headgate(storage=store, clock=clock)
+
+        @app.task
+        async def known() -> None: ...
+
+        async with app.open():
+            await known.enqueue_many([()] * 3)
+            await app.admin.queues.pause("default")
+            counts, began_at = SlowCounts(clock), clock.now()
+            first = await app.admin.overview(counts)
+            assert clock.now() - began_at <= 500_000
+            assert (first.counted_at, first.totals.waiting, first.failed_last_hour) == (None, None, None)
+            assert [(queue.queue, queue.is_paused) for queue in first.queues] == [("default", True)]
+            await asyncio.sleep(10)
+            await known.enqueue()
+            await app.admin.queues.resume("default")
+            second = await app.admin.overview(counts)
+            assert second.counted_at is not None
+            assert second.now - second.counted_at >= timedelta(seconds=9)
+            assert (second.totals.waiting, second.totals.ready, second.failed_last_hour) == (3, 3, 0)
+            assert [queue.is_paused for queue in second.queues] == [False]
+            await counts.close()
+            assert (await app.admin.overview()).totals.waiting == 4
+
+    run_virtual(main)
+
+
+class _SlowToCount(MemoryStorage):
+    async def counts(self, *, finals: bool = True) -> Sequence[QueueCounts]:
+        found = await super().counts(finals=finals)
+        await asyncio.sleep(2)
+        return found

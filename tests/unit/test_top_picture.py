@@ -23,7 +23,7 @@ def overview(*queues: QueueOverview, ended: int = 0, throttled: int = 0) -> Over
     buckets = [
         BucketStatus("api", f"key-{place}", "15/m", 15, 0, 9, NOW + timedelta(seconds=30)) for place in range(throttled)
     ]
-    return Overview(NOW, "jobs.db", JobTotals(succeeded=ended), queues, NodeCounts(), buckets, [], [], [], 0, NOW)
+    return Overview(NOW, "jobs.db", JobTotals(succeeded=ended), queues, NodeCounts(), buckets, [], [], [], 0, NOW, NOW)
 
 
 def look(*queues: QueueOverview, throttled: int = 0) -> LiveSnapshot:
@@ -102,3 +102,11 @@ def test_without_a_history_throughput_is_what_two_looks_differ_by() -> None:
     told = replace(before, throughput=found)
     assert throughput_between(told, told.overview) is found
     assert throughput_between(told, replace(after, finals_at=None)) is None
+
+
+def test_a_count_of_a_while_ago_is_shown_with_its_age() -> None:
+    at = NOW - timedelta(seconds=12)
+    old = replace(overview(), counted_at=at, totals=JobTotals(waiting=None, ready=None))
+    picture = "\n".join(shown(LiveSnapshot(NOW, old, [], None, []), LiveView(now=NOW)))
+    assert "ready …" in picture
+    assert "counted 12.0 s ago" in picture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING
 from headgate.admin.limits import BucketStatus
 from headgate.admin.nodes import NodeStatus
 from headgate.admin.queues import QueueStatus
-from headgate.admin.slow_counts import CountReading, SlowCounts
+from headgate.admin.slow_counts import SlowCounts
 from headgate.clock import to_datetime
 from headgate.jobs.state import JobState
+from headgate.storage.background_counts import CountReading
 from headgate.storage.records import Blocker, JobView, QueueCounts, ViewCount, WaitingCount
 from headgate.tasks.schedule import ScheduleStatus
 
@@ -28,12 +30,12 @@ MOST_THROTTLED = 10
 class JobTotals:
     """Jobs over all queues by state, and those that wait by what they wait for; None: not counted yet."""
 
-    waiting: int = 0
-    ready: int = 0
-    throttled: int = 0
-    scheduled: int = 0
-    blocked: int = 0
-    running: int = 0
+    waiting: int | None = 0
+    ready: int | None = 0
+    throttled: int | None = 0
+    scheduled: int | None = 0
+    blocked: int | None = 0
+    running: int | None = 0
     succeeded: int | None = 0
     failed: int | None = 0
     cancelled: int | None = 0
@@ -98,9 +100,10 @@ class BlockerStatus:
 class Overview:
     """What is going on: in the queues, on the nodes, at the limits, and what is wrong.
 
-    Final jobs were counted at `finals_at`, which may be a while ago where there are millions; None: not yet.
-    `throttled` are the ten buckets with most waiting jobs. Unknown tasks are looked for among the first 100,000 waiting
-    jobs, and `failed_last_hour` is counted up to 10,000.
+    The jobs of `queues` that are not final were counted at `counted_at`, final ones at `finals_at`; that is a while ago
+    where there are many. None: not counted yet; then `queues` are those that are paused, with no jobs, and `totals` are
+    None. Pauses are never old. `throttled` are the ten buckets with most waiting jobs. Unknown tasks are looked for
+    among the first 100,000 waiting jobs; `failed_last_hour` is counted up to 10,000, at `counted_at`.
     """
 
     now: datetime
@@ -112,42 +115,56 @@ class Overview:
     unknown_tasks: Sequence[UnknownTaskCount]
     overdue_schedules: Sequence[ScheduleStatus]
     obstacles: Sequence[BlockerStatus]
-    failed_last_hour: int
+    failed_last_hour: int | None
     finals_at: datetime | None
+    counted_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedCounts:
+    """The queues with their jobs that are not final, and how many jobs failed in the last hour."""
+
+    queues: Sequence[QueueOverview]
+    failed_last_hour: int
 
 
 async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
-    """Asks for each part, one after the other, so that a look takes one connection of the store.
+    """Read each part, one after the other, so that an overview takes one connection of the store.
 
-    Who looks again and again keeps `counts`, and does not wait until a million final jobs are counted each time.
+    With `counts` all that is counted comes from there; without, everything is counted now.
     """
     if counts is not None:
-        # While it counts the rest is asked for.
+        # They count while the rest is read.
+        counts.unfinished.begin(lambda: _count_unfinished(admin), admin.now)
         counts.finals.begin(admin.counts, admin.now)
-    queues = await admin.queues.list(finals=counts is None)
-    views = await admin.views()
+        counts.tasks.begin(admin.waiting, admin.now)
     buckets = await admin.limits.throttled(MOST_THROTTLED)
     nodes = await admin.nodes()
     obstacles = await admin.obstacles()
     overdue = await admin.schedules.overdue()
     now = admin.now()
-    failed = await admin.count(state=JobState.FAILED, finished_after=now - timedelta(hours=1))
-    by_queue = _by_queue(views)
-    told = [queue_overview(queue, by_queue.get(queue.queue, {})) for queue in queues]
+    counted_at: datetime | None = now
+    failed: int | None
     finals_at: datetime | None = now
     if counts is None:
+        unfinished = await _count_unfinished(admin, finals=True)
+        queues, failed = unfinished.queues, unfinished.failed_last_hour
         waiting = await admin.waiting()
     else:
-        # On SQLite there is one reader: what takes it for long is asked last.
-        counts.tasks.begin(admin.waiting, admin.now)
-        finals, tasks = await counts.finals.look(), await counts.tasks.look()
-        told, finals_at = with_finals(told, finals), None if finals is None else finals.at
+        paused = await admin.queues.paused()
+        counted, finals, tasks = await asyncio.gather(
+            counts.unfinished.read(), counts.finals.read(), counts.tasks.read()
+        )
+        queues = with_finals(with_pauses(() if counted is None else counted.found.queues, paused), finals)
+        failed = None if counted is None else counted.found.failed_last_hour
+        counted_at = None if counted is None else counted.at
+        finals_at = None if finals is None else finals.at
         waiting = () if tasks is None else tasks.found
     return Overview(
         now=now,
         store=admin.address,
-        totals=_totals(told),
-        queues=told,
+        totals=_totals(queues, is_counted=counted_at is not None),
+        queues=queues,
         nodes=_node_counts(nodes),
         throttled=[bucket for bucket in buckets if bucket.waiting],
         unknown_tasks=_unknown(waiting, admin.tasks),
@@ -155,7 +172,16 @@ async def overview(admin: Admin, counts: SlowCounts | None = None) -> Overview:
         obstacles=[_obstacle(obstacle, now) for obstacle in obstacles],
         failed_last_hour=failed,
         finals_at=finals_at,
+        counted_at=counted_at,
     )
+
+
+async def _count_unfinished(admin: Admin, *, finals: bool = False) -> UnfinishedCounts:
+    queues = await admin.queues.list(finals=finals)
+    views = _by_queue(await admin.views())
+    since = admin.now() - timedelta(hours=1)
+    failed = await admin.count(state=JobState.FAILED, finished_after=since)
+    return UnfinishedCounts([queue_overview(queue, views.get(queue.queue, {})) for queue in queues], failed)
 
 
 def queue_overview(queue: QueueStatus, views: Mapping[JobView, int]) -> QueueOverview:
@@ -176,6 +202,17 @@ def queue_overview(queue: QueueStatus, views: Mapping[JobView, int]) -> QueueOve
         paused_at=queue.paused_at,
         is_paused=queue.is_paused,
     )
+
+
+def with_pauses(queues: Sequence[QueueOverview], paused: Mapping[str, datetime]) -> list[QueueOverview]:
+    """The queues, paused as they are now; while a queue is paused, no job lacks a slot."""
+    named = {queue.queue: queue for queue in queues}
+    for name in paused.keys() - named.keys():
+        named[name] = queue_overview(QueueStatus(name, 0, 0, 0, 0, 0), {})
+    return [
+        replace(queue, paused_at=paused.get(name), is_paused=name in paused, lag=0.0 if name in paused else queue.lag)
+        for name, queue in named.items()
+    ]
 
 
 def with_finals(
@@ -202,12 +239,13 @@ def _by_queue(views: Sequence[ViewCount]) -> Mapping[str, Mapping[JobView, int]]
     return found
 
 
-def _totals(queues: Sequence[QueueOverview]) -> JobTotals:
+def _totals(queues: Sequence[QueueOverview], *, is_counted: bool) -> JobTotals:
     def total(name: str) -> int | None:
         return _sum(getattr(queue, name) for queue in queues)
 
+    unfinished = ("waiting", "ready", "throttled", "scheduled", "blocked", "running")
     return JobTotals(
-        **{name: total(name) or 0 for name in ("waiting", "ready", "throttled", "scheduled", "blocked", "running")},
+        **{name: total(name) if is_counted else None for name in unfinished},
         succeeded=total("succeeded"),
         failed=total("failed"),
         cancelled=total("cancelled"),

@@ -167,6 +167,12 @@ def lasting(seconds: float | None) -> str | None:
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
+def counted_ago(counted_at: datetime | None, now: datetime) -> str | None:
+    """How old a count is; None for one of this moment, that is of the last second, and for one that is not done."""
+    age = 0.0 if counted_at is None else (now - counted_at).total_seconds()
+    return None if age <= 1 else f"counted {lasting(age)} ago"
+
+
 def until(instant: datetime | None, now: datetime) -> str | None:
     """How far an instant is ahead, in a few characters."""
     return None if instant is None else f"in {lasting(max(0.0, (instant - now).total_seconds()))}"

@@ -131,7 +131,7 @@ def status(target: str, as_json: bool) -> None:
 
 async def _fetch(admin: Admin) -> Status:
     """The whole answer; if somebody's lock keeps the database from it, the error tells whose."""
-    counts = SlowCounts(SystemClock(), patience=COUNTS_FOR)
+    counts = SlowCounts(SystemClock(), patience=COUNTS_FOR, queue_patience=None)
     try:
         answering = asyncio.ensure_future(_answer(admin, counts))
         done, _ = await asyncio.wait([answering], timeout=STUCK_AFTER)

@@ -86,7 +86,9 @@ class OverviewPoller:
         overview = await self._read()
         took = self._clock.monotonic() - began_at
         before = self._seen
-        tag = hashlib.sha256(msgspec.json.encode(replace(overview, now=_NO_TIME, finals_at=None))).hexdigest()[:16]
+        tag = hashlib.sha256(
+            msgspec.json.encode(replace(overview, now=_NO_TIME, finals_at=None, counted_at=None))
+        ).hexdigest()[:16]
         seen = OverviewReading(overview, tag, 0 if before is None else before.revision + (tag != before.tag))
         # Unless something was changed meanwhile: then another one reads, or will.
         if self._reading is own:

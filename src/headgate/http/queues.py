@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
 
 from headgate.admin import QueueOverview
 from headgate.http.caller import Caller
 from headgate.http.endpoint import Acknowledgement, Endpoint, acts, reads
-from headgate.http.page import Page
 
 
-async def queues(caller: Caller) -> Page[QueueOverview]:
+class QueuePage(msgspec.Struct, frozen=True):
+    """All queues, as of `now`; their jobs that are not final were counted at `counted_at` (null: not yet)."""
+
+    items: Sequence[QueueOverview]
+    now: datetime
+    counted_at: datetime | None
+    next: None = None
+
+
+async def queues(caller: Caller) -> QueuePage:
     """All queues by name: those that are declared, have jobs or are paused."""
-    return Page((await caller.overview()).queues)
+    overview = await caller.overview()
+    return QueuePage(overview.queues, overview.now, overview.counted_at)
 
 
 async def pause_queue(caller: Caller, name: str) -> Acknowledgement:

@@ -14,7 +14,7 @@ from rich.text import Text
 from headgate.admin.overview import QueueOverview
 from headgate.cli.gauge import budget, spark
 from headgate.cli.live.snapshot import LiveSnapshot
-from headgate.cli.output import as_text, lasting, until
+from headgate.cli.output import as_text, counted_ago, lasting, until
 from headgate.escaping import one_line
 
 Order = Literal["name", "waiting", "running", "lag", "failed"]
@@ -109,6 +109,8 @@ def _totals(look: LiveSnapshot) -> Text:
         count = getattr(totals, name)
         # Not counted yet, where there are millions.
         text.append("…  " if count is None else f"{count:,}  ", style=style)
+    if (old := counted_ago(look.overview.counted_at, look.overview.now)) is not None:
+        text.append(old, style="dim")
     return text
 
 

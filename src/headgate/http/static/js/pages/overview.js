@@ -171,7 +171,14 @@ function numbers(data, history, range) {
       nodes.slots ? `of ${format.plural(nodes.slots, "slot")}` : "no slots",
       nodes.slots ? gaugeBar(totals.running, nodes.slots) : null,
     ),
-    number("ready", "Ready", totals.ready, jobs({ view: "ready" }), "lack only a free slot", null),
+    number(
+      "ready",
+      "Ready",
+      totals.ready,
+      jobs({ view: "ready" }),
+      countedAgo(data) ?? "lack only a free slot",
+      null,
+    ),
     number("throttled", "Throttled", totals.throttled, jobs({ view: "throttled" }), "wait for a limit", null),
     number(
       "scheduled",
@@ -192,13 +199,13 @@ function numbers(data, history, range) {
   );
 }
 
-/** @param {string} state @param {string} name @param {number} value @param {string} href @param {string} below @param {any} picture */
+/** @param {string} state @param {string} name @param {number | null} value @param {string} href @param {string} below @param {any} picture */
 function number(state, name, value, href, below, picture) {
   return h(
     "a",
     { class: classes("number", `state-${state}`), href, key: name },
     h("span", { class: "number-name" }, icon(state), name),
-    h("span", { class: "number-value num" }, value < 1_000_000 ? format.count(value) : format.compact(value)),
+    h("span", { class: "number-value num" }, value === null || value < 1_000_000 ? format.count(value) : format.compact(value)),
     h("span", { class: "number-below" }, below),
     picture,
   );
@@ -262,16 +269,26 @@ function charts(history, range) {
   ];
 }
 
+/** What stands for a list of queues until their jobs are counted. */
+export function counting() {
+  return empty("Counting", "This store holds many jobs. Their numbers show here once they are counted.");
+}
+
+/** "counted 12 s ago", unless it was counted with the answer or is not done. @param {{now: string, counted_at: string | null}} data */
+export function countedAgo({ now, counted_at: at }) {
+  return at === null || Date.parse(now) - Date.parse(at) < 2000 ? null : `counted ${format.relative(at)}`;
+}
+
 /** @param {any} data */
 function queuesPanel(data) {
   return panel(
     "Queues",
-    { aside: link("queues", "All queues") },
+    { aside: link("queues", "All queues"), hint: countedAgo(data) },
     table({
       label: "Queues",
       rows: data.queues,
       key: (queue) => queue.queue,
-      empty: empty(
+      empty: data.counted_at === null ? counting() : empty(
         "No queue has jobs yet",
         "A queue shows here as soon as something is enqueued. To see it at work:",
         command("demo"),

@@ -7,17 +7,21 @@ import * as format from "../format.js";
 import { badge, button, copyCommand, empty, heading, link, panel, when } from "../parts.js";
 import { address } from "../router.js";
 import { table } from "../table.js";
-import { lag } from "./overview.js";
+import { countedAgo, counting, lag } from "./overview.js";
 
 /** @typedef {import("../page.js").Context} Context */
 
 /** @type {import("../page.js").PageDefinition} */
 export const queues = {
   title: () => "Queues",
-  load: async (_, signal) => ({ items: (await get("queues", {}, signal)).items }),
+  load: async (_, signal) => get("queues", {}, signal),
   view: (context) => [
     heading("Queues", { actions: copyCommand(command("queues", "list")) }),
-    panel("All queues", { class: "bare tall-rows" }, queueTable(context)),
+    panel(
+      "All queues",
+      { class: "bare tall-rows", hint: countedAgo(context.data) },
+      queueTable(context),
+    ),
     h(
       "p",
       { class: "hint", key: "hint" },
@@ -44,7 +48,7 @@ function queueTable(context) {
     label: "Queues",
     rows: context.data.items,
     key: (queue) => queue.queue,
-    empty: empty(
+    empty: context.data.counted_at === null ? counting() : empty(
       "No queue yet",
       "This app declares no queue and its store has no job. To see it at work:",
       command("demo"),

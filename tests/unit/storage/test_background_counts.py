@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
-from headgate.admin.slow_counts import BackgroundCounts, CountReading
 from headgate.clock import to_datetime
 from headgate.errors import StorageUnavailable
+from headgate.storage.background_counts import BackgroundCounts, CountReading
 from headgate.storage.records import QueueCounts
 from headgate.testing.virtual_time import VirtualClock, run_virtual
 
@@ -34,9 +34,9 @@ class Counting:
             raise self.error
         return found
 
-    async def look(self) -> CountReading[Sequence[QueueCounts]] | None:
+    async def read(self) -> CountReading[Sequence[QueueCounts]] | None:
         self._finals.begin(self.count, self.now)
-        return await self._finals.look()
+        return await self._finals.read()
 
     async def close(self) -> None:
         await self._finals.close()
@@ -46,7 +46,7 @@ def test_what_is_counted_quickly_is_there_with_the_first_look_and_a_second_old_a
     async def main(clock: VirtualClock) -> None:
         counting = Counting(clock, takes=0.001)
         for times in (1, 1, 2, 2, 3):
-            found = await counting.look()
+            found = await counting.read()
             assert found is not None
             assert found.found[0].succeeded == times
             await asyncio.sleep(0.6)
@@ -58,20 +58,20 @@ def test_what_takes_long_is_waited_for_by_nobody_and_takes_no_more_than_a_fiftie
     async def main(clock: VirtualClock) -> None:
         counting = Counting(clock, takes=2)
         began = clock.monotonic()
-        assert await counting.look() is None
-        assert await counting.look() is None
+        assert await counting.read() is None
+        assert await counting.read() is None
         assert clock.monotonic() - began <= 100_000
         await asyncio.sleep(2)
-        found = await counting.look()
+        found = await counting.read()
         assert found is not None
         # It is told as of when it began.
         assert found.at == to_datetime(clock.now()) - (to_datetime(2_060_000) - to_datetime(0))
         for _ in range(98):
-            assert await counting.look() is found
+            assert await counting.read() is found
             await asyncio.sleep(1)
         assert counting.times == 1
         await asyncio.sleep(3)
-        assert await counting.look() is found
+        assert await counting.read() is found
         assert counting.times == 2
         await counting.close()
 
@@ -83,18 +83,18 @@ def test_a_count_that_the_store_refuses_takes_nothing_else_with_it_and_is_asked_
 
     async def main(clock: VirtualClock) -> None:
         counting = Counting(clock, takes=0.001)
-        known = await counting.look()
+        known = await counting.read()
         assert known is not None
         counting.error, counting.takes = StorageUnavailable("canceling statement due to statement timeout"), 9
         for _ in range(400):
             await asyncio.sleep(1)
-            assert await counting.look() is known
+            assert await counting.read() is known
         assert counting.times == 2
         counting.error = None
         await asyncio.sleep(100)
-        assert await counting.look() is known
+        assert await counting.read() is known
         await asyncio.sleep(10)
-        found = await counting.look()
+        found = await counting.read()
         assert found is not None
         assert found.found[0].succeeded == 3
 
@@ -105,10 +105,10 @@ def test_a_first_count_that_fails_at_once_is_tried_again_in_a_second() -> None:
     async def main(clock: VirtualClock) -> None:
         counting = Counting(clock, takes=0.001)
         counting.error = StorageUnavailable("away")
-        assert await counting.look() is None
+        assert await counting.read() is None
         counting.error = None
-        assert await counting.look() is None
+        assert await counting.read() is None
         await asyncio.sleep(1)
-        assert await counting.look() is not None
+        assert await counting.read() is not None
 
     run_virtual(main)

@@ -1,0 +1,105 @@
+"""What takes a store long to count, counted in the background beside the reads that show it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Generic, TypeVar
+
+from headgate.clock import SECOND, Clock
+from headgate.errors import HeadgateError
+
+FRESH_FOR = SECOND
+"""Microseconds for which a count of final jobs, or of jobs by task, is reused at least."""
+
+SHARE = 50
+"""A count is reused for so many times as long as it took, so that counting takes at most a 50th of the time."""
+
+PATIENCE = 0.03
+"""Seconds that a reader waits for a count that is under way."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger("headgate.admin")
+
+
+@dataclass(frozen=True, slots=True)
+class CountReading(Generic[T]):
+    """What was counted, and when."""
+
+    at: datetime
+    found: T
+
+
+class BackgroundCounts(Generic[T]):
+    """A count that is repeated in the background while somebody reads it.
+
+    `read` waits `patience` seconds (None: without end) for a count that is under way, and returns the one before if it
+    takes longer; as long as there is none before, it waits `first_patience`. A count is reused for 50 times as long as
+    it took, and for `fresh_for` microseconds at least. If the store refuses to count, `read` returns the last one, and
+    the store is asked again after the same time.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        what: str,
+        *,
+        patience: float | None = PATIENCE,
+        first_patience: float | None = PATIENCE,
+        fresh_for: int = FRESH_FOR,
+    ) -> None:
+        self._clock = clock
+        self._what = what
+        self._patience = patience
+        self._first_patience = first_patience
+        self._fresh_for = fresh_for
+        self._known: CountReading[T] | None = None
+        self._counted_at: int | None = None
+        self._is_refused = False
+        self._took = 0
+        self._counting: asyncio.Task[None] | None = None
+
+    def begin(self, count: Callable[[], Awaitable[T]], now: Callable[[], datetime]) -> None:
+        """Start to count, unless a count is under way or the last one is fresh."""
+        fresh_for = max(self._fresh_for, SHARE * self._took)
+        is_due = self._counted_at is None or self._clock.monotonic() - self._counted_at >= fresh_for
+        if is_due and (self._counting is None or self._counting.done()):
+            self._counting = asyncio.ensure_future(self._count(count, now))
+            # No reader may come after it has failed.
+            self._counting.add_done_callback(lambda counting: counting.cancelled() or counting.exception())
+
+    async def read(self) -> CountReading[T] | None:
+        """Return the last count; None before the first one is done. Raises what a count raised, but HeadgateError."""
+        counting = self._counting
+        if counting is not None:
+            patience = self._first_patience if self._known is None else self._patience
+            await asyncio.wait([counting], timeout=patience)
+            if counting.done():
+                self._counting = None
+                if not counting.cancelled():
+                    counting.result()
+        return self._known
+
+    async def _count(self, count: Callable[[], Awaitable[T]], now: Callable[[], datetime]) -> None:
+        began_at, at = self._clock.monotonic(), now()
+        try:
+            self._known = CountReading(at, await count())
+            self._is_refused = False
+        except HeadgateError as error:
+            if not self._is_refused:
+                _log.warning("%s were not counted, and are shown as they were counted last: %s", self._what, error)
+            self._is_refused = True
+        finally:
+            self._counted_at = self._clock.monotonic()
+            self._took = self._counted_at - began_at
+
+    async def close(self) -> None:
+        """Cancel a count that is under way, and wait until it has ended."""
+        counting, self._counting = self._counting, None
+        if counting is not None and not counting.done():
+            counting.cancel()
+            await asyncio.wait([counting])
