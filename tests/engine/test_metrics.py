@@ -248,8 +248,13 @@ class StorageAway(MemoryStorage):
         self.does: Callable[[], Awaitable[None]] | None = None
         self.reads = 0
 
-    async def counts(self, *, finals: bool = True) -> Any:
+    async def nodes(self) -> Any:
         self.reads += 1
+        if self.does is not None:
+            await self.does()
+        return await super().nodes()
+
+    async def counts(self, *, finals: bool = True) -> Any:
         if self.does is not None:
             await self.does()
         return await super().counts(finals=finals)

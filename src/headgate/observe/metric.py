@@ -138,5 +138,12 @@ LAG = Metric("headgate_queue_lag_seconds", "gauge", ("queue",), "For how long a 
 PAUSED = Metric("headgate_queue_paused", "gauge", ("queue",), "1 while the queue is paused.")
 NODES = Metric("headgate_nodes", "gauge", ("state",), "Engine processes: alive, silent for 30 s, gone.")
 
-READ = (UP, DEPTH, WAITING, JOBS_THROTTLED, KEYS_THROTTLED, TOP_KEYS, OLDEST, LAG, PAUSED, NODES)
+COUNTED_AGE = Metric(
+    "headgate_queues_counted_age_seconds",
+    "gauge",
+    (),
+    "How long ago depth, waiting jobs, oldest age and lag were counted; a count is reused 50 times as long as it took.",
+)
+
+READ = (UP, COUNTED_AGE, DEPTH, WAITING, JOBS_THROTTLED, KEYS_THROTTLED, TOP_KEYS, OLDEST, LAG, PAUSED, NODES)
 """What one process reads from the store for all of them."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from heapq import nlargest
 
-from headgate.clock import SECOND, microseconds, wait_for_event
+from headgate.clock import SECOND, microseconds, to_datetime, wait_for_event
 from headgate.errors import HeadgateError
 from headgate.observe import metric
 from headgate.observe.instrument import Observed
 from headgate.observe.labels import Labels
+from headgate.storage.background_counts import BackgroundCounts
 from headgate.storage.records import BucketRecord, NodeRecord, QueueCounts, QueueRecord, WaitingCount
 from headgate.storage.store import Store
 
@@ -27,6 +28,9 @@ MOST_KEYS = 1000
 SILENT_AFTER = 30 * SECOND
 """Microseconds without a heartbeat; the default lease."""
 
+COUNTS_FOR = 0.5
+"""Seconds that a scrape waits for a count of the queues; if it takes longer, the scrape has the count before it."""
+
 AWAY: tuple[Number, ...] = ((metric.UP, (), 0.0),)
 
 
@@ -36,6 +40,9 @@ class StoreReading:
     def __init__(self, observed: Observed, *, top_keys: int, deadline: float, max_age: float) -> None:
         self._observed = observed
         self._labels = Labels(observed.registry)
+        self._queues: BackgroundCounts[Sequence[Number]] = BackgroundCounts(
+            observed.clock, "queues", patience=COUNTS_FOR, first_patience=COUNTS_FOR, fresh_for=0
+        )
         self._top_keys = top_keys
         self._deadline = deadline
         self._max_age = microseconds(max_age)
@@ -64,7 +71,7 @@ class StoreReading:
 
     async def _read_in_time(self) -> None:
         is_over = asyncio.Event()
-        reading = asyncio.ensure_future(_numbers(self._observed.storage, self._labels, self._top_keys))
+        reading = asyncio.ensure_future(_numbers(self._observed.storage, self._labels, self._top_keys, self._queues))
         reading.add_done_callback(partial(_set, is_over))
         try:
             in_time = await wait_for_event(self._observed.clock, is_over, self._deadline)
@@ -85,19 +92,35 @@ def _set(is_over: asyncio.Event, _: asyncio.Future[tuple[Number, ...]]) -> None:
     is_over.set()
 
 
-async def _numbers(storage: Store, labels: Labels, top_keys: int) -> tuple[Number, ...]:
-    now = storage.now()
-    counts, waiting = await storage.counts(finals=False), await storage.waiting()
-    queues, nodes = await storage.queues(), await storage.nodes()
+async def _numbers(
+    storage: Store, labels: Labels, top_keys: int, queues: BackgroundCounts[Sequence[Number]]
+) -> tuple[Number, ...]:
+    """Those of the queues as they were counted last: many keys take longer to count than a scrape may."""
+    queues.begin(lambda: _count_queues(storage, labels), lambda: to_datetime(storage.now()))
+    nodes, paused = await storage.nodes(), await storage.paused_queues()
     buckets = [each for each in await storage.buckets(None, None, MOST_KEYS) if each.waiting]
+    counted = await queues.read()
+    now = storage.now()
+    if counted is None:
+        # The store refuses to count, or has not answered yet.
+        return AWAY
     return (
         (metric.UP, (), 1.0),
-        *_added_up(_depths(counts, labels)),
-        *_added_up(_waiting(waiting, labels)),
-        *_ages(queues, labels, now),
+        (metric.COUNTED_AGE, (), max(0.0, (to_datetime(now) - counted.at).total_seconds())),
+        *counted.found,
+        *_pauses(paused, labels),
         *_added_up(_throttled(buckets, labels)),
         *_top_keys(buckets, labels, top_keys),
         *_nodes(nodes, now),
+    )
+
+
+async def _count_queues(storage: Store, labels: Labels) -> Sequence[Number]:
+    counts, waiting = await storage.counts(finals=False), await storage.waiting()
+    return (
+        *_added_up(_depths(counts, labels)),
+        *_added_up(_waiting(waiting, labels)),
+        *_ages(await storage.queues(), labels, storage.now()),
     )
 
 
@@ -116,17 +139,22 @@ def _waiting(waiting: Iterable[WaitingCount], labels: Labels) -> Iterator[Number
 
 def _ages(queues: Iterable[QueueRecord], labels: Labels, now: int) -> list[Number]:
     """Of the queues that are not declared here, the worst."""
-    told = dict.fromkeys(labels.queues, (0.0, 0.0, 0.0))
+    told = dict.fromkeys(labels.queues, (0.0, 0.0))
     for each in queues:
         queue = labels.queue(each.queue)
-        oldest, lag, paused = told.get(queue, (0.0, 0.0, 0.0))
-        told[queue] = (
-            max(oldest, _seconds_since(each.oldest_at, now)),
-            max(lag, _seconds_since(each.ready_at, now)),
-            max(paused, float(each.paused_at is not None)),
-        )
-    kinds = (metric.OLDEST, metric.LAG, metric.PAUSED)
+        oldest, lag = told.get(queue, (0.0, 0.0))
+        told[queue] = max(oldest, _seconds_since(each.oldest_at, now)), max(lag, _seconds_since(each.ready_at, now))
+    kinds = (metric.OLDEST, metric.LAG)
     return [(kind, (queue,), age) for queue, ages in told.items() for kind, age in zip(kinds, ages, strict=True)]
+
+
+def _pauses(paused: Iterable[str], labels: Labels) -> list[Number]:
+    """Of the queues that are not declared here, whether one is paused."""
+    told = {labels.queue(each) for each in paused}
+    return [
+        (metric.PAUSED, (queue,), float(queue in told))
+        for queue in {**dict.fromkeys(labels.queues), **dict.fromkeys(told)}
+    ]
 
 
 def _seconds_since(instant: int | None, now: int) -> float:
