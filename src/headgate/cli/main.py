@@ -33,9 +33,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "jobs": Lazy("headgate.cli.jobs", "List, show, enqueue, retry, run and cancel jobs; read what they logged."),
     "batches": Lazy("headgate.cli.batches", "List batches, show how far one is, cancel what is left of it."),
     "tasks": Lazy("headgate.cli.tasks", "List the tasks that an app declares, and what waits for each."),
-    "nodes": Lazy(
-        "headgate.cli.nodes", "List the worker processes: whether they live, what they serve, what they run."
-    ),
+    "nodes": Lazy("headgate.cli.nodes", "List the worker processes."),
     "audit": Lazy("headgate.cli.audit", "Show what people did to jobs, limits, queues and schedules, newest first."),
     "schedules": Lazy("headgate.cli.schedules", "List, pause, resume, trigger, skip and remove schedules."),
     "limits": Lazy("headgate.cli.limits", "Show the budget of each key, and steer it live."),
