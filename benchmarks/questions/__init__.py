@@ -10,6 +10,7 @@ from benchmarks.questions import (
     enqueue,
     gates,
     growth,
+    held_snapshot,
     hops,
     idle,
     latency,
@@ -51,5 +52,6 @@ QUESTIONS: dict[str, Question] = {
         waiting.POSTGRES_WIDE,
         growth.SQLITE,
         growth.POSTGRES,
+        held_snapshot.QUESTION,
     )
 }

@@ -1,0 +1,79 @@
+"""The app of a worker that logs each of its claims: `headgate worker benchmarks.claim_log:app`."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.stores import storage_at
+from headgate import Headgate, RateLimit, Task
+from headgate.storage.driver import Driver
+from headgate.storage.records import Claim, Claimed
+from headgate.storage.store import Store
+
+_LINE = struct.Struct("<qqq")
+
+
+class LoggedClaim(NamedTuple):
+    """A claim that took jobs: when it was sent and answered (monotonic, ns), and how many it took."""
+
+    sent_at: int
+    answered_at: int
+    jobs: int
+
+
+class ClaimLog:
+    """The claims that a worker has logged, read by another process while it goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self.claims: list[LoggedClaim] = []
+        self.jobs = 0
+
+    def read(self) -> int:
+        """How many jobs have been claimed so far."""
+        text = self._file.read()
+        # A line is written at once.
+        new = [LoggedClaim(*line) for line in _LINE.iter_unpack(text)]
+        self.claims += new
+        self.jobs += sum(claim.jobs for claim in new)
+        return self.jobs
+
+    def between(self, first: int, last: int) -> list[LoggedClaim]:
+        """Those that were answered between two instants."""
+        return [claim for claim in self.claims if first <= claim.answered_at < last]
+
+
+class _LoggingStore(Store):
+    def __init__(self, driver: Driver, path: Path) -> None:
+        super().__init__(driver)
+        self._file = path.open("ab", buffering=0)
+
+    async def claim(self, claim: Claim) -> Claimed:
+        sent_at = time.monotonic_ns()
+        claimed = await super().claim(claim)
+        if claimed.jobs:
+            self._file.write(_LINE.pack(sent_at, time.monotonic_ns(), len(claimed.jobs)))
+        return claimed
+
+
+class LoggedApp:
+    """An app with a task that has no limits and one that draws on a budget per key, which is never used up."""
+
+    def __init__(self, url: str, log: str = "") -> None:
+        driver = storage_at(url).driver
+        self.app = Headgate(storage=_LoggingStore(driver, Path(log)) if log else Store(driver), concurrency=100)
+        self.plain: Task[[int], None] = self.app.task(name="plain")(_do_nothing)
+        self.keyed: Task[[int], None] = self.app.task(name="keyed", limits=[RateLimit("1000/s", key="{key}")])(
+            _do_nothing
+        )
+
+
+async def _do_nothing(key: int) -> None:
+    pass
+
+
+app = LoggedApp(os.environ.get("HEADGATE_URL", "memory://"), os.environ.get("BENCHMARK_EARS", "")).app
