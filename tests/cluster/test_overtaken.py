@@ -524,6 +524,24 @@ async def test_a_job_committed_long_after_it_was_added_is_found_below_the_floors
     assert await world.left.take_ids() == [job.id]
 
 
+@pytest.mark.parametrize("draws", [[], [("r", "z")]], ids=["plain", "gated"])
+async def test_a_job_committed_below_the_floor_of_its_lane_is_found_by_the_next_sweep(
+    world: World, monkeypatch: pytest.MonkeyPatch, draws: list[tuple[str, str]]
+) -> None:
+    monkeypatch.setattr(low_watermarks, "SLOW", -1)
+    world.rule(r=PLENTY)
+    job = world.left.new(draws=draws)
+    session = Session(world.connection, statements_of(world.schema), is_pooled=False)
+    async with world.connection.transaction():
+        await add_jobs(PostgresTransaction(session, 0, world.left.storage.limit_now()), [job])
+        for _ in range(2):
+            world.clock.advance(0.5)
+            newer = await world.right.add_one(draws=draws)
+            assert await world.left.take_ids() == [newer]
+    world.clock.advance(1)
+    assert await world.left.take_ids() == [job.id]
+
+
 # ------------------------------------------------------------------------------------------------- nobody is deadlocked
 
 

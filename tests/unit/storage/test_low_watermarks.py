@@ -82,4 +82,23 @@ def test_jobs_of_a_higher_priority_raise_no_floor(floors: LowWatermarks) -> None
     floors.taken(LANE, [head(5 * SLACK)])
     floors.taken(LANE, [head(100 * SLACK, priority=3)])
     floors.took(SLOW + 1)
+    floors.begin()
     assert floors.of(LANE) == 4 * SLACK
+
+
+def test_a_claim_that_sweeps_does_so_in_all_that_it_reads(floors: LowWatermarks) -> None:
+    floors.begin()
+    floors.taken(LANE, [head(10 * SLACK)])
+    floors.looked(SLOW + 1, SLOW + 1)
+    assert (floors.of(LANE), floors.due, floors.opened) == (0, 0, 0)
+    floors.begin()
+    assert floors.of(LANE) > 0
+
+
+def test_a_second_passes_between_the_end_of_a_sweep_and_the_next(floors: LowWatermarks, clock: ManualClock) -> None:
+    floors.begin()
+    clock.advance(3)
+    floors.took(3 * SWEEP_EVERY)
+    assert floors.sweeps_in == SWEEP_EVERY
+    clock.advance(1)
+    assert floors.is_sweep_due

@@ -188,7 +188,7 @@ class Claimer:
     async def _claim_by_last_look(self, asked: Claim, dropped: list[Dropped]) -> Claimed | None:
         """Take what was left of what the last look saw a moment ago; None if it takes a new look."""
         last, self._last_look = self._last_look, None
-        if last is None or self._is_merge_due():
+        if last is None or self._is_merge_due() or self.floors.is_sweep_due:
             return None
         claim = self._without_paused(asked)
         look = last.later(claim, self._clock.monotonic())

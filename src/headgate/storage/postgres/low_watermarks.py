@@ -3,8 +3,9 @@
 Jobs are taken from the front of an index, and leave their dead entries there. As long as somebody's transaction is open
 that could still see them, nothing clears them away, and whoever reads from the start walks over all of them: one idle
 transaction made claims 50 times slower. So once reading from the start is slow, a process reads from what it took last,
-and only sweeps from the start every second. What the others give back or commit late below its floor waits for that
-sweep, at most; what nothing makes slow has no floor.
+and only sweeps from the start a second after the last sweep has ended. What the others give back or commit late below
+its floor waits for that sweep, at most; what nothing makes slow has no floor. A claim that sweeps uses no floor at all:
+its look, and the statements that take what the look has seen, begin at the start.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ class LowWatermarks:
         self._due = 0
         self._opened = 0
         self._swept_at = 0
+        self._is_slow = False
         self._are_used = False
         self._round_trip = 0
 
     def begin(self) -> None:
         """A claim begins. It sweeps if the last sweep is a second ago, or was fast."""
-        if not self._are_used or self._clock.monotonic() - self._swept_at >= SWEEP_EVERY:
-            self._are_used = False
+        self._are_used = self._is_slow and not self.is_sweep_due
+        if not self._are_used:
+            self._is_slow = False
             self._swept_at = self._clock.monotonic()
 
     def looked(self, microseconds: int, in_server: int) -> None:
@@ -52,12 +55,19 @@ class LowWatermarks:
 
     def _took(self, microseconds: int) -> None:
         if microseconds > SLOW:
-            self._are_used = True
+            self._is_slow = True
+            if not self._are_used:
+                self._swept_at = self._clock.monotonic()
+
+    @property
+    def is_sweep_due(self) -> bool:
+        """Whether the next claim has to sweep."""
+        return self.sweeps_in == 0
 
     @property
     def sweeps_in(self) -> int | None:
         """Microseconds until a claim sweeps; None if nothing is passed over at this moment."""
-        return max(0, self._swept_at + SWEEP_EVERY - self._clock.monotonic()) if self._are_used else None
+        return max(0, self._swept_at + SWEEP_EVERY - self._clock.monotonic()) if self._is_slow else None
 
     def of(self, lane: str) -> int:
         """Where to begin in a lane."""
