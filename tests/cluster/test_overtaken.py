@@ -542,6 +542,52 @@ async def test_a_job_committed_below_the_floor_of_its_lane_is_found_by_the_next_
     assert await world.left.take_ids() == [job.id]
 
 
+async def merge_some(world: World) -> None:
+    """Others come and are merged, more often than it takes to prove a floor."""
+    for _ in range(4):
+        await world.right.add_one(draws=[("r", "y")])
+        assert len(await world.left.take()) == 1
+
+
+def floor_of_arrivals(world: World) -> int:
+    assert isinstance(world.left.storage, PostgresStorage)
+    return world.left.storage.driver._claimer.floors.arrivals
+
+
+async def test_an_arrival_that_is_committed_after_later_ones_were_merged_goes_with_the_next_claim(world: World) -> None:
+    world.rule(r=PLENTY)
+    job = world.left.new(draws=[("r", "z")])
+    session = Session(world.connection, statements_of(world.schema), is_pooled=False)
+    async with world.connection.transaction():
+        await add_jobs(PostgresTransaction(session, 0, world.left.storage.limit_now()), [job])
+        floor = await world.connection.fetchval("SELECT id FROM arrival")
+        await merge_some(world)
+        assert floor_of_arrivals(world) <= floor
+    assert await world.left.take_ids() == [job.id]
+    await merge_some(world)
+    assert floor_of_arrivals(world) > floor
+
+
+async def test_an_arrival_that_somebody_had_locked_while_later_ones_were_merged_goes_with_the_next_claim(
+    world: World,
+) -> None:
+    world.rule(r=PLENTY)
+    job = await world.right.add_one(draws=[("r", "z")])
+    async with world.holding("SELECT FROM arrival FOR UPDATE"):
+        await merge_some(world)
+    assert await world.left.take_ids() == [job]
+
+
+async def test_the_floor_of_arrivals_rises_beside_a_transaction_that_only_reads(world: World) -> None:
+    world.rule(r=PLENTY)
+    async with world.connection.transaction(isolation="repeatable_read"):
+        await world.connection.fetchval("SELECT count(*) FROM arrival")
+        await merge_some(world)
+        floor = floor_of_arrivals(world)
+        await merge_some(world)
+        assert 0 < floor < floor_of_arrivals(world)
+
+
 # ------------------------------------------------------------------------------------------------- nobody is deadlocked
 
 

@@ -102,3 +102,32 @@ def test_a_second_passes_between_the_end_of_a_sweep_and_the_next(floors: LowWate
     assert floors.sweeps_in == SWEEP_EVERY
     clock.advance(1)
     assert floors.is_sweep_due
+
+
+def test_arrivals_have_a_floor_once_all_are_seen_that_were_under_way_when_a_higher_one_was(
+    floors: LowWatermarks,
+) -> None:
+    floors.merged_up_to(10, None, merger=100, oldest_writer=90)
+    assert floors.arrivals == 0
+    floors.merged_up_to(20, None, merger=110, oldest_writer=99)
+    assert floors.arrivals == 0
+    floors.merged_up_to(30, None, merger=120, oldest_writer=100)
+    assert floors.arrivals == 11
+    floors.merged_up_to(40, None, merger=130, oldest_writer=120)
+    assert floors.arrivals == 31
+
+
+def test_arrivals_that_a_merge_has_left_are_not_below_the_floor(floors: LowWatermarks) -> None:
+    floors.merged_up_to(10, None, merger=100, oldest_writer=90)
+    floors.merged_up_to(30, 5, merger=110, oldest_writer=105)
+    assert floors.arrivals == 5
+
+
+def test_the_floor_of_arrivals_is_proven_anew_after_it_was_forgotten(floors: LowWatermarks) -> None:
+    floors.merged_up_to(10, None, merger=100, oldest_writer=90)
+    floors.merged_up_to(20, None, merger=110, oldest_writer=105)
+    floors.forget_arrivals()
+    assert floors.arrivals == 0
+    floors.merged_up_to(3, None, merger=50, oldest_writer=45)
+    floors.merged_up_to(5, None, merger=60, oldest_writer=55)
+    assert floors.arrivals == 4

@@ -11,17 +11,22 @@ from collections.abc import Sequence
 import msgspec
 
 from headgate.storage.driver import Transaction
+from headgate.storage.postgres.low_watermarks import LowWatermarks
 from headgate.storage.stored_rows import RowDecoder
 
 MERGED_AT_ONCE = 10_000
 
 
 class _Merged(msgspec.Struct):
-    """A lane to which something has come, and how many arrivals were merged in all."""
+    """A lane to which something has come. From `merged` on it is the same in each row: about all that were merged."""
 
     seems_empty: str | None
     since: int | None
     merged: int
+    last: int
+    first_left: int | None
+    merger: int
+    oldest_writer: int
 
 
 class _Empty(msgspec.Struct):
@@ -33,13 +38,16 @@ _MERGED = RowDecoder(_Merged, "lane")
 _EMPTY = RowDecoder(_Empty, "lane")
 
 
-async def merge(tx: Transaction, after: int) -> tuple[int, bool]:
+async def merge(tx: Transaction, after: int, floors: LowWatermarks) -> tuple[int, bool]:
     """Count in their lanes what has arrived. Lanes that have become empty wait for nothing any more.
 
     `after` is the last place in line that was given away, and so is the first thing that comes back; the second is
     whether there may be more than was merged at once.
     """
-    rows = await tx.fetch(_MERGED, "merge", after=after, count=MERGED_AT_ONCE)
+    rows = await tx.fetch(_MERGED, "merge", after=after, floor=floors.arrivals, count=MERGED_AT_ONCE)
+    if rows:
+        first = rows[0]
+        floors.merged_up_to(first.last, first.first_left, merger=first.merger, oldest_writer=first.oldest_writer)
     empty = [row.seems_empty for row in rows if row.seems_empty is not None]
     if empty:
         async with tx.atomic():

@@ -102,6 +102,7 @@ class Claimer:
         self._expects_arrivals = True
         self._merged_at = 0
         self._last_place = 0
+        self._connects = 0
         self._paused: frozenset[str] = frozenset()
         self._last_look: _ReusableSnapshot | None = None
         self.floors = LowWatermarks(clock)
@@ -239,9 +240,16 @@ class Claimer:
     async def _merge(self, tx: PostgresTransaction) -> bool:
         self._expects_arrivals = False
         self._merged_at = self._clock.monotonic()
-        place, has_more = await merge(tx, self._last_place)
+        self._check_connections()
+        place, has_more = await merge(tx, self._last_place, self.floors)
         self._last_place = max(self._last_place, place)
         return has_more
+
+    def _check_connections(self) -> None:
+        """Floors of ids do not outlive a server that was restarted. Behind a pooler nobody knows whether it was."""
+        if self._database.is_pooled or self._database.connects != self._connects:
+            self._connects = self._database.connects
+            self.floors.forget_arrivals()
 
     def _seen(self, row: MultiWriterSnapshotRow, claim: Claim) -> ClaimSnapshot:
         look = ClaimSnapshot(row, list(claim.rooms))
@@ -263,6 +271,7 @@ class Claimer:
     ) -> MultiWriterSnapshotRow | None:
         """What a claim starts from; None if the server's clock had stepped, which is made good by now."""
         own = self._time.own()
+        self._check_connections()
         sent_at = self._clock.monotonic()
         lanes = [open_lane(queue) for queue in claim.rooms]
         look = await read_snapshot(
@@ -275,6 +284,7 @@ class Claimer:
             now=None if own is None else own.now,
             limit_now=None if own is None else own.limit_now,
             floors=[self.floors.of(lane) for lane in lanes],
+            arrival_floor=self.floors.arrivals,
             due_floor=self.floors.due,
             opened_floor=self.floors.opened,
         )

@@ -224,6 +224,8 @@ class Database:
         self._size = size
         self._random = Random()
         self.statements = statements_of(schema)
+        self.connects = 0
+        """How many connections were made. The server has not been restarted under those there are while it stays so."""
         self._surveys = self._lookups = asyncio.Semaphore()
         self._searches = Searches(clock, at_once=1)
         self._pool: asyncpg.Pool[Any] | None = None
@@ -241,6 +243,7 @@ class Database:
             min_size=0,
             max_size=self._size,
             connection_class=_Connection,
+            init=self._connected,
             statement_cache_size=0 if self.is_pooled else 300,
             # One that is forgotten would be prepared again, in the middle of a transaction.
             max_cached_statement_lifetime=0,
@@ -278,6 +281,9 @@ class Database:
                 logger.debug("%s was left without closing: %s", self.name, error)
             finally:
                 pool.terminate()
+
+    async def _connected(self, connection: Any) -> None:
+        self.connects += 1
 
     # ----------------------------------------------------------------------------------------- connections
 

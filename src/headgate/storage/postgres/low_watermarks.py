@@ -6,6 +6,13 @@ transaction made claims 50 times slower. So once reading from the start is slow,
 and only sweeps from the start a second after the last sweep has ended. What the others give back or commit late below
 its floor waits for that sweep, at most; what nothing makes slow has no floor. A claim that sweeps uses no floor at all:
 its look, and the statements that take what the look has seen, begin at the start.
+
+Arrivals have a floor that is proven, so they are not swept. A transaction has written a job, and so has a transaction
+id, before it draws the id of an arrival. When a merge M1 sees an arrival L, whoever has drawn a lower id than L has a
+lower transaction id than M1. When a later merge M2 sees that no transaction below M1 is open, it sees all arrivals up
+to L that there will ever be, and merges those that nobody else has locked. So none is left below both L + 1 and the
+first arrival that M2 has seen and not merged. An open transaction holds this floor back if it has written, not if it
+only reads.
 """
 
 from __future__ import annotations
@@ -36,6 +43,9 @@ class LowWatermarks:
         self._is_slow = False
         self._are_used = False
         self._round_trip = 0
+        self.arrivals = 0
+        """The id below which there is no arrival, nor ever will be."""
+        self._unproven: tuple[int, int] | None = None
 
     def begin(self) -> None:
         """A claim begins. It sweeps if the last sweep is a second ago, or was fast."""
@@ -91,6 +101,23 @@ class LowWatermarks:
             self._lanes[lane] = last.run_at - SLACK
         if len(self._lanes) > 10_000:
             self._lanes.clear()
+
+    def merged_up_to(self, last: int, first_left: int | None, *, merger: int, oldest_writer: int) -> None:
+        """The transaction `merger` has merged arrivals, and `last` is the highest id among them.
+
+        `first_left` is the first that it saw and did not merge; no transaction below `oldest_writer` was open then.
+        """
+        if self._unproven is not None and oldest_writer >= self._unproven[1]:
+            above = self._unproven[0] + 1
+            self.arrivals = max(self.arrivals, above if first_left is None else min(above, first_left))
+            self._unproven = None
+        if self._unproven is None:
+            self._unproven = last, merger
+
+    def forget_arrivals(self) -> None:
+        """The server may have lost its last moments, and draws ids once more that it had drawn."""
+        self.arrivals = 0
+        self._unproven = None
 
     def saw(self, due: Sequence[int], opened: Sequence[int], limit_now: int) -> None:
         """What was there to be claimed: since when lanes were due, and when buckets had opened."""

@@ -64,7 +64,7 @@ def arrival_of(lane: Lane, run_at: int, *, delayed: bool) -> Arrival:
 
 
 async def arrive(tx: Transaction, arrivals: Iterable[Arrival]) -> None:
-    """Count jobs that came and jobs that left."""
+    """Count jobs that came and jobs that left, once they are written: floors of arrivals need that order."""
     come = [
         _ArrivalRow(to.id, to.queue, to.draws, to.variant, arrival.jobs, arrival.is_ready, arrival.wakes_at)
         for arrival in arrivals

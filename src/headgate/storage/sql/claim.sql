@@ -101,7 +101,10 @@ SELECT
     EXISTS (SELECT 1 FROM headgate.node WHERE id = :node AND gone IS NULL) AS has_joined,
     (SELECT coalesce(json_agg(queue), '[]') FROM headgate.paused_queue) AS paused,
     (SELECT revision FROM headgate.limit_revision) AS revision,
-    EXISTS (SELECT 1 FROM headgate.arrival WHERE draws <> '[]' AND queue = ANY(:queues::text[])) AS has_arrivals,
+    EXISTS (
+        SELECT 1 FROM headgate.arrival
+        WHERE id >= :arrival_floor::bigint AND draws <> '[]' AND queue = ANY(:queues::text[])
+    ) AS has_arrivals,
     EXISTS (SELECT 1 FROM headgate.replacement_note) AS has_notes,
     EXISTS (
         SELECT 1

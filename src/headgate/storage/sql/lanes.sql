@@ -52,13 +52,14 @@ unsynced AS MATERIALIZED (
 -- Lanes are taken in the order of their ids, and the newest version of each is what is looked at. They get places in line
 -- in the order in which they came, after the last one that was given away (:after). Arrivals of all
 -- queues are taken, the oldest first: those of a queue that is paused, or that nobody serves, would pile up, and every
--- look at arrivals would meet them.
+-- look at arrivals would meet them. They are read from :floor on, below which there is none: see low_watermarks.py, which
+-- asks for `last`, `first_left`, `merger` and `oldest_writer`.
 WITH @unsynced,
 merged AS (
     DELETE FROM headgate.arrival
     USING unsynced
     WHERE id IN (
-        SELECT id FROM headgate.arrival ORDER BY id LIMIT :count FOR UPDATE SKIP LOCKED
+        SELECT id FROM headgate.arrival WHERE id >= :floor ORDER BY id LIMIT :count FOR UPDATE SKIP LOCKED
     )
     RETURNING arrival.*
 ),
@@ -81,7 +82,10 @@ ON CONFLICT (id) DO UPDATE SET
     since = coalesce(known.since, excluded.since),
     wakes_at = least(known.wakes_at, excluded.wakes_at)
 RETURNING CASE WHEN waiting <= 0 AND gated AND (since IS NOT NULL OR wakes_at IS NOT NULL) THEN id END AS seems_empty, since,
-    (SELECT count(*) FROM merged) AS merged
+    (SELECT count(*) FROM merged) AS merged, (SELECT max(id) FROM merged) AS last,
+    (SELECT min(id) FROM headgate.arrival WHERE id >= :floor AND id NOT IN (SELECT id FROM merged)) AS first_left,
+    (SELECT pg_current_xact_id()::text::bigint) AS merger,
+    (SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint) AS oldest_writer
 
 -- name: lock_empty [postgres]
 -- Lanes that seem to be empty, locked; those that somebody claims from are his to judge.
