@@ -542,6 +542,14 @@ async def test_a_job_committed_below_the_floor_of_its_lane_is_found_by_the_next_
     assert await world.left.take_ids() == [job.id]
 
 
+async def test_older_jobs_behind_locked_ones_of_a_higher_priority_are_not_passed_over(world: World) -> None:
+    older = await world.right.add(2)
+    world.clock.advance(1)
+    await world.right.add(2, priority=5)
+    async with world.holding("SELECT FROM job WHERE priority = 5 FOR UPDATE"):
+        assert sorted(await world.left.take_ids(2)) == sorted(older)
+
+
 async def merge_some(world: World) -> None:
     """Others come and are merged, more often than it takes to prove a floor."""
     for _ in range(4):

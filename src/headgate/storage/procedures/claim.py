@@ -427,13 +427,15 @@ class ClaimTransaction:
         if not wanted:
             return
         lanes = {queue: open_lane(queue) for queue in wanted}
+        # The look has just read what is before its first job.
+        floors = {queue: max(look[queue].first or 0, self._passed_over.floor_of(lane)) for queue, lane in lanes.items()}
         heads = await self._tx.fetch(
             _HEADS,
             "take_ungated_ripe" if any(look[queue].ripe for queue in wanted) else "take_ungated",
             node=self._claim.node,
             now=plan.now,
             limit_now=plan.limit_now,
-            visited=[LaneRange(lane, self._passed_over.floor_of(lane), wanted[queue]) for queue, lane in lanes.items()],
+            visited=[LaneRange(lane, floors[queue], wanted[queue]) for queue, lane in lanes.items()],
             revision=self._look.revision,
             queues=list(wanted),
             **self._known,

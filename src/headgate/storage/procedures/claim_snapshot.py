@@ -70,6 +70,8 @@ class UngatedLane(msgspec.Struct, array_like=True):
     """The ids and tasks of those that the node must not start."""
     ripe_unknown: list[list[tuple[str, str]]]
     """Of those that were delayed and are due, by priority."""
+    first: int | None
+    """The `run_at` of the first one that asked for no time, if all are of the lowest priority: no other is older."""
 
     @property
     def is_mixed(self) -> bool:

@@ -163,14 +163,15 @@ SELECT
         ) AS lane
     ) AS woken,
     (
-        SELECT coalesce(json_agg(json_build_array(ready, ripe, next_wake, unknown, ripe_unknown)), '[]')
+        SELECT coalesce(json_agg(json_build_array(ready, ripe, next_wake, unknown, ripe_unknown, first)), '[]')
         FROM unnest(:open_lanes::text[], :floors::bigint[]) WITH ORDINALITY AS open (lane, floor, number)
         CROSS JOIN LATERAL (
             SELECT
                 count(*) FILTER (WHERE gate = ANY(@known)) AS ready,
-                coalesce(json_agg(json_build_array(id, task)) FILTER (WHERE NOT gate = ANY(@known)), '[]') AS unknown
+                coalesce(json_agg(json_build_array(id, task)) FILTER (WHERE NOT gate = ANY(@known)), '[]') AS unknown,
+                CASE WHEN max(priority) = 0 THEN min(run_at) END AS first
             FROM (
-                SELECT id, task, gate FROM headgate.job
+                SELECT id, task, gate, priority, run_at FROM headgate.job
                 WHERE job.lane = open.lane AND waiting AND NOT delayed AND run_at >= open.floor
                 ORDER BY priority DESC, run_at, id
                 LIMIT :count::integer
