@@ -21,7 +21,7 @@ from typing import Any
 from headgate.errors import DeclarationError, StorageUnavailable
 from headgate.limits.limit import Limit
 from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.gated_task import GatedTask, declare, the_limit
+from headgate.limits.redis.gated_task import GatedTask, declare, single_limit
 from headgate.limits.redis.message_lines import BucketLine
 
 try:
@@ -73,7 +73,7 @@ class CeleryGate:
         if gated is None or not message.headers.get("id") or message.headers.get("eta"):
             return self._send()(producer, name, message, **options)
         args, kwargs, _ = message.body
-        place = gated.place(args, kwargs)
+        place = gated.line(args, kwargs)
         if place is None:
             return self._send()(producer, name, message, **options)
 
@@ -104,7 +104,7 @@ class CeleryGate:
     # ---------------------------------------------------------------------------------------------------- in a worker
 
     def _step(self) -> type:
-        """What a worker starts and stops with itself."""
+        """Return what a worker starts and stops with itself."""
         gate = self
 
         class Gate(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -159,7 +159,7 @@ class CeleryGate:
         gated = self._of(task.name)
         try:
             args, kwargs, _ = message.payload
-            place = gated and gated.place(args, kwargs)
+            place = gated and gated.line(args, kwargs)
         except Exception:
             # What cannot be read, or may not run, fails where Celery sees it.
             return True
@@ -175,7 +175,7 @@ class CeleryGate:
         gated = self._of(task.name)
         if gated is None or task.request.is_eager:
             return
-        place = gated.place(args, kwargs)
+        place = gated.line(args, kwargs)
         if place is None:
             return
         try:
@@ -193,7 +193,7 @@ class CeleryGate:
 
     def _forget(self, sender: Any, request: Any, **told: Any) -> None:
         gated = self._of(sender.name)
-        place = gated and gated.place(request.args, request.kwargs)
+        place = gated and gated.line(request.args, request.kwargs)
         if place:
             try:
                 self._lines.ask(self._lines.lines.forget(place, request.id))
@@ -206,7 +206,7 @@ class CeleryGate:
         if (gated := self._gated.get(name)) is not None:
             return gated
         task = self._app.tasks.get(name)
-        limit = the_limit(f"task {name!r}", self._declared.get(name), getattr(task, "limit", None))
+        limit = single_limit(f"task {name!r}", self._declared.get(name), getattr(task, "limit", None))
         if task is None or limit is None:
             return None
         gated = self._gated[name] = GatedTask(name, limit, task.run)
@@ -215,7 +215,7 @@ class CeleryGate:
     def _find(self, limit: str, key: str) -> BucketLine | None:
         for name in self._app.tasks:
             if (gated := self._of(name)) is not None and gated.name == limit:
-                return gated.place_of(key)
+                return gated.line_of_key(key)
         return None
 
 
@@ -246,7 +246,7 @@ class _Stopping:
 
 
 def _record(body: Any, options: Mapping[str, Any], declare: list[str] | None = None) -> bytes:
-    """A message as it stands in line: what to call `publish` with."""
+    """Return a message as it stands in line: what to call `publish` with."""
     raw = body if isinstance(body, bytes) else body.encode()
     told = {name: value for name, value in options.items() if value is not None}
     record: str = json.dumps({"body": base64.b64encode(raw).decode(), "options": told, "declare": declare or []})

@@ -20,7 +20,7 @@ from typing import Any
 from headgate.errors import DeclarationError, PayloadError, StorageUnavailable
 from headgate.limits.limit import Limit
 from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.gated_task import GatedTask, declare, the_limit
+from headgate.limits.redis.gated_task import GatedTask, declare, single_limit
 from headgate.limits.redis.message_lines import BucketLine
 
 try:
@@ -106,7 +106,7 @@ class DramatiqGate(Middleware):
         return _GatedConsumer(self._consume(queue_name, prefetch, timeout), self)
 
     def may_pass(self, message: MessageProxy) -> bool:
-        """Whether a consumer may hand on a message; otherwise it stands in line, and is to be acknowledged."""
+        """Return whether a consumer may hand on a message; otherwise it stands in line, and is to be acknowledged."""
         if "eta" in message.options:
             return True
         try:
@@ -145,7 +145,7 @@ class DramatiqGate(Middleware):
 
     def _place(self, message: Any) -> BucketLine | None:
         gated = self._of(message.actor_name)
-        return None if gated is None else gated.place(message.args, message.kwargs)
+        return None if gated is None else gated.line(message.args, message.kwargs)
 
     def _of(self, name: str) -> GatedTask | None:
         if (gated := self._gated.get(name)) is not None:
@@ -154,7 +154,7 @@ class DramatiqGate(Middleware):
             actor = self._broker.get_actor(name)
         except ActorNotFound:
             return None
-        limit = the_limit(f"actor {name!r}", self._declared.get(name), actor.options.get("limit"))
+        limit = single_limit(f"actor {name!r}", self._declared.get(name), actor.options.get("limit"))
         if limit is None:
             return None
         gated = self._gated[name] = GatedTask(name, limit, actor.fn)
@@ -163,7 +163,7 @@ class DramatiqGate(Middleware):
     def _find(self, limit: str, key: str) -> BucketLine | None:
         for name in list(self._broker.actors):
             if (gated := self._of(name)) is not None and gated.name == limit:
-                return gated.place_of(key)
+                return gated.line_of_key(key)
         return None
 
 

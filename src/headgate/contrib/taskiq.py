@@ -25,7 +25,7 @@ from headgate.clock import Clock, SystemClock, sleep
 from headgate.errors import DeclarationError, PayloadError, StorageUnavailable
 from headgate.limits.limit import Limit
 from headgate.limits.redis.async_lines import AsyncLines
-from headgate.limits.redis.gated_task import GatedTask, the_limit
+from headgate.limits.redis.gated_task import GatedTask, single_limit
 from headgate.limits.redis.message_lines import BucketLine
 
 try:
@@ -75,14 +75,14 @@ class TaskiqGate(TaskiqMiddleware):
 
     def limit(self, limit: Limit) -> Callable[[Call], Call]:
         """Limit the task that is made of this function; stands below `@broker.task`."""
-        the_limit("a task", limit)
+        single_limit("a task", limit)
 
         def limited(call: Call) -> Call:
             if isinstance(call, AsyncTaskiqDecoratedTask):
                 raise DeclarationError(
                     f"@gate.limit of task {call.task_name!r} has to stand below the broker's decorator"
                 )
-            the_limit(f"task {call.__qualname__!r}", getattr(call, "__headgate_limit__", None), limit)
+            single_limit(f"task {call.__qualname__!r}", getattr(call, "__headgate_limit__", None), limit)
             guarded: Any = _guarded(call)
             guarded.__headgate_limit__ = limit
             return cast(Call, guarded)
@@ -171,7 +171,7 @@ class TaskiqGate(TaskiqMiddleware):
 
     def _place(self, message: TaskiqMessage) -> BucketLine | None:
         gated = self._of(message.task_name)
-        return None if gated is None else gated.place(message.args, message.kwargs)
+        return None if gated is None else gated.line(message.args, message.kwargs)
 
     def _of(self, name: str) -> GatedTask | None:
         if (gated := self._gated.get(name)) is not None:
@@ -187,11 +187,11 @@ class TaskiqGate(TaskiqMiddleware):
     def _find(self, limit: str, key: str) -> BucketLine | None:
         for name in self.broker.get_all_tasks():
             if (gated := self._of(name)) is not None and gated.name == limit:
-                return gated.place_of(key)
+                return gated.line_of_key(key)
         return None
 
     def _lines(self) -> AsyncLines:
-        """Those of the running loop: a client of Redis belongs to one."""
+        """Return those of the running loop: a client of Redis belongs to one."""
         loop = asyncio.get_running_loop()
         if self._of_loop is None or self._of_loop[0] is not loop:
             lines = AsyncLines(self._store, self._name, publish=self._publish, find=self._find, clock=self._clock)
@@ -200,7 +200,7 @@ class TaskiqGate(TaskiqMiddleware):
 
 
 def _guarded(call: Call) -> Call:
-    """The function, which does not run where its start was refused."""
+    """Return the function, which does not run where its start was refused."""
 
     @functools.wraps(call)
     def guarded(*args: Any, **kwargs: Any) -> Any:

@@ -1,1 +1,1 @@
-"""How fast: limits, their rules and the keys they count by."""
+"""Limits, their rules, and the keys that they count by."""

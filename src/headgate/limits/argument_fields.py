@@ -1,4 +1,4 @@
-"""The fields of arguments, as their annotations tell them: what a key template may name."""
+"""The fields of arguments, read from their annotations: the names that a key template may use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from typing import (
 import msgspec
 
 UNKNOWN: Any = Any
-"""The type of what no annotation tells: any field may be there."""
+"""The type of an argument without a usable annotation: it may have any field."""
 
 _ABSENT = object()
 _QUALIFIERS = (Final, ClassVar, Required, NotRequired)
@@ -46,27 +46,27 @@ _KNOWN_MODULES = frozenset({"builtins", "datetime", "uuid", "decimal", "fraction
 
 
 class ArgumentFields:
-    """The types of a function's arguments, by name; an argument that is not there has no known type."""
+    """The types of a function's arguments, by name; the type of an absent argument is unknown."""
 
     def __init__(self, kinds: Mapping[str, Any] | None = None) -> None:
         self._kinds: Mapping[str, Any] = kinds or {}
 
     def __contains__(self, name: object) -> bool:
-        """Whether a template may name this field without the argument that has it, which is the only one."""
+        """Return whether a template may name this field directly, because the function has only one argument."""
         return name in self.of_only_argument
 
     @cached_property
     def of_only_argument(self) -> tuple[str, ...]:
-        """The fields of the only argument; none if there are several, or its type has no known fields."""
+        """The fields of the only argument; empty if there are several, or if its type has no known fields."""
         if len(self._kinds) != 1:
             return ()
         (kind,) = self._kinds.values()
         return tuple(dict.fromkeys(name for each in _alternatives(kind) for name in fields_of(each)))
 
     def problem(self, path: Sequence[str]) -> str | None:
-        """What is wrong with an argument's name and the fields after it, with the nearest spelling; None if nothing.
+        """Return what is wrong with an argument's name and the fields after it, with the nearest name; None if nothing.
 
-        A field of a type that tells no fields, such as Any or dict, may be anything.
+        A type with unknown fields, such as Any or dict, may have any field.
         """
         kinds = [self._kinds.get(path[0], UNKNOWN)]
         for depth, name in enumerate(path[1:], 1):
@@ -77,33 +77,35 @@ class ArgumentFields:
                     found.append(_field(kind, name))
                 except _NoField as problem:
                     if problem.is_method:
-                        return f"{name!r} is a method of {_shown(kind)}, and its value would be another for each job"
-                    missing[_shown(kind)] = kind
-            # Of a union one alternative that has the field is enough.
+                        return (
+                            f"{name!r} is a method of {_type_name(kind)}, and its value would be another for each job"
+                        )
+                    missing[_type_name(kind)] = kind
+            # In a union, one alternative with the field is enough.
             if not found:
                 names = sorted({field for kind in missing.values() for field in fields_of(kind)})
-                return _told(" | ".join(missing), name, names, path[:depth])
+                return _missing_field_message(" | ".join(missing), name, names, path[:depth])
             kinds = found
         return None
 
 
 def fields_of(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass, a Struct, an attrs class, a pydantic model, a TypedDict or a NamedTuple, in order."""
+    """Return the fields of a dataclass, Struct, attrs class, pydantic model, TypedDict or NamedTuple, in order."""
     kind = get_origin(kind) or kind
     return tuple(_field_types(kind) or ()) if isinstance(kind, type) or is_typeddict(kind) else ()
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one of these that is spelled most like the name, if any is."""
+    """Return the one of `names` that is most similar to `name`; None if none is similar."""
     return next(iter(get_close_matches(name, list(names), n=1)), None)
 
 
 def read_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of a function's arguments as far as its annotations can be resolved; else nothing is known of them."""
+    """Return the types of a function's arguments; all are UNKNOWN if the annotations cannot be resolved."""
     names = list(inspect.signature(function).parameters)
     try:
         hints = get_type_hints(function, include_extras=True)
-    except Exception:  # whatever the names in annotations lead to
+    except Exception:  # resolving the names in annotations can raise anything
         hints = {}
     return {name: hints.get(name, UNKNOWN) for name in names}
 
@@ -114,7 +116,7 @@ class _NoField(Exception):
 
 
 def _field(kind: Any, name: str) -> Any:
-    """The type of a field, UNKNOWN where nothing tells it. Raises _NoField."""
+    """Return the type of a field, or UNKNOWN without an annotation. Raises _NoField."""
     origin, args = get_origin(kind), get_args(kind)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return args[1] if len(args) == 2 else UNKNOWN
@@ -140,7 +142,7 @@ def _field(kind: Any, name: str) -> Any:
 
 
 def _is_closed(kind: type) -> bool:
-    """Whether its instances have no attributes but its fields and those of the class."""
+    """Return whether instances have no attributes but their fields and those of the class."""
     config = getattr(kind, "model_config", None)
     if isinstance(config, Mapping) and hasattr(kind, "model_fields"):
         return config.get("extra") != "allow"
@@ -154,7 +156,7 @@ def _is_closed(kind: type) -> bool:
 
 
 def _field_types(kind: Any) -> Mapping[str, Any] | None:
-    """The types of its fields by name; None for a class that does not tell its fields."""
+    """Return the types of the fields by name; None for a class without declared fields."""
     if dataclasses.is_dataclass(kind):
         return _typed(kind, [field.name for field in dataclasses.fields(kind)])
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -173,13 +175,13 @@ def _field_types(kind: Any) -> Mapping[str, Any] | None:
 def _typed(kind: Any, names: Iterable[str]) -> dict[str, Any]:
     try:
         hints = get_type_hints(kind, include_extras=True)
-    except Exception:  # a name that is not there yet
+    except Exception:  # a name that is not defined yet
         hints = {}
     return {name: hints.get(name, UNKNOWN) for name in names}
 
 
 def _alternatives(kind: Any) -> list[Any]:
-    """The types that a value may be of, but for None: those of a union, without Annotated, NewType and the like."""
+    """Return the types a value may have, except None: those of a union, without Annotated, NewType and the like."""
     origin = get_origin(kind)
     if origin is Annotated or origin in _QUALIFIERS:
         return _alternatives(get_args(kind)[0])
@@ -197,12 +199,12 @@ def _alternatives(kind: Any) -> list[Any]:
     return [kind]
 
 
-def _told(owner: str, name: str, names: Sequence[str], before: Sequence[str]) -> str:
+def _missing_field_message(owner: str, name: str, names: Sequence[str], before: Sequence[str]) -> str:
     has = f"it has: {', '.join(names)}" if names else "it has no fields"
     close = nearest(name, names)
     instead = "" if close is None else f"; write {{{'.'.join([*before, close])}}}"
     return f"{owner} has no field {name!r}; {has}{instead}"
 
 
-def _shown(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     return str(getattr(get_origin(kind) or kind, "__name__", kind))

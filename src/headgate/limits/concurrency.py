@@ -1,4 +1,4 @@
-"""Concurrency and Mutex: never more than so many jobs at once, by permits that know who holds them."""
+"""Concurrency and Mutex: a maximum of jobs at once, by permits that record their holders."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from headgate.limits.limit import HoldUntil, Key, Limit, LimitOptions, PermitOpt
 from headgate.limits.rule import NEVER, Rule, Snapshot, SpelledOptions
 
 MUTEX = "mutex"
-"""The limit that all mutexes without a name share: what they exclude is named by the key alone."""
+"""The limit that all mutexes without a name share: the key alone names the resource."""
 
 MOST_DIGITS = len(str(LARGEST_COUNT))
-"""A number that people write with more digits is above every count that a limit can have."""
+"""A number with more digits is above every count that a limit can have."""
 
 OF_BATCH = "batch:"
-"""What the name of a holder begins with that is a batch: it keeps its permit also while no job uses it."""
+"""The prefix of a holder's name if it is a batch, which keeps its permit also while none of its jobs runs."""
 
 
 class Hold(msgspec.Struct, frozen=True, array_like=True):
-    """What a holder has of a bucket: the cost of its permit, and by how many starts it is used."""
+    """One holder's share of a bucket: the cost of its permit, and how many starts use it."""
 
     cost: int
     uses: int
 
 
 class HeldPermits(msgspec.Struct, frozen=True, array_like=True):
-    """All permits of one bucket that are held: the sum of their costs, and who holds them."""
+    """All held permits of one bucket: the sum of their costs, and their holders."""
 
     held: int = 0
     holders: Mapping[str, Hold] = {}
 
 
 class Semaphore(Rule[HeldPermits], frozen=True, tag="concurrency", tag_field="kind"):
-    """Grants a permit while fewer than `count` are held; whoever holds one already shares it.
+    """Grants a permit while fewer than `count` are held; all starts of one holder share its permit.
 
-    Time opens nothing: a permit comes back when its last use is given back.
+    Time opens nothing: a permit comes back when its last use ends.
     """
 
     count: int
@@ -55,22 +55,22 @@ class Semaphore(Rule[HeldPermits], frozen=True, tag="concurrency", tag_field="ki
         return 0
 
     def take(self, state: HeldPermits | None, now: int, cost: int = 1) -> tuple[int, HeldPermits]:
-        """When is a permit free, now or NEVER by itself? Without a holder, who could give it back, none is taken."""
+        """Return when a permit is free: now, or NEVER. It takes none: without a holder no one could return it."""
         if cost > self.count:
             self.check_cost(cost)
         permits = state or NO_PERMITS
         return now if permits.held + cost <= self.count else NEVER, permits
 
     def for_key(self, key: str, rivals: Collection[str] = (), holder: str = "") -> Rule[HeldPermits]:
-        return _OfHolder(self.count, holder) if holder else self
+        return _HolderRule(self.count, holder) if holder else self
 
     def hold(self, state: HeldPermits | None, now: int, holder: str, cost: int = 1) -> tuple[int, HeldPermits]:
-        """When may `holder` go, now or NEVER by itself, and who holds what after it went?"""
-        return _OfHolder(self.count, holder).take(state, now, cost)
+        """Return when `holder` may go, now or NEVER, and the permits after it went."""
+        return _HolderRule(self.count, holder).take(state, now, cost)
 
     @staticmethod
     def give(state: HeldPermits, holder: str) -> HeldPermits:
-        """The state after one use by `holder` has ended; the last one returns its permit, unless it is a batch's."""
+        """Return the state after one use by `holder` has ended; the last one frees the permit, except a batch's."""
         known = state.holders.get(holder)
         if known is None or not known.uses:
             return state
@@ -80,7 +80,7 @@ class Semaphore(Rule[HeldPermits], frozen=True, tag="concurrency", tag_field="ki
 
     @staticmethod
     def release(state: HeldPermits, holder: str) -> HeldPermits:
-        """The state after `holder` has given up its permit for good."""
+        """Return the state after `holder` has given up its permit."""
         if holder not in state.holders:
             return state
         holders = dict(state.holders)
@@ -109,7 +109,7 @@ class Semaphore(Rule[HeldPermits], frozen=True, tag="concurrency", tag_field="ki
         return Snapshot(used=used, available=available, opens_at=now if available else NEVER)
 
     def bound(self, window: int) -> int:
-        """How many permits can be held at once; how many start in a window depends on how long they run."""
+        """Return how many permits can be held at once; how many start in a window depends on how long they run."""
         return self.count
 
     def idle_at(self, state: HeldPermits) -> int:
@@ -119,7 +119,7 @@ class Semaphore(Rule[HeldPermits], frozen=True, tag="concurrency", tag_field="ki
         return dump_permits(state)
 
     def load(self, stored: str, now: int) -> HeldPermits:
-        # Under another kind of rule nobody held anything.
+        # Under another kind of rule there were no permits.
         return load_permits(stored)
 
     def describe(self) -> str:
@@ -132,8 +132,8 @@ class Semaphore(Rule[HeldPermits], frozen=True, tag="concurrency", tag_field="ki
         return Concurrency(int(text))
 
 
-class _OfHolder(Semaphore, frozen=True, gc=False):
-    """The rule as one holder asks it."""
+class _HolderRule(Semaphore, frozen=True, gc=False):
+    """The rule for one holder."""
 
     holder: str
 
@@ -153,7 +153,7 @@ NO_PERMITS = HeldPermits()
 
 
 def without_unused(permits: HeldPermits) -> HeldPermits:
-    """The same without the permits of batches of which no job runs."""
+    """Return the permits without those of batches of which no job runs."""
     for holder, hold in permits.holders.items():
         if not hold.uses:
             permits = Semaphore.release(permits, holder)
@@ -161,27 +161,27 @@ def without_unused(permits: HeldPermits) -> HeldPermits:
 
 
 def batches_of(permits: HeldPermits) -> list[str]:
-    """The batches that hold permits, by their ids."""
+    """Return the ids of the batches that hold permits."""
     return [holder[len(OF_BATCH) :] for holder in permits.holders if holder.startswith(OF_BATCH)]
 
 
 UNREADABLE = "unreadable"
-"""What stands for a stored state that no rule can read."""
+"""The value that stores use in place of a state that no rule can read."""
 
 UNKNOWN_PERMITS = HeldPermits(held=2**53)
-"""Nobody knows who holds them, so none is free; `reset` forgets them."""
+"""Permits whose holders are unknown, so none is free; `reset` clears them."""
 
 _HEAD = "1:concurrency:"
 _decode = msgspec.json.Decoder(HeldPermits).decode
 
 
 def dump_permits(permits: HeldPermits) -> str:
-    """Permits as a store keeps them."""
+    """Return permits in their stored form."""
     return _HEAD + msgspec.json.encode(permits).decode()
 
 
 def load_permits(stored: str | None) -> HeldPermits:
-    """Stored permits; none where another kind of rule wrote, and unknown ones where they cannot be read."""
+    """Return stored permits: none if another kind of rule wrote them, UNKNOWN_PERMITS if they cannot be read."""
     if stored is None:
         return NO_PERMITS
     if stored.startswith(_HEAD):
@@ -189,7 +189,7 @@ def load_permits(stored: str | None) -> HeldPermits:
             return _decode(stored[len(_HEAD) :])
         except (msgspec.DecodeError, UnicodeError):
             return UNKNOWN_PERMITS
-    # Of another version, or what a store has in place of a state that is no text.
+    # Written by another version, or the store's substitute for a state that is not text.
     return (
         UNKNOWN_PERMITS if stored == UNREADABLE or stored.partition(":")[2].startswith("concurrency:") else NO_PERMITS
     )
@@ -199,13 +199,13 @@ def load_permits(stored: str | None) -> HeldPermits:
 class Concurrency(Limit):
     """Never more than `count` jobs at once.
 
-    `Concurrency(20)`, or `Concurrency(3, key="{tenant_id}")` for each key. A waiting job starts within milliseconds
-    of the release before it, first come, first served. The permit is freed in the commit that finishes the attempt;
-    a crashed holder's returns with its lease.
+    `Concurrency(20)`, or `Concurrency(3, key="{tenant_id}")` for each key. A waiting job starts within milliseconds of
+    the release before it, first come, first served. The commit that finishes the attempt frees the permit; a crashed
+    holder's permit returns with its lease.
 
-    `hold="until_final"` keeps it across retries, snoozes and crashes until the job is final; `"until_success"` also
-    when it has failed, until it is retried and succeeds, or is cancelled, or the permit is reset. Jobs whose `owner`
-    (a template over the arguments) comes out the same share one permit.
+    `hold="until_final"` keeps the permit across retries, snoozes and crashes until the job is final. `"until_success"`
+    keeps it also after a failure, until the job is retried and succeeds, or is cancelled, or the permit is reset.
+    `owner` is a template over the arguments: jobs with the same owner share one permit.
     """
 
     rule: Semaphore
@@ -235,9 +235,9 @@ class Concurrency(Limit):
 
 @dataclass(frozen=True, init=False)
 class Mutex(Concurrency):
-    """One job at a time for each resource, named for the whole program: `Mutex("orders:{order_id}")`.
+    """One job at a time for each resource, in the whole program: `Mutex("orders:{order_id}")`.
 
-    Every task that names the same resource is excluded by it, whatever the task. Options are those of `Concurrency`.
+    All tasks that name the same resource exclude each other. Options are those of `Concurrency`.
     """
 
     may_repeat: ClassVar[bool] = True

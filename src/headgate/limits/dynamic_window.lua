@@ -1,9 +1,9 @@
--- DynamicWindow: the twin of `SharedCounter` in dynamic_window.py. KEYS, ARGV and what comes back: see bucket.lua.
+-- DynamicWindow: the Lua version of `SharedCounter` in dynamic_window.py. KEYS, ARGV and results: see bucket.lua.
 --
 -- KEYS[1]     one for all keys of the limit
 -- ARGV[10..]  slice, slices, capacity, most_keys, max_count, the key
 -- state       "<slice>:<slices>:" and, packed by cmsgpack, {used, active, slices, keys}: what counts and how many keys
---             are active; slices of {number, used, keys that have their last start there}, oldest first; keys of
+--             are active; slices of {number, used, number of keys with their last start there}, oldest first; keys of
 --             {key, {slice, used, slice, used, ..}} in the order in which they became active
 
 local KIND = 'dynamic'
@@ -11,7 +11,7 @@ local SLICE, SLICES, CAPACITY = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber
 local MOST_KEYS, MAX_COUNT, KEY = tonumber(ARGV[13]), tonumber(ARGV[14]), ARGV[15]
 local PERIOD = SLICE * SLICES
 
--- What a slice is given of which nothing is known.
+-- The content of a slice that is unknown.
 local UNKNOWN = 1099511627776
 
 local function slice_of(instant)
@@ -32,7 +32,7 @@ local function dump(state)
   return ARGV[10] .. ':' .. ARGV[11] .. ':' .. cmsgpack.pack({state.used, state.active, state.slices, state.keys})
 end
 
--- Where the key stands among all, and what it holds.
+-- What the key holds, and its place among all keys.
 local function held_in(state)
   for place, entry in ipairs(state.keys) do
     if entry[1] == KEY then
@@ -46,7 +46,7 @@ local function last_slice(held)
   return held[#held - 1]
 end
 
--- 1. What counts for the key at an instant, and how that moves on while nobody starts.
+-- 1. What counts for the key at an instant; `move_on` goes to a later one, without starts between.
 local function leave(view, oldest)
   view.oldest = oldest
   local slices, held = view.state.slices, view.held
@@ -83,7 +83,7 @@ local function view_of(state, now)
   return view
 end
 
--- Whether the key is one of the first so many to have become active.
+-- Whether the key is among the first `rest` keys that became active.
 local function is_among_first(view, rest)
   local keys = view.state.keys
   local is_all = #keys == view.active
@@ -101,7 +101,7 @@ local function is_among_first(view, rest)
   return false
 end
 
--- How much of the key may go at the instant; exact as far as `cost`.
+-- How much of the key may go at the instant; exact up to `cost`.
 local function room(view, cost)
   local own = view.own
   local active = own > 0 and view.active or view.active + 1
@@ -125,7 +125,7 @@ local function room(view, cost)
   return math.min(share - own, left)
 end
 
--- To the next instant at which more may have room.
+-- Go to the next instant at which there may be more room.
 local function move_on(view)
   if view.waits then
     view.waits = false
@@ -137,7 +137,7 @@ local function move_on(view)
   leave(view, view.at - SLICES + 1)
 end
 
--- 2. States are never changed, only made anew from parts of others.
+-- 2. States are never changed; new ones are built from parts of others.
 local function kept(state, keep)
   local slices, used, active = {}, state.used, state.active
   local has_left = false
@@ -161,7 +161,7 @@ local function kept(state, keep)
   return {used = used, active = active, slices = slices, keys = keys}
 end
 
--- Pairs of number and used, sorted, without those that hold nothing.
+-- Pairs of number and used, sorted, without empty ones.
 local function flat(sums)
   local numbers, pairs_of = {}, {}
   for number, used in pairs(sums) do
@@ -220,21 +220,21 @@ local function slices_after(parts, number, change, before, after)
   return slices
 end
 
--- The state in which the key has so much more in one slice, without what lies before slice `keep`.
+-- The state in which the key has `change` more in one slice, without what lies before slice `keep`.
 local function changed(state, number, change, keep, becomes_active)
   state = kept(state, keep)
-  local before, stands = held_in(state)
-  -- What a key has from before the first slice is gone already, only not yet out of its own record.
+  local before, own_place = held_in(state)
+  -- Starts of the key before the first slice no longer count, although its own record still holds them.
   local after = held_after(before, number, change, state.slices[1] and state.slices[1][1] or number)
   local keys = {}
   for place, entry in ipairs(state.keys) do
-    if place ~= stands then
+    if place ~= own_place then
       keys[#keys + 1] = entry
     elseif #after > 0 and not becomes_active then
       keys[#keys + 1] = {KEY, after}
     end
   end
-  if #after > 0 and (becomes_active or not stands) then
+  if #after > 0 and (becomes_active or not own_place) then
     keys[#keys + 1] = {KEY, after}
   end
   return {
@@ -254,7 +254,7 @@ local function take(state, now, cost)
   while room(view, cost) < cost do
     move_on(view)
   end
-  -- The first microsecond of a slice is not over as long as somebody can still ask for it.
+  -- Keep the slice that leaves until the first microsecond of slice `view.at` is over.
   local keep = view.at - SLICES + (now > view.at * SLICE and 1 or 0)
   return view.instant, changed(state, view.at, cost, keep, view.own == 0)
 end
@@ -269,11 +269,11 @@ local function amend(state, charged_at, cost, started_at, actual)
       in_charged = held[place + 1]
     end
   end
-  -- What left the window is forgotten, but what was charged there and starts in the window counts in it.
+  -- What left the window is forgotten. A charge that left and starts inside the window counts in it.
   local known = charged < oldest and cost or math.min(cost, in_charged)
   local moved = math.max(0, known + actual - cost)
   local keep = math.max(oldest, moved > 0 and started - SLICES + 1 or oldest) - 1
-  -- First there, then away here: in between the key must not be forgotten, with its place among the active ones.
+  -- Add before removing: in between, the key must not lose its place among the active ones.
   if moved > 0 and started > keep then
     state = changed(state, started, moved, keep)
   end
@@ -286,14 +286,14 @@ end
 local function idle_at(state)
   for place = #state.slices, 1, -1 do
     if state.slices[place][2] ~= 0 then
-      -- In the first microsecond after it, keys that it holds still come after those that it does not.
+      -- In the first microsecond after it, keys with starts in it still come after keys without.
       return (state.slices[place][1] + SLICES) * SLICE + (#state.keys > 0 and 1 or 0)
     end
   end
   return state.slices[#state.slices][1] * SLICE
 end
 
-local function look(state, now)
+local function snapshot(state, now)
   local view = view_of(state or NOTHING, now)
   local available = view.instant <= now and math.max(0, room(view, MAX_COUNT)) or 0
   return available, state and idle_at(state) or now

@@ -1,4 +1,4 @@
-"""DynamicWindow: a window for each key under one ceiling, shared out anew as keys come and go."""
+"""DynamicWindow: a window for each key under one ceiling, which the active keys share."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from headgate.limits.sliding_window import moved_slice, slice_length, slices_tou
 DEFAULT_MAX_KEYS = 1000
 
 UNKNOWN = 1 << 40
-"""The starts and keys of a slice of which nothing is known: too many for anything beside them."""
+"""The starts and keys of a slice whose content is unknown: no start fits beside them."""
 
 Held = tuple[int, ...]
-"""What one key has in the window, oldest first: slice, used, slice, used, …"""
+"""What one key used in the window, oldest first: slice, used, slice, used, …"""
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What was used in one slice, and how many keys have their last start there."""
+    """What was used in one slice, and how many keys have their last start in it."""
 
     number: int
     used: int
@@ -34,10 +34,9 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WindowUse(msgspec.Struct, frozen=True, array_like=True):
-    """What all keys have in the window and in the slice that leaves it: together, by slice, and by key.
+    """What all keys used in the window and in the slice that leaves it: in total, by slice, and by key.
 
-    The keys are in the order in which they became active. The newest slice may be empty, when what it held was given
-    back.
+    The keys are in the order in which they became active. The newest slice may be empty after a refund.
     """
 
     used: int
@@ -50,15 +49,15 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
     """Grants each key its share of `capacity`, and all keys together no more than that.
 
     A key is active while it has starts in the window: the slice of the instant and the `slices - 1` before it. The
-    capacity is split evenly over the active keys; what does not divide evenly goes to those that became active first.
-    A share is at most `max_count`, and no more keys become active than can have `min_count` each, nor more than
-    `max_keys`. A capacity of 0 is none: each key may use `max_count`.
+    capacity is split evenly over the active keys; the remainder goes to those that became active first. A share is at
+    most `max_count`. No more keys become active than can have `min_count` each, nor more than `max_keys`. Without a
+    capacity (0), each key may use `max_count`.
 
-    When a slice leaves the window, its places open to keys without starts in the window at once, and to those with
-    some a microsecond later. So a newcomer goes before a key that has used its share, and cuts it.
+    When a slice leaves the window, its places open at once to keys without starts in the window, and a microsecond
+    later to the others. So a new key goes before a key that has used its share, and reduces that share.
 
-    One state covers all keys. It may lie ahead, by reservations or because the clock went back: nothing is granted
-    before its newest slice begins.
+    One state covers all keys. It may lie ahead, after reservations or after the clock went back: the rule grants
+    nothing before its newest slice begins.
     """
 
     capacity: int
@@ -81,20 +80,20 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
 
     @property
     def most_keys(self) -> int:
-        """How many keys can be active at once."""
+        """The number of keys that can be active at once."""
         return min(self.max_keys, self.capacity // self.min_count) if self.capacity else self.max_keys
 
     def take(
         self, state: WindowUse | None, now: int, cost: int = 1, *, key: str = "", rivals: Collection[str] = ()
     ) -> tuple[int, WindowUse]:
-        """When may `cost` of `key` go if no other key starts before, and what is the state after it went then?
+        """Return when `cost` of `key` may go if no other key starts before, and the state after it went then.
 
-        `rivals` are keys that are known to want to start as well: they have their shares as if they were active.
+        `rivals` are keys that also have starts waiting: they get their shares as if they were active.
         """
-        return _OfKey(self, key, rivals).take(state, now, cost)
+        return _KeyRule(self, key, rivals).take(state, now, cost)
 
     def for_key(self, key: str, rivals: Collection[str] = (), holder: str = "") -> Rule[WindowUse]:
-        return _OfKey(self, key, rivals)
+        return _KeyRule(self, key, rivals)
 
     def check_cost(self, cost: int) -> None:
         if cost > self.max_count:
@@ -112,11 +111,11 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
         charged, started, newest = charged_at // self.slice, started_at // self.slice, state.slices[-1].number
         oldest = newest - self.slices + 1
         held = dict(_pairs(state.keys.get(key, ())))
-        # What left the window is forgotten, but what was charged there and starts in the window counts in it.
+        # What left the window is forgotten. A charge that left and starts inside the window counts in it.
         known = cost if charged < oldest else min(cost, held.get(charged, 0))
         moved = max(0, known + actual - cost)
         keep = max(oldest, started - self.slices + 1 if moved else oldest) - 1
-        # First there, then away here: in between the key must not be forgotten, with its place among the active ones.
+        # Add before removing: in between, the key must not lose its place among the active ones.
         if moved and started > keep:
             state = _changed(state, key, started, moved, keep)
         if known and charged >= max(oldest, keep):
@@ -125,18 +124,18 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
 
     def snapshot(self, state: WindowUse | None, now: int, *, key: str = "") -> Snapshot:
         view = _View(self, _NOTHING if state is None else state, now, key)
-        # Closed with places left: the state is ahead.
+        # Closed although places are left: the state lies ahead.
         available = max(0, view.room(self.max_count)) if view.instant <= now else 0
         opens_at = now if available else self.take(state, now, key=key)[0]
         return Snapshot(used=view.own, available=available, opens_at=opens_at)
 
     def bound(self, window: int) -> int:
-        """The highest cost of one key that can start in any half-open window of that many microseconds."""
-        # A key that fills its window again does so a microsecond after the slice begins.
+        """Return the highest cost of one key that can start in any half-open window of that many microseconds."""
+        # A key that refills its window starts a microsecond after the slice begins.
         return self.max_count * -(-slices_touched(max(1, window - 1), self.slice) // self.slices)
 
     def total_bound(self, window: int) -> int:
-        """The highest cost of all keys together that can start in any half-open window of that many microseconds."""
+        """Return the highest cost of all keys that can start in any half-open window of that many microseconds."""
         most = self.most_keys * self.max_count
         most = min(most, self.capacity) if self.capacity else most
         return most * -(-slices_touched(window, self.slice) // self.slices)
@@ -144,7 +143,7 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
     def idle_at(self, state: WindowUse) -> int:
         for part in reversed(state.slices):
             if part.used:
-                # In the first microsecond after it, keys that it holds still come after those that it does not.
+                # In the first microsecond after it, keys with starts in it still come after keys without.
                 return (part.number + self.slices) * self.slice + (1 if state.keys else 0)
         return state.slices[-1].number * self.slice
 
@@ -154,7 +153,7 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
     def load(self, stored: str, now: int) -> WindowUse:
         head = f"1:{self.kind}:"
         if not stored.startswith(head):
-            # Another kind of rule stood under this name: what it granted is not known, so nothing is left for a period.
+            # Another kind of rule wrote this state: what it granted is unknown, so nothing is left for a period.
             return WindowUse(UNKNOWN, UNKNOWN, (Slice(now // self.slice, UNKNOWN, UNKNOWN),), {})
         length, slices, rest = stored[len(head) :].split(":", 2)
         state = _decode(rest)
@@ -177,11 +176,11 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
         super().require_bounded(self.slices)
 
     def lua_numbers(self) -> LuaNumbers:
-        told = (self.slice, self.slices, self.capacity, self.most_keys, self.max_count)
-        return LuaNumbers(told, max(self.capacity, self.max_count), self.period)
+        arguments = (self.slice, self.slices, self.capacity, self.most_keys, self.max_count)
+        return LuaNumbers(arguments, max(self.capacity, self.max_count), self.period)
 
     def lua_dump(self, state: WindowUse, now: int) -> bytes:
-        # Lua's tables have no order, so that the keys are a list.
+        # Lua's tables have no order, so the keys are a list.
         packed = msgspec.msgpack.encode((state.used, state.active, state.slices, list(state.keys.items())))
         return f"{self.slice}:{self.slices}:".encode() + packed
 
@@ -193,14 +192,14 @@ class SharedCounter(Rule[WindowUse], frozen=True, tag="dynamic", tag_field="kind
         return f"1:{cls.kind}:{int(slice)}:{int(slices)}:{msgspec.json.encode(parts).decode()}"
 
     def _resliced(self, state: WindowUse, length: int, slices: int, now: int) -> WindowUse:
-        """A state written under other slices.
+        """Return a state that was written under other slices.
 
-        A start may lie at any instant of its slice until now, so it counts at the last one. Of what was before that
-        window nothing is known: nobody starts until it can no longer matter.
+        A start may lie at any instant of its slice until now, so it counts at the last one. What came before the old
+        window is unknown: no key starts until it can no longer matter.
         """
 
         def lies(number: int) -> int:
-            # What is booked ahead goes as its slice begins, or a microsecond later.
+            # A reservation starts as its slice begins, or a microsecond later.
             return moved_slice(number, length, self.slice, max(now, number * length + 1))
 
         first, newest = state.slices[0].number, state.slices[-1].number
@@ -229,8 +228,8 @@ _NOTHING = WindowUse(0, 0, (), {})
 _decode = msgspec.json.Decoder(WindowUse).decode
 
 
-class _OfKey(Rule[WindowUse], frozen=True, gc=False):
-    """The rule as one of the keys that share its state asks it."""
+class _KeyRule(Rule[WindowUse], frozen=True, gc=False):
+    """The rule for one of the keys that share its state."""
 
     rule: SharedCounter
     key: str
@@ -249,12 +248,12 @@ class _OfKey(Rule[WindowUse], frozen=True, gc=False):
         while view.room(cost) < cost:
             view.move_on()
         at = view.at
-        # The first microsecond of a slice is not over as long as somebody can still ask for it.
+        # Keep the slice that leaves until the first microsecond of slice `at` is over.
         keep = at - rule.slices + (now > at * rule.slice)
         return view.instant, _changed(state, key, at, cost, keep, becomes_active=not view.own)
 
     def grants(self, state: WindowUse | None, now: int, most: int) -> int:
-        # What the others leave changes with each start; a snapshot knows of no rivals.
+        # What other keys leave changes with each start, and a snapshot has no rivals.
         for granted in range(most):
             opens_at, state = self.take(state, now)
             if opens_at > now:
@@ -284,7 +283,7 @@ _unpack = msgspec.msgpack.Decoder(_Packed).decode
 
 
 class _View:
-    """What counts for one key at an instant, and how that moves on while nobody starts."""
+    """What counts for one key at an instant; `move_on` goes to a later one, without starts between."""
 
     __slots__ = (
         "_gone",
@@ -321,7 +320,7 @@ class _View:
             self._leave(at - rule.slices + 1)
 
     def room(self, cost: int) -> int:
-        """How much of the key may go at the instant; exact as far as `cost`."""
+        """Return how much of the key may go at the instant; exact up to `cost`."""
         rule, own = self._rule, self.own
         active = self.active if own else self.active + 1
         if (not own or self._waits) and active > rule.most_keys:
@@ -341,14 +340,14 @@ class _View:
         return min(share - own, left)
 
     def _newcomers(self) -> int:
-        """How many of the rivals have no starts in the window."""
+        """Return how many of the rivals have no starts in the window."""
         keys, oldest = self._state.keys, self.oldest
         return sum(
             1 for name in self._rivals if name != self._key and ((held := keys.get(name)) is None or held[-2] < oldest)
         )
 
     def move_on(self) -> None:
-        """To the next instant at which more may have room."""
+        """Go to the next instant at which there may be more room."""
         slices = self._rule.slices
         if self._waits:
             self._waits = False
@@ -359,7 +358,7 @@ class _View:
         self._leave(self.at - slices + 1)
 
     def _is_among_first(self, rest: int) -> bool:
-        """Whether the key is one of the first so many to have become active."""
+        """Return whether the key is among the first `rest` keys that became active."""
         keys = self._state.keys
         active: Iterable[str] = keys
         if len(keys) != self.active:
@@ -367,7 +366,7 @@ class _View:
         return self._key in islice(active, rest)
 
     def _leave(self, oldest: int) -> None:
-        """Count nothing from before slice `oldest`."""
+        """Stop counting what lies before slice `oldest`."""
         self.oldest = oldest
         slices = self._state.slices
         while self._gone < len(slices) and slices[self._gone].number < oldest:
@@ -383,11 +382,11 @@ class _View:
 def _changed(
     state: WindowUse, key: str, number: int, change: int, keep: int, *, becomes_active: bool = False
 ) -> WindowUse:
-    """The state in which `key` has so much more in one slice, without what lies before slice `keep`."""
+    """Return the state in which `key` has `change` more in one slice, without what lies before slice `keep`."""
     state = _kept(state, keep)
     keys = state.keys.copy()
     before = keys.pop(key, ()) if becomes_active else keys.get(key, ())
-    # What a key has from before the first slice is gone already, only not yet out of its own record.
+    # Starts of the key before the first slice no longer count, although its own record still holds them.
     after = _held_after(before, number, change, state.slices[0].number if state.slices else number)
     if after:
         keys[key] = after
@@ -404,7 +403,7 @@ def _changed(
 
 
 def _kept(state: WindowUse, keep: int) -> WindowUse:
-    """The state without what lies before slice `keep`."""
+    """Return the state without what lies before slice `keep`."""
     gone = used = left = 0
     while gone < len(state.slices) and state.slices[gone].number < keep:
         used += state.slices[gone].used
@@ -449,17 +448,17 @@ def _pairs(held: Held) -> Iterable[tuple[int, int]]:
 class DynamicWindow(Limit):
     """A window for each key, under one ceiling that the active keys share fairly.
 
-    `DynamicWindow(per=3600, capacity=20, min_count=2, key="{tenant_id}")`: 20 an hour for all keys together. A key
-    that is alone gets 20, two get 10 each, three 7, 7 and 6, ten 2 each, and an eleventh waits until one of the ten
-    has had no start for an hour. `max_count` (default: the capacity) is the most that one key gets, `min_count`
-    (default 1) the least that it is let in for. `capacity=20, count=4` is 4 for each key and no more than 5 keys;
-    `count=4` alone is a window for each key without a ceiling. No more than `max_keys` (default 1,000) are active.
+    `DynamicWindow(per=3600, capacity=20, min_count=2, key="{tenant_id}")`: 20 an hour for all keys together. One active
+    key gets 20, two get 10 each, three get 7, 7 and 6, ten get 2 each, and an eleventh waits until one of the ten has
+    had no start for an hour. `max_count` (default: the capacity) is the most that one key gets. `min_count` (default 1)
+    is the smallest share: keys that could not have it wait. `capacity=20, count=4` is 4 for each key and at most 5
+    keys; `count=4` alone is a window for each key without a ceiling. At most `max_keys` (default 1,000) are active.
 
-    A key is active while it has starts in the window. A newcomer cuts the shares of the others at once, waits for what
-    they have already used to leave the window, and is then served before them (they go a microsecond later). What an
-    active key leaves unused nobody else gets. A cost above a key's present share waits until others leave.
+    A key is active while it has starts in the window. A new key reduces the shares of the others at once, waits until
+    what they have already used leaves the window, and then goes before them (they go a microsecond later). Other keys
+    do not get what an active key leaves unused. A cost above a key's present share waits until other keys leave.
 
-    `slices` (default 1): 1 is a fixed window, aligned to the Unix epoch; more are a sliding one, as `SlidingWindow`.
+    `slices` (default 1): 1 is a fixed window, aligned to the Unix epoch; more make a sliding one, as `SlidingWindow`.
     `margin` seconds (default 0) widen the period. All keys share one state of up to `max_keys` entries, which is read
     and written as a whole.
     """

@@ -1,12 +1,12 @@
--- FixedWindow: the twin of `WindowCounter` in fixed_window.py. KEYS, ARGV and what comes back: see bucket.lua.
+-- FixedWindow: the Lua version of `WindowCounter` in fixed_window.py. KEYS, ARGV and results: see bucket.lua.
 --
 -- ARGV[10..]  count, period, margin
--- state       "<begin>:<used>:<count>:<period>": the latest window that something was granted in
+-- state       "<begin>:<used>:<count>:<period>": the latest window with a start
 
 local KIND = 'fixed'
 local COUNT, PERIOD, MARGIN = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 
--- When the window begins that a start of this instant counts in.
+-- The beginning of the window in which a start of this instant counts.
 local function window(instant)
   local reached = instant + MARGIN
   return reached - math.fmod(reached, PERIOD)
@@ -37,7 +37,7 @@ end
 local function amend(state, charged_at, cost, started_at, actual)
   local begin, used = state.begin, state.used
   local charged, started = window(charged_at), window(started_at)
-  -- An older window is forgotten, but what was charged there and starts in this one counts in this one.
+  -- An older window is forgotten. What was charged there and starts in this one counts in this one.
   local known = 0
   if charged < begin then
     known = cost
@@ -56,7 +56,7 @@ local function idle_at(state)
   return state.begin - MARGIN + (state.used > 0 and PERIOD or 0)
 end
 
-local function look(state, now)
+local function snapshot(state, now)
   local used = state and state.begin + PERIOD > now and state.used or 0
   local opens_at = take(state, now, 1)
   return opens_at <= now and math.max(0, COUNT - used) or 0, state and idle_at(state) or now

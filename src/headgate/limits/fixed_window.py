@@ -12,14 +12,14 @@ from headgate.limits.rate import described, parse_margin, parse_rate
 from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
 
 Window = tuple[int, int]
-"""When a window begins, and how much was used in it."""
+"""The instant a window begins, and how much was used in it."""
 
 
 class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
-    """Grants `count` starts in each window; the windows follow one another from the Unix epoch on, half open.
+    """Grants `count` starts in each window; windows are half open and follow one another from the Unix epoch on.
 
-    The state is the latest window that something was granted in. It may lie ahead, by reservations or because the
-    clock went back: nothing is granted before it begins, since what was used before it is forgotten.
+    The state is the latest window with a start. It may lie ahead, after reservations or after the clock went back: the
+    rule grants nothing before it begins, since it no longer holds what was used before.
     """
 
     count: int
@@ -34,7 +34,7 @@ class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
         if cost > self.count:
             self.check_cost(cost)
         period = self.period
-        # A charge in the last margin of a window would reach the callee in the next one, so it belongs there.
+        # A charge in the last margin of a window could reach the callee in the next window, so it belongs there.
         reached = now + self.margin
         begin = reached - reached % period
         used = cost
@@ -61,7 +61,7 @@ class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
     def amend(self, state: Window, charged_at: int, cost: int, started_at: int, actual: int) -> Window:
         begin, used = state
         charged, started = self._window(charged_at), self._window(started_at)
-        # An older window is forgotten, but what was charged there and starts in this one counts in this one.
+        # An older window is forgotten. What was charged there and starts in this one counts in this one.
         known = cost if charged < begin else min(cost, used) if charged == begin else 0
         if charged == begin:
             used -= known
@@ -72,7 +72,7 @@ class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
 
     def snapshot(self, state: Window | None, now: int) -> Snapshot:
         used = state[1] if state is not None and state[0] + self.period > now else 0
-        # Closed with places left: in the margin, or because the state is ahead.
+        # Closed although places are left: in the margin, or because the state lies ahead.
         opens_at, _ = self.take(state, now)
         available = max(0, self.count - used) if opens_at <= now else 0
         return Snapshot(used=used, available=available, opens_at=opens_at)
@@ -90,13 +90,13 @@ class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
 
     def load(self, stored: str, now: int) -> Window:
         if not stored.startswith(f"1:{self.kind}:"):
-            # Another kind of rule stood under this name: what it granted is not known, so nothing is left.
+            # Another kind of rule wrote this state: what it granted is unknown, so nothing is left.
             return self._window(now), self.count
         begin, used, count, period = (int(part) for part in stored.split(":")[2:])
         if period == self.period:
             return begin, used
         # Written under another period. What was used may have started at any instant of its window until now, so it
-        # counts in the latest new window; of older windows nothing is known, so those that reach into it were full.
+        # counts in the latest new window. Older windows are unknown, so those that overlap it count as full.
         latest = self._window(max(now, begin))
         older = -(-(begin - latest) // period)
         return latest, (used if begin + period > latest else 0) + count * max(0, older)
@@ -119,21 +119,21 @@ class WindowCounter(Rule[Window], frozen=True, tag="fixed", tag_field="kind"):
         return f"1:{cls.kind}:{state.decode()}"
 
     def _window(self, instant: int) -> int:
-        """When the window begins that a start of this instant counts in."""
+        """Return the beginning of the window in which a start of this instant counts."""
         reached = instant + self.margin
         return reached - reached % self.period
 
 
 @dataclass(frozen=True, init=False)
 class FixedWindow(Limit):
-    """At most N starts in each minute, hour or day of the calendar (UTC): a quota that is renewed at once.
+    """At most N starts in each minute, hour or day of the calendar (UTC): a quota that is renewed all at once.
 
-    `FixedWindow("15/m")` or `FixedWindow(15, per=60)`; windows are aligned to the Unix epoch, half open, and at least
-    a second long. It keeps two numbers a key, however high the count.
+    `FixedWindow("15/m")` or `FixedWindow(15, per=60)`; windows are half open, aligned to the Unix epoch, and at least a
+    second long. It stores two numbers per key, whatever the count.
 
-    Two windows touch: 4 an hour lets 4 start at 12:59 and 4 at 13:00, so any stretch of an hour can hold twice the
-    count. `margin` seconds (default 0) keep a start from reaching its callee in the window after the one it was
-    charged in: nothing starts in the last `margin` of a window, while the windows stay where they are.
+    Two windows touch: 4 an hour allows 4 starts at 12:59 and 4 at 13:00, so any hour can hold twice the count. `margin`
+    seconds (default 0) keep a start from reaching its callee in the window after the one that it was charged in:
+    nothing starts in the last `margin` of a window. The windows do not move.
     """
 
     rule: WindowCounter

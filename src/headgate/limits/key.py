@@ -1,4 +1,4 @@
-"""Keys: which bucket a job draws on, computed from its arguments when it is enqueued."""
+"""Keys: the bucket that a job draws on, computed from its arguments at enqueue."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from headgate.errors import DeclarationError
 from headgate.limits.argument_fields import ArgumentFields, nearest
 
 MAX_KEY = 256
-"""Longer keys are replaced by their SHA-256."""
+"""The longest key; a longer one is replaced by its SHA-256."""
 
 ONE_FOR_ALL = ""
-"""The key of a limit that has none: one bucket for all."""
+"""The key of a limit without `key`: one bucket for all jobs."""
 
 SHARED = "global"
-"""The key of a job that lacks the header its limit counts by."""
+"""The key of a job that lacks the header that its limit counts by."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A key taken from the job's headers; made by `header()`."""
+    """A key taken from the job's headers; `header()` makes it."""
 
     name: str
 
@@ -45,15 +45,15 @@ Headers = Mapping[str, str]
 Compute = Callable[[Arguments, Headers], object]
 
 UNTYPED = ArgumentFields()
-"""The arguments of a function of whose types nothing is known."""
+"""The arguments of a function without known types."""
 
 
 def compile_key(key: object, parameters: Sequence[str], where: str, fields: ArgumentFields = UNTYPED) -> Compute:
-    """A function from a job's arguments and headers to its key, or None where the key is missing.
+    """Return a function from a job's arguments and headers to its key, or to None if the key is missing.
 
-    Raises DeclarationError if the key names an argument that `parameters` does not have, or a field that the annotation
-    of its argument does not have, and for a constant that is the name of either; `where` says whose key it is. If there
-    is only one argument, a template may name its `fields` without it.
+    Raises DeclarationError if the key names an argument that is not in `parameters`, or a field that the argument's
+    annotation does not have, and for a constant that spells either; `where` names the owner of the key in messages. If
+    there is only one argument, a template may name its `fields` directly.
     """
     match key:
         case None:
@@ -71,7 +71,7 @@ def compile_key(key: object, parameters: Sequence[str], where: str, fields: Argu
 
 
 def is_constant(template: str) -> bool:
-    """Whether a template names no argument."""
+    """Return whether a template names no argument."""
     try:
         return not any(field is not None for _, field, _, _ in Formatter().parse(template))
     except ValueError:
@@ -79,7 +79,7 @@ def is_constant(template: str) -> bool:
 
 
 def named_arguments(text: str, parameters: Sequence[str], fields: ArgumentFields = UNTYPED) -> list[str]:
-    """The arguments and fields that a text names in braces, as a template does."""
+    """Return the arguments and fields that a text names in braces, as a template does."""
     try:
         named = [field for _, field, _, _ in Formatter().parse(text) if field]
     except ValueError:
@@ -88,7 +88,7 @@ def named_arguments(text: str, parameters: Sequence[str], fields: ArgumentFields
 
 
 def bucket_key(value: object) -> str:
-    """The computed key as it is stored: text, "" when it came out empty; its SHA-256 when it is long or unstorable."""
+    """Return the computed key as stored: text, "" if it is empty, or its SHA-256 if it is long or cannot be stored."""
     if value is None:
         return ""
     text = value if type(value) is str else str(value)
@@ -98,7 +98,7 @@ def bucket_key(value: object) -> str:
 
 
 def described_callable(key: object) -> str:
-    """What a key computes, as text: a function by its name and code, so that another release can be told apart."""
+    """Return what a key computes, as text: a function by its name and code, so that a change of it is noticed."""
     code = getattr(key, "__code__", None)
     if code is None:
         return repr(key) if key is None or isinstance(key, (str, int, Header)) else type(key).__qualname__
@@ -107,7 +107,7 @@ def described_callable(key: object) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it has a UTF-8 form: a lone surrogate has none."""
+    """Return whether the text has a UTF-8 form: a lone surrogate has none."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -124,7 +124,7 @@ def _compile_template(template: str, parameters: Sequence[str], where: str, fiel
     if any(extras):
         raise DeclarationError(f"key template {template!r} of {where} has a format or conversion; use plain fields")
     if not any(field is not None for _, field in parts):
-        # A static value: one bucket of that name for all jobs.
+        # A constant: one bucket of that name for all jobs.
         name = "".join(literal for literal, _ in parts)
         _require_no_argument(name, template, parameters, where, fields)
         return lambda _arguments, _headers: name
@@ -190,7 +190,7 @@ def _raise_unknown(
 
 
 def _dotted(field: str) -> str:
-    """What to write instead of an index: `order[tenant]` is `order.tenant`."""
+    """Return what to write instead of an index: `order[tenant]` is `order.tenant`."""
     found = re.fullmatch(r"(\w+(?:\.\w+)*)\[['\"]?([^\W\d]\w*)['\"]?\]", field)
     return "" if found is None else f"; write {{{found[1]}.{found[2]}}}"
 
@@ -198,7 +198,7 @@ def _dotted(field: str) -> str:
 def _require_no_argument(
     name: str, template: str, parameters: Sequence[str], where: str, fields: ArgumentFields
 ) -> None:
-    """Raise DeclarationError for a constant that spells an argument or a field of one: its braces were forgotten."""
+    """Raise DeclarationError for a constant that spells an argument or a field of one: its braces are missing."""
     first, *rest = name.split(".")
     is_argument = first in parameters and (not rest or fields.problem([first, *rest]) is None)
     is_field = len(parameters) == 1 and first in fields and fields.problem([*parameters, first, *rest]) is None
@@ -226,7 +226,7 @@ def _compile_callable(key: Callable[..., object], parameters: Sequence[str], whe
     signature = {
         name: parameter
         for name, parameter in signature.items()
-        # What the key function fills in itself is its own affair: `lambda tenant, prefix="t": …`.
+        # Parameters of the key function with defaults need no argument: `lambda tenant, prefix="t": …`.
         if name in parameters or parameter.default is parameter.empty
     }
     unknown = [name for name in signature if name not in parameters]

@@ -1,4 +1,4 @@
-"""The kinds of rules: which class a stored kind names, and which limit people mean by what they write."""
+"""The kinds of rules: the class of a stored kind, and the limit that a text such as "15/m" means."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ RULES: Final[tuple[type[AnyRule], ...]] = (
     SharedCounter,
     Semaphore,
 )
-"""Every kind of rule. A new one is added here, and to `RateKind` if it is one that people can write as a rate."""
+"""Every kind of rule. Add a new one here, and to `RateKind` if a text can choose it for a rate."""
 
 RateKind = Literal["strict", "rate", "fixed", "sliding"]
-"""The kinds that people can choose for a rate."""
+"""The kinds that a text can choose for a rate."""
 
 
 class RuleKinds:
@@ -42,21 +42,21 @@ class RuleKinds:
         self._decode = msgspec.json.Decoder(union).decode
 
     def __getitem__(self, kind: str) -> type[AnyRule]:
-        """Raises KeyError."""
+        """Return the class of a kind. Raises KeyError."""
         return self._by_name[kind]
 
     @property
     def spelled(self) -> list[str]:
-        """Those that people can write, on a command line for instance."""
+        """The kinds that can be written as text, for example on a command line."""
         return [kind for kind, rule in self._by_name.items() if rule.spelling is not None]
 
     @property
     def rates(self) -> list[str]:
-        """Those of them that are rates, each of which can take the place of another."""
+        """Those of them that are rates. Each can replace any other."""
         return [kind for kind in self.spelled if self[kind].family == RATE]
 
     def load(self, text: str) -> AnyRule:
-        """As `load_rule`."""
+        """Do the work of `load_rule`."""
         try:
             return cast(AnyRule, self._decode(text))
         except msgspec.DecodeError as error:
@@ -66,7 +66,7 @@ class RuleKinds:
             ) from None
 
     def limit(self, kind: str, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:
-        """As `spelled_limit` and `limit_of`."""
+        """Do the work of `spelled_limit` and `limit_of`."""
         rule = self._by_name.get(kind)
         if rule is None or (like is not None and rule.family != like.family):
             raise DeclarationError(f"rules of kind {kind!r} are set from code: app.admin.limits.set(…)")
@@ -77,24 +77,24 @@ KINDS = RuleKinds(RULES)
 
 
 def dump_rule(rule: AnyRule) -> str:
-    """The rule as JSON, with its kind as the tag; rules that are equal give the same text."""
+    """Return the rule as JSON, with its kind as the tag; equal rules give the same text."""
     return msgspec.json.encode(rule).decode()
 
 
 def load_rule(text: str) -> AnyRule:
-    """The rule that `dump_rule` made text of. Raises DeclarationError for an unknown kind and for what is no rule."""
+    """Return the rule that `dump_rule` wrote. Raises DeclarationError for an unknown kind or an invalid rule."""
     return KINDS.load(text)
 
 
 def limit_of(kind: str, text: str, **options: Unpack[SpelledOptions]) -> Limit:
-    """The limit of that kind that people mean by "15/m", or by a number. Raises DeclarationError."""
+    """Return the limit of that kind for a text such as "15/m" or a number. Raises DeclarationError."""
     return KINDS.limit(kind, text, None, options)
 
 
 def spelled_limit(declared: AnyRule, text: str, *, kind: str | None = None, **options: Unpack[SpelledOptions]) -> Limit:
-    """The limit that people mean by "15/m", or by a number, in place of the declared rule. Raises DeclarationError.
+    """Return the limit for a text such as "15/m" or a number, in place of the declared rule. Raises DeclarationError.
 
-    It is of the declared kind unless they name another one, which only rates have. What they leave out is as declared.
+    It is of the declared kind unless `kind` is another one, which only rates have. Options left out are as declared.
     """
     chosen = kind if kind is not None and declared.family == RATE else declared.kind
     return KINDS.limit(chosen, text, declared, options)

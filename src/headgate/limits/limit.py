@@ -24,20 +24,20 @@ OnKeyError = Literal["run", "fail"]
 OnMissingKey = Literal["run", "shared", "fail"]
 
 HoldUntil = Literal["running", "until_final", "until_success"]
-"""When a job gives its permit back: with each attempt, when it is final, or when it has succeeded."""
+"""When a job releases its permit: after each attempt, when it is final, or when it has succeeded."""
 
 AnyRule = Rule[Any]
 
 
 class PermitOptions(NamedTuple):
-    """How a job holds a permit: until when, and under which owner; None: it holds its own."""
+    """How a job holds a permit: until when, and under which owner (None: its own)."""
 
     hold: HoldUntil
     owner: Key
 
 
 class LimitOptions(TypedDict, total=False):
-    """What can be said of every limit, whatever its rule; see `Limit`."""
+    """The options of every limit, whatever its rule; see `Limit`."""
 
     key: Key
     name: str | None
@@ -51,34 +51,34 @@ class LimitOptions(TypedDict, total=False):
 
 
 class RateOptions(LimitOptions, total=False):
-    """What can be said of every limit that counts starts."""
+    """The options of every limit that counts starts."""
 
     charge_retries: bool
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What all limits share.
+    """The options that all limits share.
 
     `key` names the bucket a job draws on: a template over its arguments (`"{tenant_id}"`, `"{order.tenant_id}"`,
-    `"{0}"`), a callable that is given the arguments it names, `header("tenant")`, or None for one bucket for all.
-    `name` (up to 100 characters) makes it one budget for every task that uses the name; without it the limit belongs
-    to its task. `cost` (default 1) is what one start weighs: a number, a template or a callable.
+    `"{0}"`), a callable that receives the arguments it names, `header("tenant")`, or None for one bucket for all.
+    `name` (up to 100 characters) makes it one budget for every task that uses the name; without a name the limit
+    belongs to its task. `cost` (default 1) is what one start costs: a number, a template or a callable.
 
-    `on_limit`: a job that finds no budget waits (default), or is at once failed (`"discard"`) or cancelled
-    (`"cancel"`). `max_wait` (seconds, default None: as long as it takes): one that would wait longer is failed.
-    `on_missing_key`: a job whose key comes out empty runs without this limit, with one warning (`"run"`, default),
-    shares the bucket `"global"` (`"shared"`), or is refused at enqueue (`"fail"`). `on_key_error`: the same for a
-    key function that raises (`"run"` or `"fail"`).
+    `on_limit`: a job without budget waits (default), fails at once (`"discard"`) or is cancelled at once (`"cancel"`).
+    `max_wait` (seconds, default None: no maximum): a job that would wait longer fails.
+    `on_missing_key`: a job with an empty key runs without this limit, with one warning (`"run"`, default), shares the
+    bucket `"global"` (`"shared"`), or is refused at enqueue (`"fail"`). `on_key_error`: the same for a key function
+    that raises (`"run"` or `"fail"`).
 
-    `store` keeps the buckets elsewhere (`"redis://…"`, `"postgresql://…"`, or a BucketStore), to share them with other
-    programs. While that store cannot be reached, jobs run unlimited with a warning (`on_store_error="run"`, default)
-    or wait (`"wait"`).
-    `charge_retries=False` lets retries pass, for limits that count starts.
+    `store` keeps the buckets in another store (`"redis://…"`, `"postgresql://…"`, or a BucketStore), to share them with
+    other programs. While that store cannot be reached, jobs run unlimited with a warning (`on_store_error="run"`,
+    default) or wait (`"wait"`).
+    `charge_retries=False` does not charge retries, for limits that count starts.
     """
 
     may_repeat: ClassVar[bool] = False
-    """Whether several limits of one task may have the same name, and are told apart by their keys."""
+    """Whether several limits of one task may have the same name; their keys distinguish them."""
 
     rule: AnyRule
     _: KW_ONLY
@@ -95,7 +95,7 @@ class Limit:
 
     @property
     def permit(self) -> PermitOptions | None:
-        """How a job holds what it is granted; None: what it is granted is a start, which nobody holds."""
+        """How a job holds a permit; None for limits that count starts, which are not held."""
         return None
 
     def __post_init__(self) -> None:
@@ -121,25 +121,25 @@ class Limit:
 
 
 def require_limit_name(name: object) -> None:
-    """Raise DeclarationError unless it can name a limit."""
+    """Raise DeclarationError unless `name` is a valid name of a limit."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
         raise DeclarationError(f"limit name {name!r:.80} must be 1 to {MAX_NAME} printable characters")
 
 
 def require_list(limits: object, where: str) -> None:
-    """Raise DeclarationError unless limits are given as a list."""
+    """Raise DeclarationError unless `limits` is a list."""
     if isinstance(limits, Limit):
         example = f"limits=[{type(limits).__name__}(…)]"
         raise DeclarationError(f"{where}: limits= is one limit, not a list of limits; write {example}")
     if isinstance(limits, str):
-        example = named_or_rate(limits) or f"limits=[{limits!r:.80}]"
+        example = suggested_limits(limits) or f"limits=[{limits!r:.80}]"
         raise DeclarationError(f"{where}: limits={limits!r:.80} is not a list; write {example}")
     if not isinstance(limits, Sequence):
         raise DeclarationError(f"{where}: limits={limits!r:.80} is not a list; write limits=[…]")
 
 
-def named_or_rate(text: str) -> str | None:
-    """What to write instead of the name of a limit that is the text of a rate; None for any other name."""
+def suggested_limits(text: str) -> str | None:
+    """Return what to write instead of a limit's name that is the text of a rate; None for any other name."""
     try:
         parse_rate(text, None)
     except DeclarationError:
@@ -156,8 +156,8 @@ _CHOICES = {
 
 
 def changed(limit: Limit, **fields: object) -> Limit:
-    """A copy of the limit in which these fields are others; they are not checked."""
-    # Limits are made from rates, not from their fields, so `replace` cannot make them.
+    """Return a copy of the limit with these fields changed; they are not checked."""
+    # The constructor takes a rate, not the fields, so `replace` does not work.
     copied = copy(limit)
     for name, value in fields.items():
         object.__setattr__(copied, name, value)

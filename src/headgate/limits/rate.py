@@ -1,4 +1,4 @@
-"""Rates as people write them: "15/m", "100/s", "15/30s"."""
+"""Rates as text: "15/m", "100/s", "15/30s"."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Rate:
 
 
 def described(count: int, period: int, margin: int) -> str:
-    """A rate whose period was widened by a margin, as it was declared: "15/m", or "15/m + 0.02s"."""
+    """Return a rate whose period was widened by a margin, as it was declared: "15/m", or "15/m + 0.02s"."""
     declared = str(Rate(count, period - margin))
     return f"{declared} + {_seconds(margin)}s" if margin else declared
 
 
 def parse_rate(rate: str | int, per: Duration | None) -> Rate:
-    """A rate string, or a count with its period. Raises DeclarationError (a ValueError) that shows the forms."""
+    """Return the rate of a string, or of a count with its period. Raises DeclarationError, with the valid forms."""
     if isinstance(rate, str):
         if per is not None:
             raise DeclarationError(f"rate {rate!r} already names its period; leave out per={per!r}")
@@ -64,7 +64,7 @@ def parse_rate(rate: str | int, per: Duration | None) -> Rate:
 
 
 def parse_margin(margin: Duration, where: str) -> int:
-    """A margin in microseconds. Raises DeclarationError for what is no duration from 0."""
+    """Return a margin in microseconds. Raises DeclarationError if it is not a duration of at least 0."""
     return parse_duration(margin, "margin", where)
 
 
@@ -79,6 +79,6 @@ def _checked(count: int, period: int, given: str) -> Rate:
 
 
 def _seconds(duration: int) -> str:
-    """Microseconds as seconds, in full: two that differ must not read the same."""
+    """Return microseconds as seconds, in full: two different durations must not read the same."""
     seconds, rest = divmod(duration, SECOND)
     return f"{seconds}.{rest:06d}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
--- RateLimit: the twin of `Gcra` in rate_limit.py. KEYS, ARGV and what comes back: see bucket.lua.
+-- RateLimit: the Lua version of `Gcra` in rate_limit.py. KEYS, ARGV and results: see bucket.lua.
 --
 -- ARGV[10..]  count, period, burst, 1 to start empty
 -- state       "<us>:<part>:<count>:<period>:<last>": full again after `us` microseconds and `part / count` of one more;
@@ -9,7 +9,7 @@ local COUNT, PERIOD, BURST = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(AR
 local START_EMPTY = ARGV[13] == '1'
 local START_EMPTY_KEPT = 7 * 86400 * 1000000
 
--- One start lasts period / count: whole microseconds, and a part of one. Their product would not fit a double.
+-- One start takes period / count: whole microseconds and a fraction. Their product would not fit a double.
 local STEP_PART = math.fmod(PERIOD, COUNT)
 local STEP = (PERIOD - STEP_PART) / COUNT
 
@@ -22,7 +22,7 @@ local function lasting(starts)
   return starts * STEP + (part - rest) / COUNT, rest
 end
 
--- So many starts later than `from`; earlier, if they are below 0.
+-- `from`, later by that many starts; earlier if they are negative.
 local function later(from, starts)
   local us, part = lasting(starts)
   part = from.part + part
@@ -78,13 +78,13 @@ local function amend(state, charged_at, cost, started_at, actual)
   return later(moved, actual - cost)
 end
 
-local function look(state, now)
+local function snapshot(state, now)
   local arrival = state or fresh(now, 1)
   local full_at = state and rounded_up(state) or now
   if arrival.us < now then
     return BURST, full_at
   end
-  -- The fewest starts that make up what is owed. A division finds them but for rounding.
+  -- The smallest number of starts that covers the debt. The division is right except for rounding.
   local owed = arrival.us - now
   local function covers(starts)
     local us, part = lasting(starts)

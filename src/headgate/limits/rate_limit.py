@@ -13,24 +13,24 @@ from headgate.limits.rate import described, parse_margin, parse_rate
 from headgate.limits.rule import LuaNumbers, Rule, Snapshot, SpelledOptions
 
 START_EMPTY_KEPT = 7 * 86400 * SECOND
-"""How long an idle bucket of a `start_empty` limit is kept: unlike others it differs from a new one."""
+"""How long an idle bucket of a `start_empty` limit is kept, because it differs from a new one."""
 
 
 Arrival = tuple[int, int]
 """The theoretical arrival time, in `1 / count` of a microsecond, and the instant of the last start (µs)."""
 
 FAST_COUNTED = 2 * SECOND
-"""How long (µs) a start of a rate above one a second counts, as far as it matters how late it may be."""
+"""How long (µs) a start of a rate above one per second counts, when deciding whether it is too late."""
 
 FARTHEST = 1 << 61
-"""The instant until which a bucket is closed at most: with what is charged then it still is a number for databases."""
+"""The latest instant until which a bucket can be closed: a charge at that time still fits a database integer."""
 
 
 class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
-    """Grants `burst` starts after a quiet stretch, then one each `period / count`.
+    """Grants `burst` starts after a quiet period, then one each `period / count`.
 
-    The theoretical arrival time is when the bucket will be full again. It counts in `1 / count` of a microsecond, so a
-    period that does not divide evenly loses nothing and exceeds nothing.
+    The theoretical arrival time is when the bucket will be full again. Its unit is `1 / count` of a microsecond, so a
+    period that does not divide evenly neither loses budget nor exceeds the limit.
     """
 
     count: int
@@ -55,7 +55,7 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
         opens = arrival - period * self.burst
         if opens <= ticks:
             return now, (arrival, now)
-        # Too high a cost never gets as far as to be granted.
+        # Every cost that is too high longest_time this line.
         self.check_cost(cost)
         opens_at = -(-opens // count)
         return opens_at, (arrival, opens_at)
@@ -68,18 +68,18 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
             )
 
     def counts_until(self, charged_at: int) -> int:
-        # Room for one is made each `period / count`. Of fast rates a few may go too early instead, or on a slow store
-        # no start would ever be soon enough.
+        # Room for one start is made each `period / count`. Fast rates use a longer time, in which a few may go too
+        # early; with the interval, every start on a slow store would be too late.
         interval = self.period // self.count
         return charged_at + (interval if interval >= SECOND else FAST_COUNTED)
 
     def amend(self, state: Arrival, charged_at: int, cost: int, started_at: int, actual: int) -> Arrival:
         arrival, last = state
         if actual < cost and charged_at != last:
-            # Others have started since. Without this start the bucket might have been full meanwhile, and what then
-            # overflowed is gone: the state does not tell, so nothing is given back.
+            # Others have started since. Without this start the bucket might have been full and have overflowed
+            # meanwhile; the state does not record that, so nothing is given back.
             actual = cost
-        # A later start shifts what is owed by how late it is, and by no more than a start of its own at that instant.
+        # A later start shifts the debt by its delay, and by no more than a new start at that instant would.
         anew = max(arrival, started_at * self.count) + cost * self.period
         moved = min(arrival + (started_at - charged_at) * self.count, anew) + (actual - cost) * self.period
         return min(moved, FARTHEST * self.count), max(last, started_at)
@@ -107,12 +107,12 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
 
     def load(self, stored: str, now: int) -> Arrival:
         if not stored.startswith(f"1:{self.kind}:"):
-            # Another kind of rule stood under this name: what it granted is not known, so nothing is left for a period.
+            # Another kind of rule wrote this state: what it granted is unknown, so nothing is left for a period.
             return now * self.count + self.period * self.burst, now
         arrival, count, period, last = (int(part) for part in stored.split(":")[2:])
         if count == self.count and period == self.period:
             return arrival, last
-        # Written under another rate: what is owed, counted in starts, stays owed.
+        # Written under another rate: the debt, counted in starts, stays the same.
         owed = max(0, arrival - now * count)
         return min(now * self.count + -(-owed * self.period // period), FARTHEST * self.count), last
 
@@ -134,15 +134,15 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
             )
 
     def lua_numbers(self) -> LuaNumbers:
-        told = (self.count, self.period, self.burst, int(self.start_empty))
-        return LuaNumbers(told, self.burst * self.count, max(self.period, self.period * self.burst // self.count))
+        arguments = (self.count, self.period, self.burst, int(self.start_empty))
+        return LuaNumbers(arguments, self.burst * self.count, max(self.period, self.period * self.burst // self.count))
 
     def lua_change(self, charged: int, actual: int) -> tuple[int, int]:
         change = abs(actual - charged)
         return change * self.count, change * self.period // self.count
 
     def lua_dump(self, state: Arrival, now: int) -> bytes:
-        # Many starts owed under a fast rate may be centuries under a slow one.
+        # A debt of many starts under a fast rate may be centuries under a slow one.
         us, part = divmod(min(state[0], (now + HUNDRED_YEARS) * self.count), self.count)
         return f"{us}:{part}:{self.count}:{self.period}:{state[1]}".encode()
 
@@ -152,20 +152,20 @@ class Gcra(Rule[Arrival], frozen=True, tag="rate", tag_field="kind"):
         return f"1:{cls.kind}:{us * count + part}:{count}:{period}:{last}"
 
     def _fresh(self, now: int, cost: int) -> int:
-        # The first start goes at once whatever it costs: a refusal leaves no state, so it would wait for ever.
+        # The first start goes at once whatever it costs: a refusal stores no state, so it would wait forever.
         return now * self.count + (self.period * (self.burst - cost) if self.start_empty else 0)
 
 
 @dataclass(frozen=True, init=False)
 class RateLimit(Limit):
-    """At most a rate on average, and `burst` at once after a quiet stretch.
+    """At most a rate on average, and `burst` at once after a quiet period.
 
     `RateLimit("15/m")` or `RateLimit(15, per=60)`. `burst` (default: the count) is how much unused budget a key can
-    save up; `burst=1` spaces starts evenly. `start_empty=True` gives a new key nothing saved: its first job runs at
-    once, the rest are paced. `margin` seconds (default 0) widen the period.
+    save; `burst=1` spaces starts evenly. `start_empty=True` gives a new key no saved budget: its first job runs at
+    once, the others are paced. `margin` seconds (default 0) widen the period.
 
-    In one period up to `burst + count - 1` jobs can start: 29 in the first minute of `RateLimit("15/m")`. An outside
-    API that counts its callers in windows wants `StrictRate`, or `burst=1`.
+    In one period up to `burst + count - 1` jobs can start: 29 in the first minute of `RateLimit("15/m")`. For an
+    outside API that counts its callers in windows, use `StrictRate`, or `burst=1`.
     """
 
     rule: Gcra

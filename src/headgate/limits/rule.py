@@ -1,4 +1,4 @@
-"""What a rule is: when may the next one go, what is the state after it went, and all else that differs by kind."""
+"""The protocol of a rule: when the next start may go, the state after it, and all that differs by kind."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 
 NEVER = 1 << 62
-"""No instant: a bucket that time does not open, only a holder that gives back what it holds."""
+"""An instant that never comes: time does not open the bucket, only a holder that returns its permit."""
 
 RATE = "rate"
-"""The family of all rules that count the starts of each key by itself."""
+"""The family of all rules that count the starts of each key separately."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A bucket for people: how many starts count now, how many are left, and when (µs of limit time) one opens."""
+    """A bucket's state for display: starts that count now, starts left, and when (µs of limit time) the next may go."""
 
     used: int
     available: int
@@ -32,27 +32,27 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class SpelledOptions(TypedDict, total=False):
-    """What people can say of a rule beside its rate; None where they said nothing."""
+    """The options of a rule beside its rate, as text can give them; None if not given."""
 
     burst: int | None
     slices: int | None
 
 
 class LuaNumbers(NamedTuple):
-    """A rule as its script receives it, with the highest count and the longest time (µs) the script computes with."""
+    """The arguments of a rule's script, and the highest count and longest time (µs) that the script computes with."""
 
-    told: tuple[int, ...]
-    counts_to: int
-    reaches: int
+    arguments: tuple[int, ...]
+    highest_count: int
+    longest_time: int
 
 
 class Rule(msgspec.Struct, Generic[S], frozen=True):
     """The pure algorithm of a limit, on integer microseconds of limit time. No clock, no I/O, no floats.
 
-    `None` is the state of a bucket never seen. A state is stored as text that begins with a version. Rules are
-    immutable structs: equal when their numbers are, and stored as JSON with their kind as the tag.
+    `None` is the state of a new bucket. A state is stored as text that begins with a version. Rules are immutable
+    structs: equal when their numbers are, and stored as JSON with their kind as the tag.
 
-    One kind of rule is one class. What other code asks of a kind is an attribute or a method here, so that a new kind
+    One kind of rule is one class. All that other code needs of a kind is an attribute or a method here, so a new kind
     needs its file, its Lua script, its line in `kinds.py` and the export of its declaration, and nothing else.
     """
 
@@ -63,127 +63,128 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
     """A limit in use can change to another kind of the same family; its generated name contains the family."""
 
     holds_permits: ClassVar[bool] = False
-    """Whether it grants permits, which holders give back, instead of starts. Stores expect the state `Permits`."""
+    """Whether it grants permits, which holders return, instead of starts. Stores expect the state `HeldPermits`."""
 
     shares_state: ClassVar[bool] = False
     """Whether one state covers all keys of the limit."""
 
     spaces_starts: ClassVar[bool] = False
-    """Whether its slots follow one another at a fixed distance, so that a late start delays all that come after it."""
+    """Whether its slots follow one another at a fixed distance, so that a late start delays all later ones."""
 
     spelling: ClassVar[str | None] = None
-    """An example of how people write it on a command line; None: it is set from code only."""
+    """An example of its text form on a command line; None: it is set from code only."""
 
     lua: ClassVar[str | None] = None
-    """The Lua script beside its file that decides as it does in Redis; None: it cannot be kept there."""
+    """The Lua script beside its file that does the same in Redis; None: Redis cannot hold it."""
 
     counted: ClassVar[tuple[str, ...]] = ("count",)
-    """The fields that are counts, as against durations."""
+    """The fields that are counts; the others are durations."""
 
     @property
     def count(self) -> int | None:
-        """How many a key may have in the period, or at once; None where that is not one number."""
+        """How many starts a key may have in the period, or permits at once; None if that is not one number."""
         return None
 
     @property
     def period(self) -> int:
-        """The length of its window, the margin included (µs); 0 where time gives nothing back."""
+        """The length of its window with the margin (µs); 0 if time gives nothing back."""
         raise NotImplementedError
 
     @property
     def margin(self) -> int:
-        """How far apart (µs) charge and call may lie; the period is widened by it. 0 takes no account of it."""
+        """The longest time (µs) between charge and call; the period is widened by it. 0 ignores it."""
         return 0
 
     # ---------------------------------------------------------------------------------------------- deciding
 
     def take(self, state: S | None, now: int, cost: int = 1) -> tuple[int, S]:
-        """When may `cost` go, and what is the state after it went then?
+        """Return when `cost` may go, and the state after it went then.
 
-        If the instant is at most `now` it may go now and the caller keeps the new state; otherwise the caller throws
-        the new state away, or keeps it as a reservation. Raises CostExceedsLimit if it could never go.
+        If the instant is at most `now` it may go now and the caller keeps the new state. Otherwise the caller discards
+        the new state, or keeps it as a reservation. Raises CostExceedsLimit if it can never go.
         """
         raise NotImplementedError
 
     def check_cost(self, cost: int) -> None:
-        """Raise CostExceedsLimit if `cost` could never go."""
+        """Raise CostExceedsLimit if `cost` can never go."""
         raise NotImplementedError
 
     def for_key(self, key: str, rivals: Collection[str] = (), holder: str = "") -> Rule[S]:
-        """The rule as one key asks it: itself, unless it has to know who asks.
+        """Return the rule for one key: itself, unless it depends on the key.
 
-        `rivals` are other keys that want to start now. `holder` is who a permit is for; without one none is taken.
+        `rivals` are other keys with starts that wait now. `holder` is who a permit is for; without one, none is taken.
         """
         return self
 
     def grants(self, state: S | None, now: int, most: int) -> int:
-        """How many starts of cost 1 it would grant now, at most `most`."""
+        """Return how many starts of cost 1 the rule would grant now, at most `most`."""
         return min(most, self.snapshot(state, now).available)
 
     def counts_until(self, charged_at: int) -> int:
-        """The instant from which a start that was charged at `charged_at` may make room for others.
+        """Return the instant from which a start that was charged at `charged_at` may make room for others.
 
-        If it happens later than its charge, the charge has to be moved well before this.
+        If the start happens later than its charge, the charge must be moved well before this instant.
         """
         raise NotImplementedError
 
     def amend(self, state: S, charged_at: int, cost: int, started_at: int, actual: int) -> S:
-        """The state in which a start that was charged as `cost` at one instant counts as `actual` at another.
+        """Return the state in which a start that was charged as `cost` at one instant counts as `actual` at another.
 
-        A late start moves (`started_at` is later), a settled cost grows or shrinks, one that never happened counts
-        as 0. What the state holds no more is not brought back.
+        A late start moves (`started_at` is later), a settled cost grows or shrinks, and a start that never happened
+        counts as 0. What the state no longer holds is not brought back.
         """
         raise NotImplementedError
 
     def amend_forgotten(self, charged_at: int, started_at: int, actual: int) -> S | None:
-        """As `amend` where the bucket was idle and forgotten; None: it stays so.
+        """Do what `amend` does for a bucket whose idle state was forgotten; None: it stays forgotten.
 
-        Nothing else counted in it, so the start stands alone.
+        Nothing else counted in it, so the new state holds only this start.
         """
         return self.amend(self.take(None, charged_at)[1], charged_at, 1, started_at, actual) if actual else None
 
     def snapshot(self, state: S | None, now: int) -> Snapshot:
-        """The bucket as people look at it."""
+        """Return the state of the bucket for display."""
         raise NotImplementedError
 
     def bound(self, window: int) -> int:
-        """The highest cost that can start in any half-open window of that many microseconds.
+        """Return the highest cost that can start in any half-open window of that many microseconds.
 
-        Of permits: how many can be held at once.
+        For permits: how many can be held at once.
         """
         raise NotImplementedError
 
     def full_at(self, state: S) -> int:
-        """From this instant on the bucket has its whole budget again."""
+        """Return the instant from which the bucket has its whole budget again."""
         return self.idle_at(state)
 
     def idle_at(self, state: S) -> int:
-        """From this instant on the state may be forgotten."""
+        """Return the instant from which the state may be forgotten."""
         raise NotImplementedError
 
     # ---------------------------------------------------------------------------------------- storing and spelling
 
     def dump(self, state: S) -> str:
-        """The state as stored."""
+        """Return the state in its stored form."""
         raise NotImplementedError
 
     def load(self, stored: str, now: int) -> S:
-        """The stored state, rescaled if it was written under another rate."""
+        """Return the stored state, rescaled if it was written under another rate."""
         raise NotImplementedError
 
     def describe(self) -> str:
-        """The numbers in a few words, for people and to tell one declaration from another."""
+        """Return the numbers in a few words, for display and to distinguish declarations."""
         raise NotImplementedError
 
     @classmethod
     def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
-        """The limit that people mean by `text`; what they left out is as in `like`. Raises DeclarationError."""
+        """Return the limit that `text` means; options left out are as in `like`. Raises DeclarationError."""
         raise DeclarationError(f"rules of kind {cls.kind!r} are set from code: app.admin.limits.set(…)")
 
     def require_bounded(self, rounding: int = 0) -> None:
-        """Raise DeclarationError unless every store can hold what it counts, and every instant that follows from it.
+        """Raise DeclarationError unless every store can hold its counts and every instant that follows from them.
 
-        Counts are at most a trillion, a period with its margin (less what it was rounded up by) a hundred years.
+        A count is at most a trillion; a period with its margin, less what it was rounded up by, at most a hundred
+        years.
         """
         for name in self.counted:
             value = getattr(self, name)
@@ -200,21 +201,21 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
     # ------------------------------------------------------------------------------------------ its twin in Redis
 
     def lua_numbers(self) -> LuaNumbers:
-        """What its script receives."""
+        """Return the arguments of its script."""
         raise NotImplementedError
 
     def lua_change(self, charged: int, actual: int) -> tuple[int, int]:
-        """The highest count and the longest time (µs) that the script computes with to make one cost another.
+        """Return the highest count and the longest time (µs) that the script computes with to change a cost to another.
 
         Raises DeclarationError if the rule cannot make this change.
         """
         return actual, 0
 
     def lua_dump(self, state: S, now: int) -> bytes:
-        """The state as its script reads it."""
+        """Return the state in the form that its script reads."""
         raise NotImplementedError
 
     @classmethod
     def lua_load(cls, state: bytes) -> str:
-        """The state that its script wrote, as `load` reads it. Raises ValueError for what it did not write."""
+        """Return the state its script wrote, in the form that `load` reads. Raises ValueError for any other text."""
         raise NotImplementedError

@@ -1,8 +1,8 @@
--- SlidingWindow: the twin of `SliceCounter` in sliding_window.py. KEYS, ARGV and what comes back: see bucket.lua.
+-- SlidingWindow: the Lua version of `SliceCounter` in sliding_window.py. KEYS, ARGV and results: see bucket.lua.
 --
 -- ARGV[10..]  count, slice, slices
--- state       "<count>:<slice>:<slices>:<total>:<newest>:<used>:<older>": the sum, the newest slice with what is used in
---             it, and the older ones that hold something, oldest first, as "<number> <used> <number> <used> "
+-- state       "<count>:<slice>:<slices>:<total>:<newest>:<used>:<older>": the sum, the newest slice and what is used in
+--             it, and the older slices that are not empty, oldest first, as "<number> <used> <number> <used> "
 
 local KIND = 'sliding'
 local COUNT, SLICE, SLICES = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
@@ -28,7 +28,7 @@ local function dump(state)
   return table.concat({ARGV[10], ARGV[11], ARGV[12], numbers}, ':') .. state.older
 end
 
--- The window moved on to a later slice: what it leaves behind is forgotten.
+-- The window advanced to a later slice, without what left it.
 local function moved(state, to)
   local total, older = state.total, state.older
   if state.used > 0 then
@@ -45,7 +45,7 @@ local function moved(state, to)
   return {total = total, newest = to, used = 0, older = string.sub(older, kept)}
 end
 
--- The slice in which so much has left the window that `cost` fits in.
+-- The slice in which enough has left the window for `cost` to fit.
 local function opening(state, cost)
   local excess = state.total + cost - COUNT
   for number, used in string.gmatch(state.older, '(%d+) (%d+) ') do
@@ -78,7 +78,7 @@ local function amend(state, charged_at, cost, started_at, actual)
   for number, used in string.gmatch(state.older, '(%d+) (%d+) ') do
     held[tonumber(number)] = tonumber(used)
   end
-  -- What left the window is forgotten, but what was charged there and starts in the window counts in it.
+  -- What left the window is forgotten. A charge that left and starts inside the window counts in it.
   local known = charged <= newest - SLICES and cost or math.min(cost, held[charged] or 0)
   if held[charged] then
     held[charged] = held[charged] - known
@@ -112,7 +112,7 @@ local function idle_at(state)
   return (last + SLICES) * SLICE
 end
 
-local function look(state, now)
+local function snapshot(state, now)
   local used = 0
   if state then
     local current = slice_of(now)

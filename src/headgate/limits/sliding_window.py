@@ -1,4 +1,4 @@
-"""SlidingWindow: at most N starts in a window that moves on slice by slice, by a counter for each slice."""
+"""SlidingWindow: at most N starts in a window that advances slice by slice, by a counter for each slice."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SHORTEST_SLICE = 1_000
 """In microseconds."""
 
 Slices = tuple[int, int, int, tuple[int, ...]]
-"""What a window holds: the sum, the number of its newest slice with what is used in that, and the older ones that hold
-something, oldest first: number, used, number, used, …"""
+"""The content of a window: the sum, the number of its newest slice and what is used in it, and the older slices that
+are not empty, oldest first: number, used, number, used, …"""
 
 
 class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
     """Grants a start when the slice it falls in and the `slices - 1` before it hold fewer than `count`.
 
-    Slice number n is the half-open time from `n * slice` to `(n + 1) * slice`. The state may lie ahead, by reservations
-    or because the clock went back: nothing is granted before its newest slice begins.
+    Slice number n is the half-open time from `n * slice` to `(n + 1) * slice`. The state may lie ahead, after
+    reservations or after the clock went back: the rule grants nothing before its newest slice begins.
     """
 
     count: int
@@ -73,7 +73,7 @@ class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
     def amend(self, state: Slices, charged_at: int, cost: int, started_at: int, actual: int) -> Slices:
         charged, started, newest = charged_at // self.slice, started_at // self.slice, state[1]
         held = dict(pairs(state))
-        # What left the window is forgotten, but what was charged there and starts in the window counts in it.
+        # What left the window is forgotten. A charge that left and starts inside the window counts in it.
         known = cost if charged <= newest - self.slices else min(cost, held.get(charged, 0))
         if charged in held:
             held[charged] -= known
@@ -88,7 +88,7 @@ class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
         used = 0
         if state is not None:
             used = (self._moved(state, at) if at > state[1] else state)[0]
-        # Closed with places left: the state is ahead.
+        # Closed although places are left: the state lies ahead.
         opens_at, _ = self.take(state, now)
         available = max(0, self.count - used) if opens_at <= now else 0
         return Snapshot(used=used, available=available, opens_at=opens_at)
@@ -108,7 +108,7 @@ class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
     def load(self, stored: str, now: int) -> Slices:
         head = f"1:{self.kind}:"
         if not stored.startswith(head):
-            # Another kind of rule stood under this name: what it granted is not known, so nothing is left for a period.
+            # Another kind of rule wrote this state: what it granted is unknown, so nothing is left for a period.
             return self.count, now // self.slice, self.count, ()
         *numbers, held = stored[len(head) :].split(":")
         count, length, slices, newest = (int(number) for number in numbers)
@@ -117,7 +117,7 @@ class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
         if (length, slices) == (self.slice, self.slices):
             return packed(known, newest, slices)
         # Written under other slices. A start may lie at any instant of its slice until now, so it counts at the last
-        # one; of what was before the window nothing is known, so those windows were full.
+        # one. What came before the window is unknown, so those windows count as full.
         moved = [(moved_slice(number, length, self.slice, now), used) for number, used in known]
         newest = moved_slice(newest, length, self.slice, now)
         before = (int(numbers[3]) - slices + 1) * length
@@ -152,7 +152,7 @@ class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
         return f"1:{cls.kind}:{count}:{slice}:{slices}:{newest}:{back}"
 
     def _moved(self, state: Slices, at: int) -> Slices:
-        """The window moved on to a later slice: what it leaves behind is forgotten."""
+        """Return the window advanced to a later slice, without what left it."""
         total, newest, used, older = state
         if used:
             older = (*older, newest, used)
@@ -163,7 +163,7 @@ class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
         return total, at, 0, older[gone:]
 
     def _opening(self, state: Slices, cost: int) -> int:
-        """The slice in which so much has left the window that `cost` fits in."""
+        """Return the slice in which enough has left the window for `cost` to fit."""
         total, newest, _, older = state
         excess = total + cost - self.count
         for index in range(0, len(older), 2):
@@ -174,14 +174,14 @@ class SliceCounter(Rule[Slices], frozen=True, tag="sliding", tag_field="kind"):
 
 
 def pairs(state: Slices) -> list[tuple[int, int]]:
-    """The slices that hold something, oldest first, each with what is used in it."""
+    """Return the slices that are not empty, oldest first, each with what is used in it."""
     _, newest, used, older = state
     held = list(zip(older[::2], older[1::2], strict=True))
     return [*held, (newest, used)] if used else held
 
 
 def packed(held: Iterable[tuple[int, int]], newest: int, slices: int) -> Slices:
-    """The window of so many slices that ends with `newest`; parts of one slice are added up."""
+    """Return the window of `slices` slices that ends with `newest`; entries of one slice are added up."""
     sums: dict[int, int] = {}
     for number, used in held:
         if used and number > newest - slices:
@@ -191,21 +191,21 @@ def packed(held: Iterable[tuple[int, int]], newest: int, slices: int) -> Slices:
 
 
 def slices_touched(window: int, slice: int) -> int:
-    """How many slices a half-open window of so many microseconds can reach into."""
+    """Return how many slices a half-open window of that many microseconds can touch."""
     return (window - 2) // slice + 2
 
 
 def moved_slice(number: int, length: int, slice: int, now: int) -> int:
-    """The slice in which a start of slice `number`, when slices were `length` long, lies at the latest."""
+    """Return the latest slice that can hold a start of slice `number`, written when slices were `length` long."""
     return min((number + 1) * length - 1, max(now, number * length)) // slice
 
 
 def full_before(instant: int, count: int, period: int, slice: int, oldest: int) -> list[tuple[int, int]]:
-    """Windows of `count` that end at `instant` and at each whole period before it, by slices later than `oldest`."""
+    """Return windows of `count` that end at `instant` and every period before it, by slices after `oldest`."""
     held: list[tuple[int, int]] = []
     ends = instant - 1
     while ends // slice > oldest:
-        # As many of them as end in one slice are counted at once.
+        # Count all windows that end in one slice at once.
         number = ends // slice
         many = (ends - number * slice) // period + 1
         held.append((number, count * many))
@@ -215,16 +215,16 @@ def full_before(instant: int, count: int, period: int, slice: int, oldest: int) 
 
 @dataclass(frozen=True, init=False)
 class SlidingWindow(Limit):
-    """At most N starts in a window that moves on by slices: cheap at any count, exact to a slice.
+    """At most N starts in a window that advances by slices: cheap at any count, exact to a slice.
 
     `SlidingWindow("4/h", slices=3)` or `SlidingWindow(4, per=3600, slices=3)`; slices are aligned to the Unix epoch.
-    In every interval made of whole slices at most the count starts: with 4 at 12:59, the next goes at 13:40, when the
-    slice from 12:40 to 13:00 leaves the hour. `slices` (default 60) is how fine that is; a slice is at least a
-    millisecond. A key keeps two numbers for each slice that holds something.
+    Every interval of whole slices holds at most the count: with 4 starts at 12:59, the next goes at 13:40, when the
+    slice from 12:40 to 13:00 leaves the hour. `slices` (default 60) is the precision; a slice is at least a
+    millisecond. A key stores two numbers for each slice that is not empty.
 
     Any window shorter than `slices - 1` slices holds at most the count, and one of the whole period at most twice the
-    count, when all starts lie at its two ends: `rule.bound(window)` tells. To hold in *every* window of the period,
-    give it one slice more: `margin = per / (slices - 1)`. `margin` seconds (default 0) widen the period.
+    count, when all starts lie at its two ends: see `rule.bound(window)`. To hold the count in *every* window of the
+    period, add one slice: `margin = per / (slices - 1)`. `margin` seconds (default 0) widen the period.
     """
 
     rule: SliceCounter
@@ -245,7 +245,7 @@ class SlidingWindow(Limit):
 
 
 def slice_length(period: int, slices: int, where: str) -> int:
-    """How long each of so many slices is; rounded up. Raises DeclarationError where they would be too short."""
+    """Return the length of each slice, rounded up. Raises DeclarationError if slices would be too short."""
     if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1:
         raise DeclarationError(f"slices={slices!r} of {where} must be a whole number of at least 1")
     length = -(-period // slices)

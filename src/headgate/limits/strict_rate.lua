@@ -1,4 +1,4 @@
--- StrictRate: the twin of `SlidingLog` in strict_rate.py. KEYS, ARGV and what comes back: see bucket.lua.
+-- StrictRate: the Lua version of `SlidingLog` in strict_rate.py. KEYS, ARGV and results: see bucket.lua.
 --
 -- ARGV[10..]  count, period
 -- state       the instants that still count, oldest first, each a little-endian integer of 8 bytes
@@ -49,7 +49,7 @@ local function take(state, now, cost)
   local starts = counting(state or '', now)
   local many = size(starts)
   local opens_at = many > 0 and math.max(now, at(starts, many)) or now
-  -- As many of the oldest as stand in the way have to leave the window first.
+  -- The oldest `excess` starts must leave the window first.
   local excess = many + cost - COUNT
   if excess > 0 then
     opens_at = math.max(opens_at, at(starts, excess) + PERIOD)
@@ -59,9 +59,9 @@ local function take(state, now, cost)
 end
 
 local function amend(state, charged_at, cost, started_at, actual)
-  -- More starts at one instant than any count allows close the window for no longer, and would all be remembered.
+  -- More starts at one instant than any count allows would all be stored and close the window no longer.
   cost, actual = math.min(cost, MAX_COUNT), math.min(actual, MAX_COUNT)
-  -- What has left the window meanwhile counts no more, and is not brought back.
+  -- What has left the window meanwhile no longer counts and is not brought back.
   local first, past = not_after(state, charged_at - 1), not_after(state, charged_at)
   local known = math.min(cost, past - first)
   local rest = string.sub(state, 1, 8 * first) .. without_first(state, first + known)
@@ -70,7 +70,7 @@ local function amend(state, charged_at, cost, started_at, actual)
   return string.sub(rest, 1, 8 * place) .. moved .. without_first(rest, place)
 end
 
-local function look(state, now)
+local function snapshot(state, now)
   local starts = counting(state or '', now)
   local many = size(starts)
   local is_open = many < COUNT and (many == 0 or at(starts, many) <= now)

@@ -39,7 +39,7 @@ class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
         if cost > self.count:
             self.check_cost(cost)
         starts = self._counting(state or (), now)
-        # As many of the oldest as stand in the way have to leave the window first.
+        # The oldest `excess` starts must leave the window first.
         excess = len(starts) + cost - self.count
         opens_at = now
         if starts and starts[-1] > now:
@@ -60,9 +60,9 @@ class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
         return charged_at + self.period
 
     def amend(self, state: Starts, charged_at: int, cost: int, started_at: int, actual: int) -> Starts:
-        # More starts at one instant than any count allows close the window for no longer, and would all be remembered.
+        # More starts at one instant than any count allows would all be stored and close the window no longer.
         cost, actual = min(cost, MAX_COUNT), min(actual, MAX_COUNT)
-        # What has left the window meanwhile counts no more, and is not brought back.
+        # What has left the window meanwhile no longer counts and is not brought back.
         known = min(cost, state.count(charged_at))
         first = bisect_left(state, charged_at)
         rest = state[:first] + state[first + known :]
@@ -71,7 +71,7 @@ class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
 
     def snapshot(self, state: Starts | None, now: int) -> Snapshot:
         used = len(self._counting(state or (), now))
-        # Closed with places left: the log goes on past `now`, by reservations or because the clock went back.
+        # Closed although places are left: the log goes past `now`, after reservations or after the clock went back.
         opens_at, _ = self.take(state, now)
         return Snapshot(used=used, available=self.count - used if opens_at <= now else 0, opens_at=opens_at)
 
@@ -87,9 +87,9 @@ class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
     def load(self, stored: str, now: int) -> Starts:
         head = f"1:{self.kind}:"
         if not stored.startswith(head):
-            # Another kind of rule stood under this name: what it granted is not known, so nothing is left for a period.
+            # Another kind of rule wrote this state: what it granted is unknown, so nothing is left for a period.
             return (now,) * self.count
-        # Instants mean the same under every rate, so there is nothing to rescale.
+        # Instants mean the same under every rate, so nothing is rescaled.
         packed = base64.b64decode(stored[len(head) :])
         return struct.unpack(f"<{len(packed) // 8}q", packed)
 
@@ -130,9 +130,9 @@ class SlidingLog(Rule[Starts], frozen=True, tag="strict", tag_field="kind"):
 class StrictRate(Limit):
     """Never more than N starts in *any* window of that length: what an outside API counts.
 
-    `StrictRate("15/m")` or `StrictRate(15, per=60)`. `margin` (default 0.02 s) widens the window: it is how much
-    later or earlier than its charge the call may reach the callee, and costs `margin / per` of the budget. Counts
-    above 1,000 are refused, since every start in the window is remembered; use `SlidingWindow` for those.
+    `StrictRate("15/m")` or `StrictRate(15, per=60)`. `margin` (default 0.02 s) widens the window: it is how much later
+    or earlier than its charge the call may reach the callee, and costs `margin / per` of the budget. The count is at
+    most 1,000, since every start in the window is stored; use `SlidingWindow` for higher counts.
     """
 
     rule: SlidingLog

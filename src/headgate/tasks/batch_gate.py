@@ -12,7 +12,7 @@ from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.key import UNTYPED
-from headgate.limits.limit import Limit, named_or_rate
+from headgate.limits.limit import Limit, suggested_limits
 from headgate.tasks.flow import BatchLimit
 from headgate.tasks.gate import Arguments, BoundLimit, GatedCall, Headers
 
@@ -35,7 +35,7 @@ class BatchGate:
         headers: Headers,
         fields: ArgumentFields = UNTYPED,
     ) -> GatedCall:
-        """What a call of that task asks, with what its batch holds for it.
+        """Return what a call of that task asks, with what its batch holds for it.
 
         Raises DeclarationError for another key than that of the calls before.
         """
@@ -57,7 +57,7 @@ class BatchGate:
 
 
 def held_together(gated: GatedCall, draws: Sequence[Draw], batch: str) -> GatedCall:
-    """What a call asks whose batch holds these draws for it."""
+    """Return what a call asks whose batch holds these draws for it."""
     own = gated.terms or GateTerms()
     holding = PermitTerms("batch", batch)
     holds = dict(zip(gated.draws, own.holds or [None] * len(gated.draws), strict=True))
@@ -73,7 +73,7 @@ def held_together(gated: GatedCall, draws: Sequence[Draw], batch: str) -> GatedC
 
 
 def as_in_batch(gated: GatedCall, before: Sequence[Draw], terms: GateTerms | None) -> GatedCall:
-    """What a stored call asks now, with what its batch has been holding for it."""
+    """Return what a stored call asks now, with what its batch has been holding for it."""
     if terms is None or not terms.of_batch:
         return gated
     draws = chosen(before, terms.of_batch)
@@ -88,7 +88,7 @@ def _named(limit: BatchLimit, known: Mapping[str, Limit]) -> tuple[str, Limit]:
     declared = known.get(name)
     found = declared if isinstance(limit, str) else limit
     if found is None:
-        if named_or_rate(name) is not None:
+        if suggested_limits(name) is not None:
             raise DeclarationError(f"a batch cannot hold {name!r}: rates count starts; give it a Mutex(…)")
         raise DeclarationError(f"a batch holds limit {name!r}, which is not declared; declare it with app.limit(…)")
     if found.permit is None:

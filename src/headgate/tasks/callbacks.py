@@ -42,7 +42,7 @@ class Callbacks:
         self.exist: bool = bool(self._methods)
 
     def wants(self, moment: CallbackKind) -> bool:
-        """Whether anybody is to be told."""
+        """Return whether anybody is to be told."""
         return moment in self._methods or moment in self._functions
 
     def add(self, moment: CallbackKind, callback: AnyCallback, where: str) -> None:

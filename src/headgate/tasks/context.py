@@ -153,12 +153,12 @@ _current: ContextVar[JobContext] = ContextVar("headgate_current_job")
 
 
 def is_in_job() -> bool:
-    """Whether this code runs in a handler or a callback, or in a task that one of them has started."""
+    """Return whether this code runs in a handler or a callback, or in a task that one of them has started."""
     return _current.get(None) is not None
 
 
 def current_job() -> JobContext:
-    """The job that this code runs in. Raises HeadgateError outside of one."""
+    """Return the job that this code runs in. Raises HeadgateError outside of one."""
     try:
         return _current.get()
     except LookupError:

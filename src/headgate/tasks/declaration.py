@@ -34,7 +34,7 @@ class TaskBody(NamedTuple):
 
 
 def body_of_function(function: Callable[..., Any], options: TaskOptions) -> TaskBody:
-    """A function that is to be a task. Raises TypeError, DeclarationError."""
+    """Return a function that is to be a task. Raises TypeError, DeclarationError."""
     require_names(options, TaskOptions.__annotations__, "Headgate.task()")
     if isinstance(function, Task):
         raise DeclarationError(f"{function!r} is a task already; @app.task needs a function")
@@ -47,7 +47,7 @@ def body_of_function(function: Callable[..., Any], options: TaskOptions) -> Task
 
 
 def body_of_handler(handler: type[Any], options: HandlerOptions) -> TaskBody:
-    """The `run` of a class that is to be a task. Raises TypeError, DeclarationError."""
+    """Return the `run` of a class that is to be a task. Raises TypeError, DeclarationError."""
     require_names(options, HandlerOptions.__annotations__, "Headgate.handler()")
     name = _name_of(handler, options)
     function = handler_function(handler, f"handler {name!r}")
@@ -62,7 +62,7 @@ def _name_of(subject: object, options: HandlerOptions) -> str:
 def declare_task(
     body: TaskBody, options: HandlerOptions, client: Client, registry: Registry, *, max_payload: int, audit: AuditLevel
 ) -> Task[Any, Any]:
-    """The task that is declared so; `audit` is for one that does not say it. Raises DeclarationError."""
+    """Return the task that is declared so; `audit` is for one that does not say it. Raises DeclarationError."""
     where = f"task {body.name!r}"
     retry, timeout, priority = options.get("retry"), options.get("timeout"), options.get("priority", 0)
     own_audit = options.get("audit")

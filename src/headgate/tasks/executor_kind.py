@@ -17,7 +17,7 @@ class Executor(StrEnum):
 
 
 def place_of(function: Callable[..., Any], *, process: bool) -> Executor:
-    """Where a function runs, by its kind and what was declared."""
+    """Return where a function runs, by its kind and what was declared."""
     if process:
         return Executor.PROCESS
     return Executor.LOOP if inspect.iscoroutinefunction(function) else Executor.THREAD

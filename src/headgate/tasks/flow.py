@@ -57,7 +57,7 @@ class BatchPlan:
         self.on: On = "success"
 
     def then(self, step: Step, on: On = "success") -> BatchPlan:
-        """The same with a step that runs once all jobs are final: if all succeeded, or after "any" outcome."""
+        """Return the same with a step that runs once all jobs are final: if all succeeded, or after "any" outcome."""
         if self.next is not None:
             raise DeclarationError("this batch has a then() already; for several steps in a row, use chain()")
         if on not in ("success", "any"):

@@ -14,7 +14,7 @@ from headgate.jobs.job import Draw
 from headgate.jobs.terms import GateTerms, PermitTerms
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.key import SHARED, UNTYPED, bucket_key, compile_key, described_callable, is_constant
-from headgate.limits.limit import Limit, named_or_rate, require_list
+from headgate.limits.limit import Limit, require_list, suggested_limits
 
 OnSkip = Callable[[str, str], None]
 """Told the limit's name and the reason when a job runs without it."""
@@ -79,7 +79,7 @@ class BoundLimit:
                 return None
 
     def cost(self, arguments: Arguments, headers: Headers) -> int:
-        """What a call costs. Raises PayloadError for no whole number from 1, CostExceedsLimit for too much."""
+        """Return what a call costs. Raises PayloadError for no whole number from 1, CostExceedsLimit for too much."""
         if self._cost is None:
             return self.fixed_cost
         value = self._cost(arguments, headers)
@@ -96,7 +96,7 @@ class BoundLimit:
         return cost
 
     def holding_of(self, arguments: Arguments, headers: Headers) -> PermitTerms | None:
-        """How a call holds its permit. Raises PayloadError for an owner that comes out empty."""
+        """Return how a call holds its permit. Raises PayloadError for an owner that comes out empty."""
         if self._owner is None or self.holding is None:
             return self.holding
         owner = bucket_key(self._owner(arguments, headers))
@@ -131,7 +131,7 @@ class Gate:
         self._terms: dict[tuple[BoundLimit, ...], GateTerms | None] = {}
 
     def joined_by(self, limits: Sequence[BoundLimit]) -> Gate:
-        """The same with more limits."""
+        """Return the same with more limits."""
         return Gate((*self.limits, *limits)) if limits else self
 
     @cached_property
@@ -159,7 +159,7 @@ class Gate:
         return min((limit.patience for limit in self.limits if limit.patience is not None), default=None)
 
     def ask(self, arguments: Arguments, headers: Headers, on_skip: OnSkip) -> GatedCall:
-        """The buckets a call draws on, its cost in each (None where all are 1), and its terms.
+        """Return the buckets a call draws on, its cost in each (None where all are 1), and its terms.
 
         Each bucket is there once: limits that come out as one ask it for the most that one of them asks. Raises
         PayloadError where they name two owners.
@@ -207,7 +207,7 @@ def _merged(
 
 
 def _stricter(one: PermitTerms | None, other: PermitTerms | None, draw: Draw) -> PermitTerms | None:
-    """How a permit is held that two limits ask for. One that is not shared is held by the job alone."""
+    """Return how a permit is held that two limits ask for. One that is not shared is held by the job alone."""
     if one is None or other is None:
         return one or other
     if one.owner is not None and other.owner is not None and one.owner != other.owner:
@@ -278,7 +278,7 @@ def bind_limits(
     for limit in limits:
         if isinstance(limit, str):
             if limit not in shared:
-                if (rate := named_or_rate(limit)) is not None:
+                if (rate := suggested_limits(limit)) is not None:
                     raise DeclarationError(f"{where}: {limit!r} is a rate, not the name of a limit; write {rate}")
                 raise DeclarationError(
                     f"{where} uses limit {limit!r}, which is not declared; declare it first: app.limit({limit!r}, …)"
@@ -305,5 +305,5 @@ def _own_name(task: str, limit: Limit, taken: Sequence[str]) -> str:
 
 
 def numbered_name(name: str, taken: Container[str]) -> str:
-    """The name, or the first with a number that is not taken."""
+    """Return the name, or the first with a number that is not taken."""
     return next(each for each in (name, *(f"{name}{number}" for number in range(2, 1000))) if each not in taken)

@@ -65,7 +65,7 @@ class JobStatus:
 
 
 def status_of(record: JobRecord, now: int) -> JobStatus:
-    """A stored job as its status, at wall time `now` (microseconds)."""
+    """Return a stored job as its status, at wall time `now` (microseconds)."""
     said = record.progress
     return JobStatus(
         id=record.id,
@@ -127,11 +127,11 @@ class Job(Generic[R_co]):
         self._client = client
 
     async def status(self) -> JobStatus:
-        """The job as it is now. Raises JobNotFound once it has been pruned."""
+        """Return the job as it is now. Raises JobNotFound once it has been pruned."""
         return await self._client.admin.status(self.id)
 
     async def result(self, timeout: Duration | None = None) -> R_co:
-        """What the handler returned, when it has.
+        """Return what the handler returned, when it has.
 
         Waits up to `timeout` (seconds, a timedelta, or text like "5m"; default: without end). Raises JobFailed,
         JobCancelled, TimeoutError, JobNotFound; PayloadError for a result that another release has stored and that does

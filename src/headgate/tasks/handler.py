@@ -138,13 +138,13 @@ class Handler(Generic[PayloadT]):
         return _task_of(cls).using(**options)
 
     def on_started(self, job: JobContext) -> Awaitable[None] | None:
-        """An attempt begins."""
+        """Return an attempt begins."""
 
     def on_completed(self, job: JobContext, result: Any) -> Awaitable[None] | None:
-        """The job has succeeded, and that is stored."""
+        """Return the job has succeeded, and that is stored."""
 
     def on_error(self, job: JobContext, error: BaseException) -> Awaitable[None] | None:
-        """The job has failed for good, and that is stored: told once, after all retries."""
+        """Return the job has failed for good, and that is stored: told once, after all retries."""
 
     def on_retry(self, job: JobContext, error: BaseException, attempt: int, delay: float) -> Awaitable[None] | None:
         """This attempt failed, and the job is stored to run again in `delay` seconds."""
@@ -199,7 +199,7 @@ def handler_function(handler: type[Any], where: str) -> Callable[..., Any]:
 
 
 def _payload_type(handler: type[Any]) -> Any:
-    """What a class says it takes by `Handler[…]`; None if it says nothing."""
+    """Return what a class says it takes by `Handler[…]`; None if it says nothing."""
     for kind in handler.__mro__:
         for base in getattr(kind, "__orig_bases__", ()):
             if get_origin(base) is Handler and not isinstance(get_args(base)[0], TypeVar):

@@ -39,7 +39,7 @@ class JobLog(logging.LoggerAdapter[logging.Logger]):
         self._reports = reports
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802  # as logging calls it
-        """Whether a line of that level is kept or logged."""
+        """Return whether a line of that level is kept or logged."""
         return self._is_kept(level) or self.logger.isEnabledFor(level)
 
     def _is_kept(self, level: int) -> bool:
@@ -73,7 +73,7 @@ class JobLog(logging.LoggerAdapter[logging.Logger]):
 
 
 def worded(record: logging.LogRecord) -> tuple[str, bool]:
-    """The text of a record with its traceback, and whether it could be formatted; it never raises."""
+    """Return the text of a record with its traceback, and whether it could be formatted; it never raises."""
     try:
         # A record of somebody's own class may hold anything.
         text, is_sound = str(record.getMessage()), True

@@ -75,7 +75,7 @@ class PayloadType:
         self._result, self._plain_result = _result_decoder(hints.get("return", Any))
 
     def _make_decoders(self, types: Mapping[str, Any]) -> tuple[Callable[[str | bytes], Any], Callable[[bytes], Any]]:
-        """How stored arguments are read, and how those just written are: as a dict, which compares in one go."""
+        """Return how stored arguments are read, and how those just written are: as a dict, which compares in one go."""
         for name, kind in types.items():
             try:
                 decoder(kind)
@@ -99,7 +99,7 @@ class PayloadType:
         return self._max_payload
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """A call as JSON, and its arguments by name, as the handler will get them, with the defaults filled in.
+        """Return a call as JSON, and its arguments by name, as the handler will get them, with the defaults filled in.
 
         Raises TypeError for arguments that do not fit the signature, PayloadError for values that JSON cannot carry.
         """
@@ -124,7 +124,7 @@ class PayloadType:
         return payload.decode(), self._defaults | back if self._defaults else back
 
     def decode(self, payload: str) -> tuple[list[Any], dict[str, Any]]:
-        """The stored call, as positional and named arguments. Raises PayloadError if it no longer fits."""
+        """Return the stored call, as positional and named arguments. Raises PayloadError if it no longer fits."""
         try:
             decoded = self._decode(payload)
         except Exception as error:  # with whatever the code of a model or a class raises
@@ -162,7 +162,7 @@ class PayloadType:
         return positional, values
 
     def _upgraded(self, payload: str, misfit: Exception) -> Any:
-        """The arguments that the task's own upgrade makes of a payload that does not fit."""
+        """Return the arguments that the task's own upgrade makes of a payload that does not fit."""
         if self._upgrade is None:
             raise PayloadError(
                 f"the stored arguments of {self._where} do not fit its signature: {_said(misfit)}; "
@@ -213,7 +213,7 @@ class PayloadType:
         return encoded.decode()
 
     def decode_result(self, result: str) -> Any:
-        """A stored return value, as the type that the function is annotated with.
+        """Return a stored return value, as the type that the function is annotated with.
 
         Raises PayloadError for one that another release has stored and that no longer is of this type.
         """
@@ -317,7 +317,7 @@ _FLAT = (str, int, float, bool, bytes, type(None))
 
 
 def _at(path: str, name: str) -> str:
-    """Where in an argument something is; nothing where it is the argument itself."""
+    """Return where in an argument something is; nothing where it is the argument itself."""
     return "" if path == name else f"at {path}: "
 
 

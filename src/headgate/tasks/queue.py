@@ -74,7 +74,7 @@ class QueueOptions(TypedDict, total=False):
 
 
 def declared_queue(name: str, options: QueueOptions) -> Queue:
-    """A queue as it was declared. Raises TypeError, and DeclarationError for what can never work."""
+    """Return a queue as it was declared. Raises TypeError, and DeclarationError for what can never work."""
     where = f"queue {name!r}"
     require_names(options, QueueOptions.__annotations__, "Headgate.queue()")
     concurrency, global_concurrency = options.get("concurrency"), options.get("global_concurrency")

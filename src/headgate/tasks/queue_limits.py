@@ -9,7 +9,7 @@ from headgate.errors import DeclarationError
 from headgate.limits.argument_fields import ArgumentFields
 from headgate.limits.concurrency import Concurrency
 from headgate.limits.key import UNTYPED
-from headgate.limits.limit import Limit, named_or_rate
+from headgate.limits.limit import Limit, suggested_limits
 from headgate.tasks.gate import BoundLimit, numbered_name
 
 RESERVED = "queue:"
@@ -47,7 +47,7 @@ class QueueLimits:
     def _named(self, queue: str, limit: Limit | str, shared: Mapping[str, Limit]) -> QueueLimit:
         if isinstance(limit, str):
             if limit not in shared:
-                if (rate := named_or_rate(limit)) is not None:
+                if (rate := suggested_limits(limit)) is not None:
                     raise DeclarationError(f"{self._where}: {limit!r} is a rate, not the name of a limit; write {rate}")
                 raise DeclarationError(
                     f"{self._where} uses limit {limit!r}, which is not declared; declare it first: "

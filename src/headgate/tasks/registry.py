@@ -28,7 +28,7 @@ _INSTEAD_OF = "<"
 
 
 def wanted_queue(gate_name: str) -> str | None:
-    """The queue that a job was for that went to another one, as the name of its gate says."""
+    """Return the queue that a job was for that went to another one, as the name of its gate says."""
     _, is_elsewhere, wanted = gate_name.partition(_INSTEAD_OF)
     return wanted if is_elsewhere else None
 
@@ -93,7 +93,7 @@ class Registry:
             raise DeclarationError(f"task {task.name!r} names an alias twice: {', '.join(task.aliases)}")
 
     def find(self, name: str) -> Task[Any, Any] | None:
-        """The task that runs jobs stored under this name, its own or an alias."""
+        """Return the task that runs jobs stored under this name, its own or an alias."""
         return self._by_name.get(name)
 
     def named(self) -> Iterable[tuple[str, Task[Any, Any]]]:
@@ -109,7 +109,7 @@ class Registry:
         self.schedules[name] = schedule
 
     def older_names(self, schedule: DeclaredSchedule) -> tuple[str, ...]:
-        """The names that it may be stored under by a release before: those that no other schedule has here."""
+        """Return the names that it may be stored under by a release before: those that no other schedule has here."""
         return tuple(alias for alias in schedule.aliases or () if alias not in self.schedules)
 
     def add_queue(self, queue: Queue) -> None:
@@ -142,7 +142,7 @@ class Registry:
                 self.gate(task, queue.name)
 
     def gate(self, task: Task[Any, Any], queue: str, instead_of: str | None = None) -> Gate:
-        """What limits the jobs of a task in a queue: the task's own limits, then the queue's.
+        """Return what limits the jobs of a task in a queue: the task's own limits, then the queue's.
 
         A job that goes there `instead_of` another queue keeps that one's limits, but for how many run there at once.
         """
@@ -165,7 +165,7 @@ class Registry:
         return gate
 
     def gate_name(self, name: str, queue: str, instead_of: str | None = None) -> str:
-        """What jobs carry that were enqueued under the gate of a task, by the name that they are stored under.
+        """Return what jobs carry that were enqueued under the gate of a task, by the name that they are stored under.
 
         It changes when their draws, costs or terms may come out otherwise, and differs between tasks and queues.
         """
@@ -180,7 +180,7 @@ class Registry:
         return gate_name
 
     def gates(self) -> Gates:
-        """The gates of all its tasks in all its queues."""
+        """Return the gates of all its tasks in all its queues."""
         if self._all_gates is None:
             gates: dict[tuple[str, str], str] = {}
             overflows: list[OverflowTarget] = []
@@ -197,7 +197,7 @@ class Registry:
         return self._all_gates
 
     def _can_go_to(self, task: Task[Any, Any], queue: str) -> bool:
-        """Whether the limits of a queue can be computed from the arguments of a task."""
+        """Return whether the limits of a queue can be computed from the arguments of a task."""
         try:
             self.gate(task, queue)
         except DeclarationError:

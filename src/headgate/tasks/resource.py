@@ -82,7 +82,7 @@ def declare_resource(function: Callable[..., Any], scope: str, known: Mapping[An
 
 
 def needs_of(function: Callable[..., Any], known: Mapping[Any, Resource], where: str) -> dict[str, Resource]:
-    """The parameters of a task that resources fill, by name."""
+    """Return the parameters of a task that resources fill, by name."""
     if not known:
         return {}
     needs = _needs(function, annotations_of(function, where), known)

@@ -27,7 +27,7 @@ class RoundTripDifference(NamedTuple):
 
 
 def equal(before: Any, after: Any) -> bool:
-    """Whether two values compare as equal; those that cannot be compared do not."""
+    """Return whether two values compare as equal; those that cannot be compared do not."""
     try:
         return bool(before == after)
     except Exception:  # whatever their own comparison raises
@@ -35,7 +35,7 @@ def equal(before: Any, after: Any) -> bool:
 
 
 def first_difference(before: Any, after: Any, *, loose: bool = False, path: str = "") -> RoundTripDifference | None:
-    """Where a value has changed, None if nowhere; with `loose`, a list may come back for a tuple."""
+    """Return where a value has changed, None if nowhere; with `loose`, a list may come back for a tuple."""
     if equal(before, after):
         return None
     parts = _common_parts(before, after, loose)
@@ -46,7 +46,7 @@ def first_difference(before: Any, after: Any, *, loose: bool = False, path: str 
 
 
 def unwritable_part(value: Any, path: str = "") -> tuple[str, Exception] | None:
-    """The innermost part of a value that has no JSON form, and why; None if all of it has one."""
+    """Return the innermost part of a value that has no JSON form, and why; None if all of it has one."""
     try:
         to_json(value)
     except RecursionError as error:
@@ -58,7 +58,7 @@ def unwritable_part(value: Any, path: str = "") -> tuple[str, Exception] | None:
 
 
 def is_too_deep(payload: bytes) -> bool:
-    """Whether JSON is nested deeper than MAX_DEPTH."""
+    """Return whether JSON is nested deeper than MAX_DEPTH."""
     if payload.count(b"[") + payload.count(b"{") <= MAX_DEPTH:
         return False
     depth = 0
@@ -70,7 +70,7 @@ def is_too_deep(payload: bytes) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value as a short text for an error, whatever it is: some cannot be printed."""
+    """Return a value as a short text for an error, whatever it is: some cannot be printed."""
     try:
         text = repr(value)
     except Exception:
@@ -79,7 +79,7 @@ def shown(value: Any) -> str:
 
 
 def _common_parts(before: Any, after: Any, loose: bool) -> Iterable[tuple[str, Any, Any]] | None:
-    """The parts of two unequal values, where they have the same ones; None where they differ themselves."""
+    """Return the parts of two unequal values, where they have the same ones; None where they differ themselves."""
     if loose and isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
         pass
     elif type(before) is not type(after):
@@ -100,7 +100,7 @@ def _common_parts(before: Any, after: Any, loose: bool) -> Iterable[tuple[str, A
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value is made of, each with the step that leads to it."""
+    """Return what a value is made of, each with the step that leads to it."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield f"[{shown(key)}]", item

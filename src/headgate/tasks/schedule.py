@@ -68,7 +68,7 @@ class ScheduleOptions(TypedDict, total=False):
 
 
 def schedule_spec(name: str, trigger: Trigger, options: ScheduleOptions) -> ScheduleSpec:
-    """A schedule as it was declared. Raises TypeError, and DeclarationError for what can never work."""
+    """Return a schedule as it was declared. Raises TypeError, and DeclarationError for what can never work."""
     where = f"schedule {name!r}"
     require_names(options, ScheduleOptions.__annotations__, where)
     first, until, max_runs = options.get("first", "after"), options.get("until"), options.get("max_runs")
@@ -160,11 +160,11 @@ class Schedule(Generic[R_co]):
         self._client = client
 
     async def status(self) -> ScheduleStatus:
-        """The schedule as it is now. Raises ScheduleNotFound once it has been removed."""
+        """Return the schedule as it is now. Raises ScheduleNotFound once it has been removed."""
         return await self._client.admin.schedules.status(self.name)
 
     async def next_runs(self, count: int = 5) -> Sequence[datetime]:
-        """When it is due next, if nothing changes; fewer if it ends before. Raises ScheduleNotFound."""
+        """Return when it is due next, if nothing changes; fewer if it ends before. Raises ScheduleNotFound."""
         return await self._client.admin.schedules.next_runs(self.name, count)
 
     async def pause(self) -> bool:

@@ -38,7 +38,7 @@ class BatchStatus:
 
 
 def batch_status(record: BatchRecord) -> BatchStatus:
-    """A stored batch as its status."""
+    """Return a stored batch as its status."""
     return BatchStatus(
         id=record.id,
         state=record.ended_as,
@@ -68,11 +68,11 @@ class Batch:
         self._client = client
 
     async def status(self) -> BatchStatus:
-        """How many of its jobs are in each state. Raises BatchNotFound once all have been pruned."""
+        """Return how many of its jobs are in each state. Raises BatchNotFound once all have been pruned."""
         return await self._client.admin.batch(self.id)
 
     async def wait(self, timeout: Duration | None = None) -> BatchStatus:
-        """The status, when all jobs are final.
+        """Return the status, when all jobs are final.
 
         Waits up to `timeout` (seconds, a timedelta, or text like "5m"; default: without end). Raises TimeoutError,
         JobNotFound.
@@ -111,7 +111,7 @@ class Chain:
         self.last: Job[Any] | Batch = last
 
     async def result(self, timeout: Duration | None = None) -> Any:
-        """The result of its last step, when that has one; of a batch, those of its jobs.
+        """Return the result of its last step, when that has one; of a batch, those of its jobs.
 
         Raises JobCancelled if a step before it did not succeed, and as `Job.result`.
         """

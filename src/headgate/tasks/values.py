@@ -13,7 +13,7 @@ import msgspec
 
 
 def _written(value: Any) -> Any:
-    """What msgspec does not write by itself."""
+    """Return what msgspec does not write by itself."""
     if is_model(type(value)):
         # `round_trip` leaves out what a model computes; a value that is not what its field says is an error.
         return msgspec.Raw(value.model_dump_json(round_trip=True, by_alias=True, warnings="error").encode())
@@ -25,7 +25,7 @@ def _written(value: Any) -> Any:
 
 
 def _read(kind: type[Any], data: Any) -> Any:
-    """What msgspec does not read by itself."""
+    """Return what msgspec does not read by itself."""
     if kind is object:
         return data
     if not is_model(kind):
@@ -51,13 +51,13 @@ def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def is_model(kind: Any) -> bool:
-    """Whether this type is a pydantic model."""
+    """Return whether this type is a pydantic model."""
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
 
 
 def _unknown_in(described: Any, seen: set[int]) -> Any:
-    """The first type anywhere in this one that neither msgspec nor pydantic can read."""
+    """Return the first type anywhere in this one that neither msgspec nor pydantic can read."""
     if id(described) in seen:
         return None
     seen.add(id(described))
@@ -74,7 +74,7 @@ def _unknown_in(described: Any, seen: set[int]) -> Any:
 
 
 def _in_one_line(error: ValueError) -> str:
-    """What a model says of data that it does not take, with the path to each part of it."""
+    """Return what a model says of data that it does not take, with the path to each part of it."""
     errors = getattr(error, "errors", None)
     if errors is None:
         return str(error)

@@ -210,7 +210,7 @@ def test_types_that_are_resolved_later_or_never_are_looked_into_as_far_as_they_a
     later.__annotations__["owner"] = "NotThereYet"
 
     gated = GatedTask("task", StrictRate("15/m", key="{o.tenant}"), _function({"o": later}))
-    assert gated.place([later("acme", None)], {}) is not None
+    assert gated.line([later("acme", None)], {}) is not None
     GatedTask("task", StrictRate("15/m", key="{o.owner.anything}"), _function({"o": later}))
     declare(app, Page[StructOrder], StrictRate("15/m", key="{o.item.tenant}"))
     with pytest.raises(DeclarationError, match=r"Page has no field 'itm'; .* item, tenant; write \{o\.item\}"):

@@ -3,7 +3,7 @@
 from headgate.errors import DeclarationError
 
 try:
-    import redis  # noqa: F401  # what stands here speaks to it
+    import redis  # noqa: F401  # the modules of this package use it
 except ModuleNotFoundError as error:
     if error.name != "redis":
         raise

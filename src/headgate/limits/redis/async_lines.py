@@ -1,4 +1,4 @@
-"""Lines for asyncio programs: a client of Redis, and the task that releases what waits."""
+"""Lines for asyncio programs: a Redis client, and the task that releases waiting messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redis.exceptions import NoScriptError, RedisError
 
 from headgate.clock import Clock, SystemClock, microseconds, sleep
 from headgate.errors import StorageUnavailable
-from headgate.limits.redis.blocking_lines import AWAY_FOR
+from headgate.limits.redis.blocking_lines import PAUSE_AFTER_FAILURE
 from headgate.limits.redis.message_lines import BucketLine, MessageLines, RunScript, Steps
 from headgate.limits.redis.pipeline import unavailable
 from headgate.limits.redis.poll_schedule import PollSchedule
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 class AsyncLines:
-    """Lines at `redis://…`, for one event loop; the URL is read as `RedisBuckets.from_url` does.
+    """Lines at `redis://…`, for one event loop; the URL has the options of `RedisBuckets.from_url`.
 
-    `publish` gives a message to the broker, `find` tells the place of a limit and a key.
+    `publish` sends a message to the broker. `find` returns the line of a limit and a key.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class AsyncLines:
             retry=Retry(NoBackoff(), 1),  # a connection that was cut while it was idle
             protocol=2,
         )
-        self._away_until = 0
+        self._paused_until = 0
         self._publish = publish
         self._find = find
         self._clock = clock or SystemClock()
         self._releasing: asyncio.Task[None] | None = None
 
     async def ask(self, steps: Steps[T]) -> T:
-        """Do what `steps` want. Raises StorageUnavailable when Redis did not answer."""
+        """Run `steps` and return their result. Raises StorageUnavailable when Redis did not answer."""
         reply = None
         while True:
             try:
@@ -65,7 +65,7 @@ class AsyncLines:
             reply = await (self._run(step) if isinstance(step, RunScript) else self._publish(step.message))
 
     def start(self) -> None:
-        """Release what waits, in a task, until `close`."""
+        """Release waiting messages in a task, until `close`."""
         self._releasing = asyncio.create_task(self._release(), name="headgate-gate")
 
     async def close(self) -> None:
@@ -77,25 +77,25 @@ class AsyncLines:
         await self._client.aclose()
 
     async def _run(self, ask: RunScript) -> object:
-        if self._clock.monotonic() < self._away_until:
+        if self._clock.monotonic() < self._paused_until:
             raise StorageUnavailable("Redis did not answer a moment ago")
-        told = (len(ask.keys), *ask.keys, *ask.arguments)
+        arguments = (len(ask.keys), *ask.keys, *ask.arguments)
         try:
             try:
-                return await self._client.execute_command("EVALSHA", ask.script.sha, *told)
+                return await self._client.execute_command("EVALSHA", ask.script.sha, *arguments)
             except NoScriptError:
-                return await self._client.execute_command("EVAL", ask.script.source, *told)
+                return await self._client.execute_command("EVAL", ask.script.source, *arguments)
         except (RedisError, OSError) as error:
-            # Others are not kept for the length of a deadline each.
-            self._away_until = self._clock.monotonic() + microseconds(AWAY_FOR)
+            # Other callers do not wait for a timeout each.
+            self._paused_until = self._clock.monotonic() + microseconds(PAUSE_AFTER_FAILURE)
             raise unavailable(error) from error
 
     async def _release(self) -> None:
-        rounds = PollSchedule()
+        schedule = PollSchedule()
         while True:
             try:
-                wait = rounds.after(await self.ask(self.lines.release(self._find)))
+                wait = schedule.after(await self.ask(self.lines.release(self._find)))
             except Exception as error:
-                # The broker's client raises what it likes.
-                wait = rounds.after_failure(error)
+                # The broker's client can raise any exception.
+                wait = schedule.after_failure(error)
             await sleep(self._clock, wait)

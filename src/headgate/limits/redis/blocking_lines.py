@@ -1,4 +1,4 @@
-"""Lines for programs that block: a client of Redis, and the thread that releases what waits."""
+"""Lines for blocking programs: a Redis client, and the thread that releases waiting messages."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from headgate.limits.redis.redis_buckets import read_url
 
 T = TypeVar("T")
 
-AWAY_FOR = 0.5
-"""Seconds for which nobody asks a Redis that has not answered."""
+PAUSE_AFTER_FAILURE = 0.5
+"""Seconds without requests to a Redis that has not answered."""
 
 
 class BlockingLines:
-    """Lines at `redis://…`; the URL is read as `RedisBuckets.from_url` does. Safe for threads and across a fork.
+    """Lines at `redis://…`; the URL has the options of `RedisBuckets.from_url`. Safe for threads and across a fork.
 
-    `publish` gives a message to the broker, `find` tells the place of a limit and a key.
+    `publish` sends a message to the broker. `find` returns the line of a limit and a key.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class BlockingLines:
             protocol=2,
         )
         self._clock = SystemClock()
-        self._away_until = 0
+        self._paused_until = 0
         self._publish = publish
         self._find = find
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
     def ask(self, steps: Steps[T]) -> T:
-        """Do what `steps` want. Raises StorageUnavailable when Redis did not answer."""
+        """Run `steps` and return their result. Raises StorageUnavailable when Redis did not answer."""
         reply = None
         while True:
             try:
@@ -66,7 +66,7 @@ class BlockingLines:
             reply = self._run(step) if isinstance(step, RunScript) else self._publish(step.message)
 
     def start(self) -> None:
-        """Release what waits, in a thread, until `stop`."""
+        """Release waiting messages in a thread, until `stop`."""
         self._stopping.clear()
         self._thread = threading.Thread(target=self._release, name="headgate-gate", daemon=True)
         self._thread.start()
@@ -78,25 +78,25 @@ class BlockingLines:
             self._thread = None
 
     def _run(self, ask: RunScript) -> object:
-        if self._clock.monotonic() < self._away_until:
+        if self._clock.monotonic() < self._paused_until:
             raise StorageUnavailable("Redis did not answer a moment ago")
-        told = (len(ask.keys), *ask.keys, *ask.arguments)
+        arguments = (len(ask.keys), *ask.keys, *ask.arguments)
         try:
             try:
-                return self._client.execute_command("EVALSHA", ask.script.sha, *told)
+                return self._client.execute_command("EVALSHA", ask.script.sha, *arguments)
             except NoScriptError:
-                return self._client.execute_command("EVAL", ask.script.source, *told)
+                return self._client.execute_command("EVAL", ask.script.source, *arguments)
         except (RedisError, OSError) as error:
-            # Others are not kept for the length of a deadline each.
-            self._away_until = self._clock.monotonic() + microseconds(AWAY_FOR)
+            # Other callers do not wait for a timeout each.
+            self._paused_until = self._clock.monotonic() + microseconds(PAUSE_AFTER_FAILURE)
             raise unavailable(error) from error
 
     def _release(self) -> None:
         wait = 0.0
-        rounds = PollSchedule()
+        schedule = PollSchedule()
         while not self._stopping.wait(wait):
             try:
-                wait = rounds.after(self.ask(self.lines.release(self._find)))
+                wait = schedule.after(self.ask(self.lines.release(self._find)))
             except Exception as error:
-                # The broker's client raises what it likes.
-                wait = rounds.after_failure(error)
+                # The broker's client can raise any exception.
+                wait = schedule.after_failure(error)

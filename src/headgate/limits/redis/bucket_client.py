@@ -1,4 +1,4 @@
-"""Where callers ask about one bucket: each question as its script is told it, and what becomes of the answer."""
+"""Requests about one bucket: the script arguments of each, and the handling of its reply."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from headgate.limits.key import bucket_key
 from headgate.limits.redis.pipeline import RequestPipeline, ScriptCall
 from headgate.limits.redis.script import Script, from_script, numbers, script
 
-AT_ONCE = 10_000
-"""Most starts granted in one call."""
+MAX_BATCH = 10_000
+"""The maximum of starts granted in one call."""
 
-MOST_TRIES = 20
-"""How often a bucket's text is carried over to another rule in one call before somebody has to be told."""
+MAX_TRIES = 20
+"""How often one call converts a bucket's state from another rule before it fails."""
 
 CLOSED = b":closed"
-"""What the key's name ends in that says until when a bucket is closed."""
+"""The suffix of the key that stores until when a bucket is closed."""
 
 _PADDING = (b"",) * 4
 
 
 class BucketClient:
-    """A bucket, ready to be asked about. Takers who come before the next request leaves share one question."""
+    """A client of one bucket. Callers of `take` that arrive before the next request is sent share one script call."""
 
     __slots__ = (
-        "_gathering",
-        "_pipe",
+        "_open_batch",
+        "_pipeline",
         "answers",
         "bucket",
         "clock",
@@ -43,118 +43,127 @@ class BucketClient:
     )
 
     def __init__(
-        self, bucket: Bucket, key: str, pipe: RequestPipeline, clock: Clock, limit_time: Callable[[], int] | None
+        self, bucket: Bucket, key: str, pipeline: RequestPipeline, clock: Clock, limit_time: Callable[[], int] | None
     ) -> None:
         self.bucket = bucket
         self.clock = clock
         self.limit_time = limit_time
-        self._pipe = pipe
+        self._pipeline = pipeline
         self.numbers = numbers(bucket.rule)
         self.script: Script = script(bucket.rule.lua)
         self.key = key.encode()
         self.closed = self.key + CLOSED
         self.answers = self.key + b":answers"
         if bucket.rule.shares_state:
-            # One state for all keys: the script is told which one; each is closed for itself and has ids of its own.
+            # One state for all keys: the script receives the key; each key has its own closing time and ids.
             own = bucket_key(bucket.key).encode()
             self.numbers += (own,)
             self.closed += b":" + own
             self.answers += b":" + own
-        self._gathering: _Takes | None = None
+        self._open_batch: _TakeBatch | None = None
 
     @property
     def keys(self) -> tuple[bytes, ...]:
-        """What every question is about."""
+        """The Redis keys of every call."""
         return self.key, self.closed
 
     async def take(self, cost: int, count: int) -> Taken:
         """Take without an id."""
-        takes = self._gathering
-        if takes is None or takes.cost != cost or takes.total + count > AT_ONCE:
-            takes = self._gathering = _Takes(self, cost)
-            self._pipe.send(takes)
-        return await takes.join(count)
+        batch = self._open_batch
+        if batch is None or batch.cost != cost or batch.total + count > MAX_BATCH:
+            batch = self._open_batch = _TakeBatch(self, cost)
+            self._pipeline.send(batch)
+        return await batch.join(count)
 
-    async def ask(self, verb: bytes, *told: int, id: str | None = None, may_repeat: bool = True) -> Any:
-        """What the script answers to anything else."""
-        question = _CallerRequest(self, verb, told, id, may_repeat)
-        self._pipe.send(question)
-        return await question.answer
+    async def ask(self, verb: bytes, *arguments: int, id: str | None = None, may_repeat: bool = True) -> Any:
+        """Return the script's reply to any other verb."""
+        call = _CallerRequest(self, verb, arguments, id, may_repeat)
+        self._pipeline.send(call)
+        return await call.answer
 
-    def leaves(self, takes: _Takes) -> None:
-        """Who comes from now on gathers anew."""
-        if self._gathering is takes:
-            self._gathering = None
+    def detach(self, batch: _TakeBatch) -> None:
+        """Let later callers of `take` start a new batch."""
+        if self._open_batch is batch:
+            self._open_batch = None
 
 
-class _Asked(ScriptCall):
-    """An ask about one bucket. Where its text is not of its rule, it is read here, and asked again with it."""
+class _BucketCall(ScriptCall):
+    """A call about one bucket. It converts a state that another rule wrote, and runs again with the converted one."""
 
-    __slots__ = ("becomes", "desk", "tries", "was")
+    __slots__ = ("client", "new_text", "stored_text", "tries")
 
-    def __init__(self, desk: BucketClient, keys: tuple[bytes, ...], may_repeat: bool) -> None:
-        super().__init__(desk.script, keys, may_repeat, desk.clock.monotonic())
-        self.desk = desk
-        self.was = self.becomes = b""
+    def __init__(self, client: BucketClient, keys: tuple[bytes, ...], may_repeat: bool) -> None:
+        super().__init__(client.script, keys, may_repeat, client.clock.monotonic())
+        self.client = client
+        self.stored_text = self.new_text = b""
         self.tries = 0
 
-    def arguments(self, verb: bytes, id: bytes, *told: int) -> tuple[bytes, ...]:
-        limit_time = self.desk.limit_time
+    def script_arguments(self, verb: bytes, id: bytes, *arguments: int) -> tuple[bytes, ...]:
+        limit_time = self.client.limit_time
         now = b"" if limit_time is None else b"%d" % limit_time()
-        digits = [b"%d" % number for number in told]
-        return (verb, id, now, self.was, self.becomes, *digits, *_PADDING[len(told) :], *self.desk.numbers)
+        digits = [b"%d" % number for number in arguments]
+        return (
+            verb,
+            id,
+            now,
+            self.stored_text,
+            self.new_text,
+            *digits,
+            *_PADDING[len(arguments) :],
+            *self.client.numbers,
+        )
 
     def settle(self, reply: Any) -> ScriptCall | None:
         try:
-            if self.carried_over(reply):
+            if self.convert_state(reply):
                 return self
         except Exception as error:
             self.fail(error)
             return None
-        self.answered(reply)
+        self.resolve(reply)
         return None
 
     @abstractmethod
-    def answered(self, reply: list[Any]) -> None:
-        """Give the callers their answer."""
+    def resolve(self, reply: list[Any]) -> None:
+        """Pass the reply to the callers."""
 
-    def carried_over(self, reply: list[Any]) -> bool:
-        """Whether the script found a text that is not of its rule, and has to be asked again with one that is."""
+    def convert_state(self, reply: list[Any]) -> bool:
+        """Return whether the stored state is of another rule; it is converted then, for the next try."""
         if reply[0] != -1:
             return False
         _, now, offset, text = reply
-        rule = self.desk.bucket.rule
+        rule = self.client.bucket.rule
         state = rule.lua_dump(rule.load(from_script(text), now), now)
-        self.was = text
-        self.becomes = f"1:{rule.kind}:{now}:{offset}:".encode() + state
+        self.stored_text = text
+        self.new_text = f"1:{rule.kind}:{now}:{offset}:".encode() + state
         self.tries += 1
-        if self.tries > MOST_TRIES:
+        if self.tries > MAX_TRIES:
             raise StorageUnavailable(
-                f"{self.desk.key.decode()} is rewritten all the time: programs use limit {self.desk.bucket.limit!r} "
-                "with different rules; give them the same, or names of their own"
+                f"{self.client.key.decode()} is rewritten all the time: programs use limit "
+                f"{self.client.bucket.limit!r} with different rules; give them the same rule, or different names"
             )
         return True
 
 
-class _CallerRequest(_Asked):
-    """What one caller asks."""
+class _CallerRequest(_BucketCall):
+    """The call of one caller."""
 
-    __slots__ = ("answer", "id", "told", "verb")
+    __slots__ = ("answer", "arguments", "id", "verb")
 
     def __init__(
-        self, desk: BucketClient, verb: bytes, told: tuple[int, ...], id: str | None, may_repeat: bool
+        self, client: BucketClient, verb: bytes, arguments: tuple[int, ...], id: str | None, may_repeat: bool
     ) -> None:
         with_answers = id is not None or verb == b"reset"
-        super().__init__(desk, (*desk.keys, desk.answers) if with_answers else desk.keys, may_repeat)
+        super().__init__(client, (*client.keys, client.answers) if with_answers else client.keys, may_repeat)
         self.verb = verb
         self.id = b"" if id is None else b"=" + bucket_key(id).encode()
-        self.told = told
+        self.arguments = arguments
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-    def tell(self) -> tuple[bytes, ...] | None:
-        return None if self.answer.done() else self.arguments(self.verb, self.id, *self.told)
+    def build_arguments(self) -> tuple[bytes, ...] | None:
+        return None if self.answer.done() else self.script_arguments(self.verb, self.id, *self.arguments)
 
-    def answered(self, reply: list[Any]) -> None:
+    def resolve(self, reply: list[Any]) -> None:
         if not self.answer.done():
             self.answer.set_result(reply)
 
@@ -163,13 +172,13 @@ class _CallerRequest(_Asked):
             self.answer.set_exception(error)
 
 
-class _Takes(_Asked):
-    """What all ask who want starts of one cost from one bucket in one turn of the loop; first come, first served."""
+class _TakeBatch(_BucketCall):
+    """One call for all callers that take starts of one cost in one turn of the loop; first come, first served."""
 
     __slots__ = ("cost", "total", "waiting")
 
-    def __init__(self, desk: BucketClient, cost: int) -> None:
-        super().__init__(desk, desk.keys, may_repeat=False)
+    def __init__(self, client: BucketClient, cost: int) -> None:
+        super().__init__(client, client.keys, may_repeat=False)
         self.cost = cost
         self.total = 0
         self.waiting: list[tuple[int, asyncio.Future[Taken]]] = []
@@ -180,13 +189,13 @@ class _Takes(_Asked):
         self.total += count
         return answer
 
-    def tell(self) -> tuple[bytes, ...] | None:
-        self.desk.leaves(self)
+    def build_arguments(self) -> tuple[bytes, ...] | None:
+        self.client.detach(self)
         self.waiting = [(count, answer) for count, answer in self.waiting if not answer.done()]
         self.total = sum(count for count, _ in self.waiting)
-        return self.arguments(b"take", b"", self.cost, self.total) if self.waiting else None
+        return self.script_arguments(b"take", b"", self.cost, self.total) if self.waiting else None
 
-    def answered(self, reply: list[Any]) -> None:
+    def resolve(self, reply: list[Any]) -> None:
         left, opens_at, now, available, full_at = reply
         for count, answer in self.waiting:
             granted = min(count, left)
@@ -195,7 +204,7 @@ class _Takes(_Asked):
                 answer.set_result(Taken(granted, opens_at, now, available, full_at))
 
     def fail(self, error: Exception) -> None:
-        self.desk.leaves(self)
+        self.client.detach(self)
         for _, answer in self.waiting:
             if not answer.done():
                 answer.set_exception(error)

@@ -1,4 +1,4 @@
-"""Gated calls: which line a call of another framework's task stands in, told from its arguments."""
+"""Gated calls: the line of a call of another framework's task, computed from its arguments."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from headgate.limits.rule import RATE
 logger = logging.getLogger("headgate.gates")
 
 
-def the_limit(where: str, *declared: object) -> Limit | None:
-    """The limit of a task, of what is declared in one place or another; None if nothing is.
+def single_limit(where: str, *declared: object) -> Limit | None:
+    """Return the limit of a task, from all places where one can be declared; None without any.
 
-    Raises DeclarationError for several, and for what is no limit.
+    Raises DeclarationError for several limits, and for a value that is not a limit.
     """
     found = [each for each in declared if each is not None]
     if not found:
@@ -35,15 +35,15 @@ def the_limit(where: str, *declared: object) -> Limit | None:
 
 
 def declare(limits: dict[str, Limit], task: str, limit: Limit) -> None:
-    """Note a limit of a task. Raises DeclarationError if it has another."""
+    """Store the limit of a task. Raises DeclarationError if it has a different one."""
     if limits.setdefault(task, limit) != limit:
-        the_limit(repr(task), limits[task], limit)
+        single_limit(repr(task), limits[task], limit)
 
 
 class GatedTask:
-    """A task of another framework, with its limit. Raises DeclarationError for a limit that a gate cannot keep.
+    """A task of another framework, with its limit. Raises DeclarationError for a limit that a gate cannot enforce.
 
-    `call` is the task's function: its signature tells which arguments there are.
+    `call` is the task's function; its signature names the arguments.
     """
 
     def __init__(self, task: str, limit: Limit, call: Callable[..., object]) -> None:
@@ -56,13 +56,13 @@ class GatedTask:
         self._has_warned = False
         self._check()
 
-    def place(self, args: Sequence[object], kwargs: Mapping[str, object]) -> BucketLine | None:
-        """Where a call stands in line; None if it is not limited. Raises PayloadError where the limit says so."""
+    def line(self, args: Sequence[object], kwargs: Mapping[str, object]) -> BucketLine | None:
+        """Return the line of a call; None if it is not limited. Raises PayloadError as its options say."""
         try:
-            # Arguments may be missing that the framework fills in when it runs the call.
+            # The framework may add arguments when it runs the call.
             bound = self._signature.bind_partial(*args, **kwargs)
         except TypeError:
-            # It will fail when it runs, and say why better than we could.
+            # The call will fail when it runs, with a better message.
             return None
         bound.apply_defaults()
         try:
@@ -80,9 +80,9 @@ class GatedTask:
                 self._warn("its key came out empty")
                 return None
             key = SHARED
-        return self.place_of(key)
+        return self.line_of_key(key)
 
-    def place_of(self, key: str) -> BucketLine:
+    def line_of_key(self, key: str) -> BucketLine:
         assert isinstance(self.limit.cost, int)
         return BucketLine(Bucket(self.name, key, self.limit.rule), self.limit.cost)
 

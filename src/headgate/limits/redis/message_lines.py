@@ -1,10 +1,10 @@
 """The line before a bucket: messages of another program's broker that wait in Redis until their bucket opens.
 
-A message that may not go yet is put into the line of its bucket, and is nowhere else. When the bucket opens its head is
-lent to a program that publishes it again. What is published is under way: its budget is set aside, and it is charged at
-the instant that it starts. Each step is one script, and each may be repeated.
+A message that may not start yet is stored only in the line of its bucket. When the bucket opens, a program takes the
+first messages of the line and publishes them again. A published message is in flight: its budget is reserved, and
+charged at the instant that it starts. Each step is one script call that may be repeated.
 
-Everything here is plain Python that yields what it wants done: `blocking_lines` and `async_lines` do it.
+The functions here are generators that yield what to do; `blocking_lines` and `async_lines` do it.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from headgate.limits.redis.script import Script, from_script, numbers
 
 T = TypeVar("T")
 
-SENDING_FOR = 10 * SECOND
-"""A message that was lent out and whose sending is not confirmed by then goes back to its place."""
+SEND_TIMEOUT = 10 * SECOND
+"""How long the sending of a released message may take; an unconfirmed one then returns to its line."""
 
-UNDER_WAY_FOR = 60 * SECOND
-"""How long a published message keeps its budget set aside; one that starts later has to find some."""
+RESERVED_FOR = 60 * SECOND
+"""How long the budget of a published message stays reserved; a later start needs budget anew."""
 
-TOLD_FOR = 5 * SECOND
-"""How long the other programs leave a line alone that one was told to look at."""
+DUE_LINE_LEASE = 5 * SECOND
+"""How long a due line stays with the program that received it, before another program receives it."""
 
-REPEATED_FOR = 30 * SECOND
-"""How long the answer to a start is remembered: for longer than a client repeats a request."""
+START_ANSWER_KEPT_FOR = 30 * SECOND
+"""How long the answer to a start is kept: longer than a client repeats a request."""
 
-AT_ONCE = 100
-"""Most messages lent out, and most lines told of, in one call."""
+MAX_BATCH = 100
+"""The maximum of messages released, and of due lines returned, in one call."""
 
-_MOST_TRIES = 20
+_MAX_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class RunScript:
-    """Run this script; what it replies is the answer."""
+    """Run this script; the reply is sent back to the generator."""
 
     script: Script
     keys: tuple[bytes, ...]
@@ -62,11 +62,11 @@ class PublishMessage:
 
 
 Steps = Generator[RunScript | PublishMessage, Any, T]
-"""What has to be done, one step after the other, until the answer is known."""
+"""What to do, one step after the other; the generator returns the result."""
 
 
 class BucketLine(msgspec.Struct, frozen=True):
-    """A bucket with its line; each message of it weighs `cost`."""
+    """A bucket with its line; each message costs `cost`."""
 
     bucket: Bucket
     cost: int = 1
@@ -77,9 +77,9 @@ class BucketLine(msgspec.Struct, frozen=True):
 
 
 class MessageLines:
-    """The lines of one program, called `name`: they are its own, the buckets are shared with everyone.
+    """The lines of one program, called `name`: the program has its own lines, the buckets are shared.
 
-    `limit_time` tells another time than the server's, for tests.
+    `limit_time` replaces the server's time in tests.
     """
 
     def __init__(self, name: str, prefix: str, *, limit_time: Callable[[], int] | None = None) -> None:
@@ -88,54 +88,56 @@ class MessageLines:
         self._prefix = prefix
         self._limit_time = limit_time
 
-    def arrive(self, place: BucketLine, id: str, message: bytes) -> Steps[bool]:
-        """Whether a message may be published now. Otherwise it stands in the line, and must not be."""
-        reply = yield from self._ask(place, b"arrive", id, lease=UNDER_WAY_FOR, told=message)
+    def arrive(self, line: BucketLine, id: str, message: bytes) -> Steps[bool]:
+        """Return whether a message may be published now. Otherwise it waits in the line, and must not be published."""
+        reply = yield from self._run(line, b"arrive", id, lease=RESERVED_FOR, payload=message)
         return bool(reply[0])
 
-    def start(self, place: BucketLine, id: str) -> Steps[bool]:
-        """Whether a message may start now; it is charged. Otherwise it has to arrive anew.
+    def start(self, line: BucketLine, id: str) -> Steps[bool]:
+        """Return whether a message may start now; then it is charged. Otherwise it has to arrive again.
 
-        The request has an id of its own: a client that repeats it, because the reply was lost, is given the same answer
-        for 30 s. The message's id would not do, as a message may start again: redelivered, or as a retry.
+        The request has an id of its own: a client that repeats it after a lost reply receives the same answer for 30 s.
+        The message's id cannot serve, as a message may start again: redelivered, or as a retry.
         """
-        reply = yield from self._ask(place, b"start", id, lease=REPEATED_FOR, told=os.urandom(12).hex().encode())
+        reply = yield from self._run(
+            line, b"start", id, lease=START_ANSWER_KEPT_FOR, payload=os.urandom(12).hex().encode()
+        )
         return bool(reply[0])
 
-    def forget(self, place: BucketLine, id: str) -> Steps[None]:
-        """Take a message out, wherever it is: it will never start."""
-        yield from self._ask(place, b"forget", id)
+    def forget(self, line: BucketLine, id: str) -> Steps[None]:
+        """Remove a message from the line and from those in flight: it will never start."""
+        yield from self._run(line, b"forget", id)
 
     def release(self, find: Callable[[str, str], BucketLine | None]) -> Steps[float | None]:
-        """Publish what its bucket lets go. The seconds until the next look, None if nothing waits.
+        """Publish the messages that their buckets grant. Return the seconds until the next call, None if nothing waits.
 
-        `find` tells the place of a limit and a key, None for a limit that this program does not know.
+        `find` returns the line of a limit and a key, None for a limit that this program does not have.
         """
-        tell = RunScript(_due(), (self._all,), (b"%d" % TOLD_FOR, b"%d" % AT_ONCE))
-        next_in, *names = yield tell
+        due_lines = RunScript(_due(), (self._all,), (b"%d" % DUE_LINE_LEASE, b"%d" % MAX_BATCH))
+        next_in, *names = yield due_lines
         for name in names:
             limit, key = msgspec.json.decode(name, type=tuple[str, str])
-            if (place := find(limit, key)) is not None:
-                yield from self.release_from(place)
+            if (line := find(limit, key)) is not None:
+                yield from self.release_from(line)
         if names:
-            # Each look has said when the next is.
-            next_in, *_ = yield RunScript(tell.script, tell.keys, (b"0", b"0"))
+            # Each release has updated the due time of its line.
+            next_in, *_ = yield RunScript(due_lines.script, due_lines.keys, (b"0", b"0"))
         return None if next_in < 0 else next_in / SECOND
 
-    def release_from(self, place: BucketLine) -> Steps[None]:
-        """Publish what one bucket lets go."""
-        _, *lent = yield from self._ask(place, b"release", lease=SENDING_FOR)
+    def release_from(self, line: BucketLine) -> Steps[None]:
+        """Publish the messages that one bucket grants."""
+        _, *lent = yield from self._run(line, b"release", lease=SEND_TIMEOUT)
         for message in lent[1::2]:
             yield PublishMessage(message)
         if lent:
-            yield from self._ask(place, b"sent", lease=UNDER_WAY_FOR, told=_packed(lent[::2]))
+            yield from self._run(line, b"sent", lease=RESERVED_FOR, payload=_packed(lent[::2]))
 
-    def _ask(
-        self, place: BucketLine, verb: bytes, id: str = "", *, lease: int = 0, told: bytes = b""
+    def _run(
+        self, line: BucketLine, verb: bytes, id: str = "", *, lease: int = 0, payload: bytes = b""
     ) -> Steps[list[Any]]:
-        rule = place.bucket.rule
+        rule = line.bucket.rule
         at_one_instant = rule.bound(1)
-        key = key_name(self._prefix, place.bucket).encode()
+        key = key_name(self._prefix, line.bucket).encode()
         own = key + self._own
         keys = (
             key,
@@ -147,21 +149,21 @@ class MessageLines:
             self._all,
             own + b"starts",
         )
-        fixed = (b"%d" % place.cost, b"%d" % lease, b"%d" % AT_ONCE, b"%d" % (at_one_instant // place.cost))
+        fixed = (b"%d" % line.cost, b"%d" % lease, b"%d" % MAX_BATCH, b"%d" % (at_one_instant // line.cost))
         now = b"" if self._limit_time is None else b"%d" % self._limit_time()
-        was = becomes = b""
-        for _ in range(_MOST_TRIES):
-            arguments = (verb, id.encode(), now, was, becomes, *fixed, *numbers(rule), place.name, told)
+        stored_text = new_text = b""
+        for _ in range(_MAX_TRIES):
+            arguments = (verb, id.encode(), now, stored_text, new_text, *fixed, *numbers(rule), line.name, payload)
             reply: list[Any] = yield RunScript(_line(rule.lua), keys, arguments)
             if reply[0] != -1:
                 return reply
-            # The bucket was written under another rule: it is carried over, as `Desk` does.
-            _, at, offset, was = reply
-            state = rule.lua_dump(rule.load(from_script(was), at), at)
-            becomes = f"1:{rule.kind}:{at}:{offset}:".encode() + state
+            # Another rule wrote the bucket: convert its state, as `BucketClient` does.
+            _, at, offset, stored_text = reply
+            state = rule.lua_dump(rule.load(from_script(stored_text), at), at)
+            new_text = f"1:{rule.kind}:{at}:{offset}:".encode() + state
         raise StorageUnavailable(
-            f"{key.decode()} is rewritten all the time: programs use limit {place.bucket.limit!r} with different "
-            "rules; give them the same, or names of their own"
+            f"{key.decode()} is rewritten all the time: programs use limit {line.bucket.limit!r} with different "
+            "rules; give them the same rule, or different names"
         )
 
 

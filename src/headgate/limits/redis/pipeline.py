@@ -1,4 +1,4 @@
-"""One connection to Redis. While two requests are in flight new asks gather, and go when one has been answered."""
+"""One connection to Redis. While two requests are in flight, new calls gather and go together in the next one."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from headgate.limits.redis.script import Script
 MOST_REQUESTS = 2
 """Requests in flight: the server works on one while the replies to the other are read. More would gather less."""
 
-MOST = 500
-"""Asks in one request; more would only wait for each other."""
+MAX_CALLS = 500
+"""Calls in one request; more would only wait for each other."""
 
-LEAST = 16
-"""Asks that are not divided between two requests."""
+MIN_SPLIT = 16
+"""Calls that are not divided between two requests."""
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
-"""Seconds between attempts to connect; each waits twice as long as the one before."""
+"""Seconds between attempts to connect; each pause is twice as long as the one before."""
 
-NOT_NOW = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
-"""It starts, has become a replica, or waits for its primary or its slots: nothing was done, and soon it may be."""
+RETRYABLE_ERRORS = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
+"""The server starts, has become a replica, or waits for its primary or slots: nothing was done; a retry may succeed."""
 
 
 class ScriptCall(ABC):
     """One call of a script, for one caller or several.
 
-    `asked_at` is when the first of them asked (monotonic µs). One that `may_repeat` does no harm if it is done twice.
+    `asked_at` is when the first caller made it (monotonic µs). With `may_repeat`, running it twice is harmless.
     """
 
     __slots__ = ("asked_at", "keys", "may_repeat", "script")
@@ -49,12 +49,12 @@ class ScriptCall(ABC):
         self.asked_at = asked_at
 
     @abstractmethod
-    def tell(self) -> tuple[bytes, ...] | None:
-        """The script's ARGV; None if nobody waits for the answer any more."""
+    def build_arguments(self) -> tuple[bytes, ...] | None:
+        """Return the script's ARGV; None if no caller waits for the reply any more."""
 
     @abstractmethod
     def settle(self, reply: Any) -> ScriptCall | None:
-        """Give the callers their answer, or say what has to be asked next."""
+        """Pass the reply to the callers; return the call to send next, if any."""
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
@@ -62,223 +62,223 @@ class ScriptCall(ABC):
 
 
 class _Request(NamedTuple):
-    """What was sent at once: so many scripts to load, and then asks. It is given up when its timer fires."""
+    """What was sent at once: the number of scripts to load, and the calls. It times out when its timer fires."""
 
     loads: int
-    asks: list[ScriptCall]
+    calls: list[ScriptCall]
     timer: Timer
 
 
 class RequestPipeline:
-    """Sends asks, and gives each its reply. All calls belong to one event loop.
+    """Sends calls and returns the replies to them. All calls belong to one event loop.
 
-    Connecting, and each request, may take `timeout` seconds. An ask that could not be sent is tried again until it is
-    older than that, and so is one whose reply was lost, if it may be repeated; then it fails with StorageUnavailable.
+    Connecting, and each request, may take `timeout` seconds. A call that could not be sent is retried until it is older
+    than that. So is one with a lost reply, if it may be repeated. Then it fails with StorageUnavailable.
     """
 
     def __init__(self, connect: Callable[[], Connection], clock: Clock, timeout: float) -> None:
         self._connect = connect
         self._clock = clock
         self._timeout = timeout
-        self._patience = microseconds(timeout)
+        self._timeout_us = microseconds(timeout)
         self._pending: list[ScriptCall] = []
         self._in_flight: deque[_Request] = deque()
-        # Asks that the server refused for now; it is left once it has answered all requests.
+        # Calls that the server refused for now; the connection is closed once all requests are answered.
         self._refused: list[ScriptCall] = []
-        self._wire: RedisConnection | None = None
-        self._reaching: asyncio.Task[None] | None = None
-        self._is_leaving = False
-        self._unknown_there: set[Script] = set()
+        self._connection: RedisConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._is_flush_scheduled = False
+        self._scripts_to_load: set[Script] = set()
         self._failures = 0
 
-    def send(self, ask: ScriptCall) -> None:
-        """Take an ask in: it goes in this turn of the loop unless two requests are in flight."""
-        self._pending.append(ask)
-        self._go_on()
+    def send(self, call: ScriptCall) -> None:
+        """Add a call: it is sent in this turn of the loop unless two requests are in flight."""
+        self._pending.append(call)
+        self._schedule_flush()
 
     async def close(self) -> None:
-        """Let go of the server; what waits for an answer fails."""
-        reaching, self._reaching = self._reaching, None
-        if reaching is not None:
-            reaching.cancel()
-            await asyncio.wait([reaching])
+        """Close the connection; calls without a reply fail."""
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()
+            await asyncio.wait([connecting])
         left = [*self._take_refused(), *self._take_in_flight(), *self._pending]
         self._pending = []
-        self._hang_up()
-        for ask in left:
-            ask.fail(StorageUnavailable("the connection to Redis was closed before it answered"))
+        self._close_connection()
+        for call in left:
+            call.fail(StorageUnavailable("the connection to Redis was closed before it answered"))
 
-    # -------------------------------------------------------------------------------------------------- leaving
+    # -------------------------------------------------------------------------------------------------- sending
 
-    def _go_on(self) -> None:
-        """Let what is pending leave as soon as there is a way."""
-        if not self._pending or self._is_leaving or self._reaching is not None:
+    def _schedule_flush(self) -> None:
+        """Schedule the sending of pending calls, or connect first."""
+        if not self._pending or self._is_flush_scheduled or self._connecting is not None:
             return
         if len(self._in_flight) >= MOST_REQUESTS or self._refused:
             return
         loop = asyncio.get_running_loop()
-        if self._wire is None:
-            self._reaching = loop.create_task(self._reach(), name="headgate-redis")
+        if self._connection is None:
+            self._connecting = loop.create_task(self._reconnect(), name="headgate-redis")
         else:
-            self._is_leaving = True
-            loop.call_soon(self._leave)
+            self._is_flush_scheduled = True
+            loop.call_soon(self._flush)
 
-    def _leave(self) -> None:
-        self._is_leaving = False
-        if self._wire is None:
-            self._go_on()
+    def _flush(self) -> None:
+        self._is_flush_scheduled = False
+        if self._connection is None:
+            self._schedule_flush()
             return
-        waiting = len(self._pending) + sum(len(request.asks) for request in self._in_flight)
-        most = min(MOST, max(LEAST, -(-waiting // MOST_REQUESTS)))
+        waiting = len(self._pending) + sum(len(request.calls) for request in self._in_flight)
+        most = min(MAX_CALLS, max(MIN_SPLIT, -(-waiting // MOST_REQUESTS)))
         group, self._pending = self._pending[:most], self._pending[most:]
-        asks: list[ScriptCall] = []
+        calls: list[ScriptCall] = []
         commands: list[bytes] = []
-        for ask in group:
-            arguments = ask.tell()
+        for call in group:
+            arguments = call.build_arguments()
             if arguments is not None:
-                asks.append(ask)
-                commands.append(_packed((b"EVALSHA", ask.script.sha, len(ask.keys), *ask.keys, *arguments)))
-        # Where nobody waits any more, an unknown script is loaded with the next ask: only asks are waited for.
-        if asks:
-            loads = [_packed((b"SCRIPT", b"LOAD", script.source)) for script in self._unknown_there]
-            self._unknown_there.clear()
-            timer = self._clock.call_at(self._clock.monotonic() + self._patience, self._give_up)
-            self._in_flight.append(_Request(len(loads), asks, timer))
-            self._wire.ask(loads + commands)
-        self._go_on()
+                calls.append(call)
+                commands.append(_packed((b"EVALSHA", call.script.sha, len(call.keys), *call.keys, *arguments)))
+        # Without waiting calls, an unknown script is loaded with the next call: only calls are awaited.
+        if calls:
+            loads = [_packed((b"SCRIPT", b"LOAD", script.source)) for script in self._scripts_to_load]
+            self._scripts_to_load.clear()
+            timer = self._clock.call_at(self._clock.monotonic() + self._timeout_us, self._give_up)
+            self._in_flight.append(_Request(len(loads), calls, timer))
+            self._connection.send(loads + commands)
+        self._schedule_flush()
 
-    # ------------------------------------------------------------------------------------------------- arriving
+    # ------------------------------------------------------------------------------------------------- receiving
 
-    def _arrived(self, replies: list[Any]) -> None:
-        """The first request has all its replies."""
+    def _on_replies(self, replies: list[Any]) -> None:
+        """Handle the replies to the first request, which are complete."""
         request = self._in_flight.popleft()
         request.timer.cancel()
         self._failures = 0
-        self._refused += self._settle(request, request.asks, replies)
+        self._refused += self._settle(request, request.calls, replies)
         if self._refused and not self._in_flight:
-            self._hang_up()
+            self._close_connection()
             self._failures += 1
             error = StorageUnavailable("this Redis cannot answer now; it starts, or is a replica")
-            self._return(self._take_refused(), error)
-        self._go_on()
+            self._retry(self._take_refused(), error)
+        self._schedule_flush()
 
     def _lost(self, error: Exception | None) -> None:
-        """The connection has ended, or must: who knows what became of questions that have no reply."""
-        if self._wire is None:
+        """Handle the end of the connection. Calls without a reply may or may not have run."""
+        if self._connection is None:
             return
-        replies = self._wire.replies
-        self._hang_up()
+        replies = self._connection.replies
+        self._close_connection()
         again = self._take_refused()
         if self._in_flight:
             self._failures += 1
             first = self._in_flight[0]
             answered = max(0, len(replies) - first.loads)
-            again += self._settle(first, first.asks[:answered], replies)
-            for ask in self._take_in_flight()[answered:]:
-                if ask.may_repeat:
-                    again.append(ask)
+            again += self._settle(first, first.calls[:answered], replies)
+            for call in self._take_in_flight()[answered:]:
+                if call.may_repeat:
+                    again.append(call)
                 else:
-                    ask.fail(_lost(error))
-        self._return(again, unavailable(error or ConnectionError("the connection was lost")))
-        self._go_on()
+                    call.fail(_lost(error))
+        self._retry(again, unavailable(error or ConnectionError("the connection was lost")))
+        self._schedule_flush()
 
     def _give_up(self) -> None:
         self._lost(StorageUnavailable(f"Redis did not answer within {self._timeout} s"))
 
     def _take_in_flight(self) -> list[ScriptCall]:
-        asks: list[ScriptCall] = []
+        calls: list[ScriptCall] = []
         for request in self._in_flight:
             request.timer.cancel()
-            asks += request.asks
+            calls += request.calls
         self._in_flight.clear()
-        return asks
+        return calls
 
     def _take_refused(self) -> list[ScriptCall]:
         refused, self._refused = self._refused, []
         return refused
 
-    def _settle(self, request: _Request, asks: Sequence[ScriptCall], replies: Sequence[Any]) -> list[ScriptCall]:
-        """Give asks of a request their replies. Those that the server cannot do now are returned."""
+    def _settle(self, request: _Request, calls: Sequence[ScriptCall], replies: Sequence[Any]) -> list[ScriptCall]:
+        """Pass the replies to the calls of a request. Return the calls that the server cannot run now."""
         loaded, answers = replies[: request.loads], replies[request.loads :]
         not_loaded = next((reply for reply in loaded if isinstance(reply, hiredis.ReplyError)), None)
-        not_now: list[ScriptCall] = []
-        for ask, reply in zip(asks, answers, strict=True):
+        refused: list[ScriptCall] = []
+        for call, reply in zip(calls, answers, strict=True):
             if not isinstance(reply, hiredis.ReplyError):
-                following = ask.settle(reply)
+                following = call.settle(reply)
                 if following is not None:
                     self._pending.append(following)
                 continue
             text = str(reply)
-            # Redis 6 wraps what a command of a script has met.
-            if text.startswith(NOT_NOW) or "READONLY" in text:
-                not_now.append(ask)
-            elif text.startswith("NOSCRIPT") and not_loaded is None and not self._is_old(ask):
-                self._unknown_there.add(ask.script)
-                self._pending.append(ask)
+            # Redis 6 wraps the errors of a script's commands.
+            if text.startswith(RETRYABLE_ERRORS) or "READONLY" in text:
+                refused.append(call)
+            elif text.startswith("NOSCRIPT") and not_loaded is None and not self._is_expired(call):
+                self._scripts_to_load.add(call.script)
+                self._pending.append(call)
             else:
-                ask.fail(unavailable(not_loaded or reply))
-        return not_now
+                call.fail(unavailable(not_loaded or reply))
+        return refused
 
-    def _return(self, asks: list[ScriptCall], error: Exception) -> None:
-        """Try again what is not too old for it."""
+    def _retry(self, calls: list[ScriptCall], error: Exception) -> None:
+        """Retry the calls that are not too old."""
         again: list[ScriptCall] = []
-        for ask in asks:
-            if self._is_old(ask):
-                ask.fail(unavailable(error))
+        for call in calls:
+            if self._is_expired(call):
+                call.fail(unavailable(error))
             else:
-                again.append(ask)
+                again.append(call)
         self._pending[:0] = again
 
-    def _is_old(self, ask: ScriptCall) -> bool:
-        return ask.asked_at <= self._clock.monotonic() - self._patience
+    def _is_expired(self, call: ScriptCall) -> bool:
+        return call.asked_at <= self._clock.monotonic() - self._timeout_us
 
     # ----------------------------------------------------------------------------------------------- connecting
 
-    async def _reach(self) -> None:
-        """Connect, the more slowly the more has failed, until there is a way or nobody waits for it."""
+    async def _reconnect(self) -> None:
+        """Connect, with longer pauses after each failure, until it succeeds or no call is pending."""
         try:
-            while self._pending and self._wire is None:
+            while self._pending and self._connection is None:
                 if self._failures:
                     await sleep(self._clock, min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self._failures - 1)))
                 try:
                     connection = await connected(self._connect, self._clock, self._timeout)
-                except Exception as error:  # also what a caller's own `connect` raises: those who wait are told
+                except Exception as error:  # also what a caller's own `connect` raises: the waiting calls fail with it
                     self._failures = min(self._failures + 1, 10)
                     waiting, self._pending = self._pending, []
-                    self._return(waiting, error)
+                    self._retry(waiting, error)
                 else:
-                    self._wire = RedisConnection(connection, self._arrived, self._lost)
+                    self._connection = RedisConnection(connection, self._on_replies, self._lost)
         finally:
-            self._reaching = None
-        self._go_on()
+            self._connecting = None
+        self._schedule_flush()
 
-    def _hang_up(self) -> None:
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.close()
+    def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
 
 class RedisConnection(asyncio.Protocol):
-    """A connection that redis-py has made. Replies are read here: its way through streams takes twice the time."""
+    """A connection made by redis-py. Replies are read here: through redis-py's streams it takes twice the time."""
 
     def __init__(
-        self, connection: Connection, arrived: Callable[[list[Any]], None], lost: Callable[[Exception | None], None]
+        self, connection: Connection, on_replies: Callable[[list[Any]], None], lost: Callable[[Exception | None], None]
     ) -> None:
         self.replies: list[Any] = []
-        """Those to the first request that is not answered in full."""
+        """The replies to the first request that is not answered in full."""
         self._expected: deque[int] = deque()
-        self._arrived = arrived
+        self._on_replies = on_replies
         self._lost = lost
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
-        theirs: Any = connection
-        # Kept because it closes the transport when it is forgotten; taken so that redis-py has nothing to close.
-        self._writer: asyncio.StreamWriter = theirs._writer
-        theirs._writer = theirs._reader = None
+        private: Any = connection
+        # Kept, because it closes the transport when it is collected; taken, so that redis-py has nothing to close.
+        self._writer: asyncio.StreamWriter = private._writer
+        private._writer = private._reader = None
         self._transport = cast(asyncio.Transport, self._writer.transport)
         self._transport.set_protocol(self)
 
-    def ask(self, commands: Sequence[bytes]) -> None:
-        """Send a request; `arrived` is called with all its replies, request by request."""
+    def send(self, commands: Sequence[bytes]) -> None:
+        """Send a request; `on_replies` is called with all its replies, request by request."""
         self._expected.append(len(commands))
         self._transport.write(b"".join(commands))
 
@@ -292,7 +292,7 @@ class RedisConnection(asyncio.Protocol):
                 if len(self.replies) == self._expected[0]:
                     self._expected.popleft()
                     replies, self.replies = self.replies, []
-                    self._arrived(replies)
+                    self._on_replies(replies)
         except hiredis.ProtocolError as error:
             self._lost(error)
 
@@ -301,12 +301,12 @@ class RedisConnection(asyncio.Protocol):
 
     def close(self) -> None:
         self._lost = _ignore
-        self._arrived = _ignore
+        self._on_replies = _ignore
         self._transport.abort()
 
 
 async def connected(connect: Callable[[], Connection], clock: Clock, timeout: float) -> Connection:
-    """A new connection, ready to be asked."""
+    """Return a new, connected connection."""
     connection = connect()
     try:
         with deadline(clock, timeout):
@@ -324,7 +324,7 @@ async def quietly_close(connection: Connection) -> None:
 
 @contextlib.contextmanager
 def deadline(clock: Clock, timeout: float) -> Iterator[None]:
-    """Raise StorageUnavailable when the block takes longer than that."""
+    """Raise StorageUnavailable when the block takes longer than `timeout` seconds."""
     task = asyncio.current_task()
     assert task is not None
     cancels = task.cancelling()
@@ -347,7 +347,7 @@ def deadline(clock: Clock, timeout: float) -> Iterator[None]:
 
 
 def unavailable(error: Exception) -> StorageUnavailable:
-    """What callers are told of an error of the connection or of the server."""
+    """Return the exception for callers, for an error of the connection or the server."""
     if isinstance(error, StorageUnavailable):
         return error
     answer = StorageUnavailable(f"Redis: {error}")
@@ -362,10 +362,10 @@ def _lost(error: Exception | None) -> StorageUnavailable:
 
 
 def _ignore(_: Any) -> None:
-    """What a closed connection still says concerns nobody."""
+    """Ignore what arrives on a closed connection."""
 
 
 _NOTHING = object()
 
-# Its own types know commands of one word only.
+# redis-py's own types allow only commands of one word.
 _packed: Callable[[tuple[Any, ...]], bytes] = cast(Any, hiredis.pack_command)

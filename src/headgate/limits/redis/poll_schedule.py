@@ -1,4 +1,4 @@
-"""Rounds: when the lines of a gate are looked at again, and what is logged where they cannot be."""
+"""The polling of a gate's lines: the seconds until the next poll, and the log of failures."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from headgate.errors import StorageUnavailable
 
 logger = logging.getLogger("headgate.gates")
 
-LOOK_EVERY = 0.1
-"""Seconds after which a line is seen that somebody else has begun."""
+POLL_INTERVAL = 0.1
+"""Seconds between polls, which find lines that another program has started."""
 
-AGAIN_AFTER = 1.0
-"""Seconds until the next look when Redis or the broker could not be reached."""
+RETRY_INTERVAL = 1.0
+"""Seconds until the next poll when Redis or the broker could not be reached."""
 
 
 class PollSchedule:
-    """What comes after each look at the lines: seconds until the next."""
+    """Returns the seconds until the next poll of the lines."""
 
     def __init__(self) -> None:
         self._is_failing = False
 
     def after(self, next_in: float | None) -> float:
-        """What waits can go in `next_in` seconds; None: nothing waits."""
+        """Return the seconds to wait, when a waiting message can go in `next_in` seconds (None: none waits)."""
         self._is_failing = False
-        return LOOK_EVERY if next_in is None else min(next_in, LOOK_EVERY)
+        return POLL_INTERVAL if next_in is None else min(next_in, POLL_INTERVAL)
 
     def after_failure(self, error: Exception) -> float:
-        """Nothing is lost: what was not sent goes back to its place. Logged once, until a look goes well."""
+        """Return the seconds to wait after a failure, and log the first one. Unsent messages return to their place."""
         if not self._is_failing:
             unreachable = isinstance(error, StorageUnavailable)
             logger.warning("the gate cannot release: %s", error, exc_info=None if unreachable else error)
         self._is_failing = True
-        return AGAIN_AFTER
+        return RETRY_INTERVAL

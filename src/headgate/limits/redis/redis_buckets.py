@@ -1,4 +1,4 @@
-"""RedisBuckets: buckets in Redis or Valkey, shared by every program that names the same server and prefix."""
+"""RedisBuckets: buckets in Redis or Valkey, shared by every program with the same server and prefix."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from headgate.errors import DeclarationError, StorageUnavailable, StorageUnusabl
 from headgate.limits.bucket_store import Bucket, Taken, snapshot_of
 from headgate.limits.key import bucket_key
 from headgate.limits.limit import AnyRule
-from headgate.limits.redis.bucket_client import AT_ONCE, BucketClient
+from headgate.limits.redis.bucket_client import MAX_BATCH, BucketClient
 from headgate.limits.redis.pipeline import RequestPipeline, connected, deadline, quietly_close, unavailable
 from headgate.limits.redis.script import check_change, from_script, numbers
 from headgate.limits.rule import Snapshot
 from headgate.urls import displayed_url, without_secrets
 
 OLDEST = (6, 2)
-"""The oldest Redis that is supported; every Valkey (7.2 on) names a newer version of Redis as what it speaks."""
+"""The oldest supported Redis; every Valkey (7.2 on) reports a newer Redis version for compatibility."""
 
-REMEMBERED = 10_000
-"""Buckets whose names and numbers are kept ready; a busier program forgets them all and starts again."""
+MAX_CLIENTS = 10_000
+"""The maximum of bucket clients kept; a program with more clears them all and starts again."""
 
 
 class RedisBuckets:
@@ -35,7 +35,7 @@ class RedisBuckets:
 
     `connect` makes a connection, not yet connected; `prefix` begins the names of all keys. Connecting, and each
     request, may take `timeout` seconds (default 2), after which StorageUnavailable is raised. Limit time is the
-    server's, but for a bucket it never goes back. `limit_time` tells another instead, for tests.
+    server's, except that it never goes back for a bucket. `limit_time` replaces it in tests.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class RedisBuckets:
             raise DeclarationError(f"prefix={prefix!r} of buckets in Redis must not be empty nor hold braces")
         seconds = parse_seconds(timeout, "timeout", "buckets in Redis", allow_zero=False)
         self.advice: str | None = None
-        """What the server's settings may do to budgets, for whoever logs; known once it is open."""
+        """What the server's settings may do to budgets, for the log; set by `open`."""
         self._connect = connect
         self._prefix = prefix
         self._timeout = seconds
         self._clock = clock or SystemClock()
         self._limit_time = limit_time
-        self._pipe = RequestPipeline(connect, self._clock, seconds)
-        self._desks: dict[Bucket, BucketClient] = {}
+        self._pipeline = RequestPipeline(connect, self._clock, seconds)
+        self._clients: dict[Bucket, BucketClient] = {}
         self._is_open = False
 
     @classmethod
@@ -71,32 +71,37 @@ class RedisBuckets:
         clock: Clock | None = None,
         limit_time: Callable[[], int] | None = None,
     ) -> Self:
-        """Buckets at `redis://user:password@host:6379/0`, `rediss://…` (TLS) or `unix:///path?db=0`.
+        """Return buckets at `redis://user:password@host:6379/0`, `rediss://…` (TLS) or `unix:///path?db=0`.
 
-        The URL may also say `?prefix=` and `?timeout=`, which win. Raises DeclarationError for one that cannot be read.
+        The URL may also have `?prefix=` and `?timeout=`, which take precedence. Raises DeclarationError for an invalid
+        URL.
         """
         address = read_url(url, prefix=prefix, timeout=timeout)
         prefix = address.prefix
         try:
             settings: dict[str, Any] = dict(parse_url(address.url))
-            made_by = settings.pop("connection_class", Connection)
-            # The deadlines are ours: one for each request, however many replies it brings.
+            connection_class = settings.pop("connection_class", Connection)
+            # The timeouts are Headgate's: one for each request, however many replies it has.
             settings |= {"socket_timeout": None, "socket_connect_timeout": None, "protocol": 2}
-            made_by(**settings)
+            connection_class(**settings)
         except (ValueError, TypeError, RedisError) as error:
             raise DeclarationError(
                 f"{displayed_url(url)} is not the URL of a Redis: {without_secrets(str(error), url)}"
             ) from None
         return cls(
-            lambda: made_by(**settings), prefix=prefix, timeout=address.timeout, clock=clock, limit_time=limit_time
+            lambda: connection_class(**settings),
+            prefix=prefix,
+            timeout=address.timeout,
+            clock=clock,
+            limit_time=limit_time,
         )
 
     def check_rule(self, rule: AnyRule) -> None:
-        """Raise DeclarationError for a rule beyond the numbers that Redis's scripts count with."""
+        """Raise DeclarationError for a rule whose numbers are too large for the Redis scripts."""
         numbers(rule)
 
     async def open(self) -> None:
-        """Connect once and look at the server. Raises StorageUnusable for one that is too old or refuses the user."""
+        """Connect once and check the server. Raises StorageUnusable if it is too old or refuses the user."""
         if self._is_open:
             return
         try:
@@ -123,69 +128,69 @@ class RedisBuckets:
 
     async def close(self) -> None:
         self._is_open = False
-        await self._pipe.close()
+        await self._pipeline.close()
 
     async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
-        """As `BucketStore.take`; at most 10,000 starts in one call."""
-        desk = self._desk(bucket, cost)
-        count = min(count, AT_ONCE)
+        """Do what `BucketStore.take` does, with at most 10,000 starts in one call."""
+        client = self._client(bucket, cost)
+        count = min(count, MAX_BATCH)
         if id is None:
-            return await desk.take(cost, count)
-        return Taken(*await desk.ask(b"take", cost, count, id=id))
+            return await client.take(cost, count)
+        return Taken(*await client.ask(b"take", cost, count, id=id))
 
     async def reserve(self, bucket: Bucket, cost: int = 1, *, id: str) -> Taken:
-        return Taken(*await self._desk(bucket, cost).ask(b"reserve", cost, id=id))
+        return Taken(*await self._client(bucket, cost).ask(b"reserve", cost, id=id))
 
     async def cancel(self, bucket: Bucket, *, id: str) -> bool:
-        """As `BucketStore.cancel`; one also stays if what its bucket holds was amended since."""
-        (done,) = await self._desk(bucket).ask(b"cancel", id=id, may_repeat=False)
+        """Do what `BucketStore.cancel` does. A reservation also stays if its bucket was amended since."""
+        (done,) = await self._client(bucket).ask(b"cancel", id=id, may_repeat=False)
         return bool(done)
 
     async def amend(self, bucket: Bucket, charged_at: int, cost: int, started_at: int, actual: int) -> None:
-        desk = self._desk(bucket)
+        client = self._client(bucket)
         check_change(bucket.rule, cost, actual)
-        await desk.ask(b"amend", charged_at, cost, started_at, actual, may_repeat=False)
+        await client.ask(b"amend", charged_at, cost, started_at, actual, may_repeat=False)
 
     async def penalize(self, bucket: Bucket, closed_for: int) -> None:
-        await self._desk(bucket).ask(b"penalize", closed_for)
+        await self._client(bucket).ask(b"penalize", closed_for)
 
     async def snapshot(self, bucket: Bucket) -> Snapshot:
-        now, text, closed_until = await self._desk(bucket).ask(b"snapshot")
+        now, text, closed_until = await self._client(bucket).ask(b"snapshot")
         rule = bucket.rule.for_key(bucket_key(bucket.key))
         state = None if text is None else bucket.rule.load(from_script(text), now)
         return snapshot_of(lambda at: rule.snapshot(state, at), now, closed_until)
 
     async def reset(self, bucket: Bucket) -> None:
-        """As `BucketStore.reset`; the keys of a DynamicWindow share one bucket, and are forgotten together."""
-        await self._desk(bucket).ask(b"reset")
+        """Do what `BucketStore.reset` does. The keys of a DynamicWindow share one bucket and are all reset."""
+        await self._client(bucket).ask(b"reset")
 
     # --------------------------------------------------------------------------------------------------- within
 
     def key_of(self, bucket: Bucket) -> str:
-        """The name of the bucket's key in Redis: one hash tag, so that what belongs to it lies in its slot.
+        """Return the name of the bucket's Redis key: one hash tag, so that all its keys are in one slot.
 
-        The keys of a DynamicWindow share one.
+        The keys of a DynamicWindow share one bucket.
         """
         return key_name(self._prefix, bucket)
 
-    def _desk(self, bucket: Bucket, cost: int = 1) -> BucketClient:
+    def _client(self, bucket: Bucket, cost: int = 1) -> BucketClient:
         if not self._is_open:
             raise StorageUnavailable("these buckets are not open; await their open() first")
-        desk = self._desks.get(bucket)
-        if desk is None:
-            if len(self._desks) >= REMEMBERED:
-                self._desks.clear()
-            desk = self._desks[bucket] = BucketClient(
-                bucket, self.key_of(bucket), self._pipe, self._clock, self._limit_time
+        client = self._clients.get(bucket)
+        if client is None:
+            if len(self._clients) >= MAX_CLIENTS:
+                self._clients.clear()
+            client = self._clients[bucket] = BucketClient(
+                bucket, self.key_of(bucket), self._pipeline, self._clock, self._limit_time
             )
         if cost < 1:
             raise ValueError(f"a cost of {cost} is not a whole number of at least 1")
         bucket.rule.check_cost(cost)
-        return desk
+        return client
 
 
 class RedisAddress(msgspec.Struct, frozen=True):
-    """A URL as the client reads it, and what else it said."""
+    """A URL as the client reads it, and its other options."""
 
     url: str
     prefix: str
@@ -193,11 +198,11 @@ class RedisAddress(msgspec.Struct, frozen=True):
 
 
 def read_url(url: str, *, prefix: str = "headgate", timeout: Duration = 2.0) -> RedisAddress:
-    """What `RedisBuckets.from_url` reads from a URL. Raises DeclarationError for one that cannot be read."""
+    """Return the parts of a URL that `RedisBuckets.from_url` uses. Raises DeclarationError for an invalid URL."""
     address, _, query = url.partition("?")
     options = dict(parse_qsl(query))
     prefix = options.pop("prefix", prefix)
-    # The value of this option may be shown, unlike all else that stands in a URL.
+    # The value of this option may appear in a message, unlike all else in a URL.
     seconds = parse_seconds(options.pop("timeout", timeout), "timeout", "the URL of a Redis", allow_zero=False)
     try:
         read = f"{address}?{urlencode(options)}" if options else address
@@ -210,7 +215,7 @@ def read_url(url: str, *, prefix: str = "headgate", timeout: Duration = 2.0) -> 
 
 
 def key_name(prefix: str, bucket: Bucket) -> str:
-    """As `RedisBuckets.key_of`."""
+    """Return what `RedisBuckets.key_of` returns."""
     if bucket.rule.shares_state:
         return f"{{{prefix}:{_escaped(bucket.limit)}:*}}"
     return f"{{{prefix}:{_escaped(bucket.limit)}:{_escaped(bucket.key)}}}"
@@ -220,7 +225,7 @@ _SPECIAL = str.maketrans({"%": "%25", ":": "%3A", "{": "%7B", "}": "%7D", "*": "
 
 
 def _escaped(text: str) -> str:
-    """Part of a key's name: no two texts share one, and none ends the hash tag."""
+    """Return a part of a key's name: different for every text, and it never ends the hash tag."""
     return bucket_key(text).translate(_SPECIAL)
 
 

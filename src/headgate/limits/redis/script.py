@@ -1,4 +1,4 @@
-"""The Lua twins of the rules: which script judges a rule, by which numbers, and how its state reads there."""
+"""The Lua versions of the rules: the script of a rule, its arguments, and its stored state."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from headgate.errors import DeclarationError
 from headgate.limits import kinds
 from headgate.limits.limit import AnyRule
 
-COUNTABLE: Final = 1 << 52
-"""Lua counts in doubles, exactly up to 2^53; half of that leaves room for one sum."""
+LARGEST_EXACT_COUNT: Final = 1 << 52
+"""Lua computes with doubles, exact up to 2^53; half of that leaves room for one sum."""
 
 
 class Script:
-    """A script as Redis is given it, a rule's own above the shared parts; Redis knows it by its SHA-1."""
+    """A script: a rule's own part above the shared parts. Redis identifies it by its SHA-1."""
 
     def __init__(self, *parts: str, rule: str | None = None) -> None:
         own, shared = files("headgate.limits"), files("headgate.limits.redis") / "lua"
@@ -31,12 +31,12 @@ class Script:
 
 @cache
 def script(lua: str | None) -> Script:
-    """The script of the rule whose twin has that name."""
+    """Return the script for the rule with that Lua file."""
     return Script("bucket", "verbs", rule=lua)
 
 
 def numbers(rule: AnyRule) -> tuple[bytes, ...]:
-    """The rule as its script is told it. Raises DeclarationError for one that no script can judge."""
+    """Return a rule as arguments of its script. Raises DeclarationError for a rule without a script."""
     if rule.holds_permits:
         raise DeclarationError(
             f"{rule.describe()} cannot be kept in Redis: permits belong to jobs and live where the jobs do, so "
@@ -44,18 +44,18 @@ def numbers(rule: AnyRule) -> tuple[bytes, ...]:
         )
     if rule.lua is None:
         raise DeclarationError(f"a rule of kind {rule.kind!r} has no script for Redis; keep it in another store")
-    told, counts_to, reaches = rule.lua_numbers()
-    _check(rule, counts_to, reaches)
-    return tuple(b"%d" % number for number in told)
+    arguments, highest_count, longest_time = rule.lua_numbers()
+    _check(rule, highest_count, longest_time)
+    return tuple(b"%d" % number for number in arguments)
 
 
 def check_change(rule: AnyRule, charged: int, actual: int) -> None:
-    """Raise DeclarationError if a start of one cost cannot be made into one of another."""
+    """Raise DeclarationError if a start of one cost cannot be changed into one of another."""
     _check(rule, *rule.lua_change(charged, actual))
 
 
 def from_script(text: bytes) -> str:
-    """The state that a script wrote, as `Rule.load` reads it; other text where no rule of ours wrote."""
+    """Return the state that a script wrote, for `Rule.load`; "unknown" if no rule of Headgate wrote it."""
     try:
         _, kind, _, _, state = text.split(b":", 4)
         return kinds.KINDS[kind.decode()].lua_load(state)
@@ -63,13 +63,13 @@ def from_script(text: bytes) -> str:
         return "unknown"
 
 
-def _check(rule: AnyRule, counts_to: int, reaches: int) -> None:
-    if reaches > FARTHEST:
+def _check(rule: AnyRule, highest_count: int, longest_time: int) -> None:
+    if longest_time > FARTHEST:
         raise DeclarationError(
-            f"{rule.describe()} reaches further than the hundred years that fit into Redis's numbers"
+            f"{rule.describe()} longest_time further than the hundred years that fit into Redis's numbers"
         )
-    if counts_to > COUNTABLE:
+    if highest_count > LARGEST_EXACT_COUNT:
         raise DeclarationError(
-            f"{rule.describe()} counts up to {counts_to}, beyond the {COUNTABLE} that Redis's numbers hold exactly; "
-            "lower its count or burst"
+            f"{rule.describe()} counts up to {highest_count}, beyond the {LARGEST_EXACT_COUNT} that Redis's "
+            "numbers hold exactly; lower its count or burst"
         )

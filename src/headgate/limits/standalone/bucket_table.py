@@ -16,40 +16,41 @@ from headgate.limits.standalone.decision import FROM_STORE, Decision, full_again
 from headgate.limits.standalone.expiring_map import ExpiringMap
 from headgate.limits.standalone.waiting_lines import WaitingLines
 
-LATE = SECOND // 100
-"""How late (µs) one who waited may pass and still be charged at that slot: timers are late by a millisecond or two."""
+MAX_LATENESS = SECOND // 100
+"""How late (µs) a waiter may start and still be charged at its slot: timers are late by a millisecond or two."""
 
-MOST_REFUSALS = 1000
-"""How many keys' latest refusals are remembered."""
+MAX_REFUSALS = 1000
+"""The maximum of keys whose latest refusal is kept."""
 
 
 class BucketTable:
-    """The buckets of one limit under one rule, and the lines of those who wait for them.
+    """The buckets of one limit under one rule, and the lines of the callers that wait for them.
 
-    Every method is one step under `lock`, so that any number of threads may call. A limit that is declared anew has
-    another table; the two share their lock and which keys are closed, and a key's state lies in the one that touched
-    it last.
+    Every method is one step under `lock`, so any number of threads may call. A changed rule of the limit has another
+    table; the tables of a limit share their lock and their closed keys. A key's state is in the table that used it
+    last.
     """
 
-    def __init__(self, rule: AnyRule, clock: Clock, ahead: int, relatives: list[BucketTable]) -> None:
+    def __init__(self, rule: AnyRule, clock: Clock, ahead: int, siblings: list[BucketTable]) -> None:
         self.rule = rule
-        self.lock: threading.Lock = relatives[0].lock if relatives else threading.Lock()
+        self.lock: threading.Lock = siblings[0].lock if siblings else threading.Lock()
         self.clock = clock
         self.ahead = ahead
         """How far (µs) limit time is ahead of `clock.monotonic()`."""
-        self.closed: ClosedKeys = relatives[0].closed if relatives else ClosedKeys()
+        self.closed: ClosedKeys = siblings[0].closed if siblings else ClosedKeys()
         self.lines = WaitingLines(self.lock, clock)
         self._states: ExpiringMap[Any] = ExpiringMap(rule.idle_at)
         self._answers: ExpiringMap[dict[str, _Answer]] = ExpiringMap(_forgettable_at)
-        # Slots follow one another at a fixed distance, so each late wake-up would cost some of the rate for good. Rules
-        # that count windows lose nothing by it, and must count what happens when it happens.
+        # Slots follow one another at a fixed distance, so each late wake-up would reduce the rate permanently. Rules
+        # that count windows lose nothing by it, and must count a start when it happens.
         self._keeps_slots = rule.spaces_starts
-        # How many may give something back: as long as there are any, a bucket could open sooner than its rule says.
-        self._expected: dict[str, int] = {}
-        self._relatives = relatives
-        relatives.append(self)
-        # What `take_nowait` would otherwise look up each time.
-        self._waited_for = self.lines.by_key
+        # Holders per key that may give something back: while there are any, a bucket may open sooner than its rule
+        # says.
+        self._holders: dict[str, int] = {}
+        self._siblings = siblings
+        siblings.append(self)
+        # Shortcuts for `take_nowait`.
+        self._lines_by_key = self.lines.by_key
         self._closed = self.closed.until_by_key
         self._refused: dict[str, _Refusal] = {}
 
@@ -59,17 +60,17 @@ class BucketTable:
     # ------------------------------------------------------------------------------------------------- deciding
 
     def take_nowait(self, key: str, cost: int = 1) -> Decision:
-        """Let one start of `cost` go now, or say when; a refused one consumes nothing.
+        """Return a decision about one start of `cost` now, charged if allowed; a refused one consumes nothing.
 
-        Where others wait, a newcomer is refused. Raises CostExceedsLimit for what could never go.
+        While other callers wait for the key, it is refused. Raises CostExceedsLimit if `cost` can never be granted.
         """
-        # The one method that is called a million times a second: it takes every shortcut that the others do not.
+        # The only method that is called a million times a second, so it has shortcuts that the others do not have.
         rule, states, lock = self.rule, self._states, self.lock
         lock.acquire()
         try:
             now = self.clock.monotonic() + self.ahead
             state = states.recent.get(key)
-            if state is None or now >= states.look_at:
+            if state is None or now >= states.check_at:
                 state = self._find(key, now)
             if self._closed and self._closed.get(key, 0) > now:
                 check_cost(cost)
@@ -84,7 +85,7 @@ class BucketTable:
             if opens_at > now:
                 self._remember_refusal(key, state, cost, opens_at)
                 return Decision(False, now, opens_at, rule, state)
-            if self._waited_for and key in self._waited_for:
+            if self._lines_by_key and key in self._lines_by_key:
                 return Decision(False, now, now + 1, rule, state)
             states.recent[key] = after
         finally:
@@ -92,10 +93,10 @@ class BucketTable:
         return Decision(True, now, now, rule, after)
 
     def take_first(self, key: str, cost: int, refused_at: int) -> Decision:
-        """The same for who is first in line and was refused at an instant before; the caller has the lock."""
+        """Return a decision for the first in line, which was refused at `refused_at`; the caller holds the lock."""
         rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
         state = self._find(key, now)
-        earliest = max(refused_at, now - LATE) if self._keeps_slots else now
+        earliest = max(refused_at, now - MAX_LATENESS) if self._keeps_slots else now
         opens_at, after = rule.take(state, max(earliest, self.closed.until(key)), cost)
         if opens_at > now:
             return self._refusal(key, rule, state, cost, now)
@@ -103,7 +104,7 @@ class BucketTable:
         return Decision(True, opens_at, opens_at, rule, after)
 
     def take(self, key: str, cost: int, count: int, id: str | None) -> Taken:
-        """As `BucketStore.take`."""
+        """Do what `BucketStore.take` does."""
         with self.lock:
             rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
             if id is not None and (known := self._answered(key, now).get(id)):
@@ -124,7 +125,7 @@ class BucketTable:
             return taken
 
     def reserve(self, key: str, cost: int, id: str) -> Taken:
-        """As `BucketStore.reserve`."""
+        """Do what `BucketStore.reserve` does."""
         check_cost(cost)
         with self.lock:
             rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
@@ -140,7 +141,7 @@ class BucketTable:
             return taken
 
     def cancel(self, key: str, id: str) -> bool:
-        """As `BucketStore.cancel`."""
+        """Do what `BucketStore.cancel` does."""
         with self.lock:
             now = self.clock.monotonic() + self.ahead
             answers = self._answered(key, now)
@@ -149,56 +150,56 @@ class BucketTable:
                 return False
             if self._find(key, now) != known.after:
                 return False
-            # Not an amendment: a slot in the future was booked in a window that had let go of what counts now.
+            # Not an amendment: the future slot was booked in a window that no longer holds what counts now.
             self._keep(key, known.before)
             del answers[id]
-            self._tell(key)
+            self._notify(key)
             return True
 
     def amend(self, key: str, charged_at: int, cost: int, started_at: int, actual: int) -> None:
-        """As `BucketStore.amend`."""
+        """Do what `BucketStore.amend` does."""
         with self.lock:
             self._change(key, charged_at, cost, started_at, actual, self.clock.monotonic() + self.ahead)
 
     def give_back(self, key: str, cost: int) -> None:
-        """Return permits. Raises ValueError for more than are out."""
+        """Return permits. Raises ValueError for more than are held."""
         with self.lock:
             state = self._find(key, self.clock.monotonic() + self.ahead)
             if (state or 0) < cost:
                 raise ValueError(f"{cost} given back of {state or 0} permits that are out for {key!r}")
             self._keep(key, state - cost)
-            self._tell(key)
+            self._notify(key)
 
     def penalize(self, key: str, closed_for: int) -> None:
-        """As `BucketStore.penalize`."""
+        """Do what `BucketStore.penalize` does."""
         with self.lock:
             now = self.clock.monotonic() + self.ahead
             self.closed.close(key, now + closed_for, now)
 
     def snapshot(self, key: str) -> Snapshot:
-        """As `BucketStore.snapshot`."""
+        """Do what `BucketStore.snapshot` does."""
         with self.lock:
             rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
             state = self._find(key, now)
             return snapshot_of(lambda at: rule.snapshot(state, at), now, max(now, self.closed.until(key)))
 
     def reset(self, key: str) -> None:
-        """As `BucketStore.reset`."""
+        """Do what `BucketStore.reset` does."""
         with self.lock:
-            for table in self._relatives:
+            for table in self._siblings:
                 table._keep(key, None)
                 table._answers.pop(key)
             self.closed.open(key)
-            self._tell(key)
+            self._notify(key)
 
     def lift(self, key: str) -> None:
         """End a penalty, and change nothing else."""
         with self.lock:
             self.closed.open(key)
-            self._tell(key)
+            self._notify(key)
 
     def clear(self) -> None:
-        """Forget all buckets."""
+        """Remove all buckets."""
         with self.lock:
             self._states.clear()
             self._answers.clear()
@@ -206,33 +207,33 @@ class BucketTable:
 
     # -------------------------------------------------------------------------------------------------- waiting
 
-    def expect(self, key: str) -> None:
-        """Somebody may give something back to this bucket."""
+    def add_holder(self, key: str) -> None:
+        """Count a holder that may give something back to this bucket."""
         with self.lock:
-            self._expected[key] = self._expected.get(key, 0) + 1
+            self._holders[key] = self._holders.get(key, 0) + 1
 
-    def expect_no_more(self, key: str) -> None:
-        """That somebody will not any more."""
+    def remove_holder(self, key: str) -> None:
+        """Stop counting a holder."""
         with self.lock:
-            self._expected[key] -= 1
-            if not self._expected[key]:
-                del self._expected[key]
+            self._holders[key] -= 1
+            if not self._holders[key]:
+                del self._holders[key]
 
-    def look(self, key: str, cost: int) -> Decision:
-        """What a newcomer would be told who is refused."""
+    def refusal(self, key: str, cost: int) -> Decision:
+        """Return the decision for a new caller that is refused; nothing is charged."""
         with self.lock:
             rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
             return self._refusal(key, rule, self._find(key, now), cost, now)
 
     def opens_only_by_time(self, key: str) -> bool:
-        """Whether nobody holds or has booked anything that may be given back."""
+        """Return whether no holder and no reservation can give anything back."""
         with self.lock:
             now = self.clock.monotonic() + self.ahead
             booked = self._answered(key, now)
-            return key not in self._expected and all(answer.taken.opens_at <= now for answer in booked.values())
+            return key not in self._holders and all(answer.taken.opens_at <= now for answer in booked.values())
 
     def is_closed_until(self, key: str, instant: int) -> bool:
-        """Whether nothing goes before that limit time, whatever is given back."""
+        """Return whether a penalty keeps the key closed beyond that limit time."""
         with self.lock:
             return self.closed.until(key) > instant
 
@@ -243,8 +244,8 @@ class BucketTable:
 
     def _find(self, key: str, now: int) -> Any:
         state = self._states.find(key, now)
-        if state is None and len(self._relatives) > 1:
-            for other in self._relatives:
+        if state is None and len(self._siblings) > 1:
+            for other in self._siblings:
                 before = other._states.pop(key)
                 if before is not None:
                     state = self.rule.load(other.rule.dump(before), now)
@@ -265,8 +266,8 @@ class BucketTable:
         return Decision(False, now, opens_at, FROM_STORE, _taken(0, opens_at, now, rule, state, until))
 
     def _remember_refusal(self, key: str, state: Any, cost: int, opens_at: int) -> None:
-        """Until then the same state gives the same answer, which spares a flooded bucket its rule."""
-        if len(self._refused) >= MOST_REFUSALS:
+        """Keep a refusal: until `opens_at` the same state gives the same answer, without running the rule."""
+        if len(self._refused) >= MAX_REFUSALS:
             self._refused.clear()
         self._refused[key] = _Refusal(state, cost, opens_at)
 
@@ -278,13 +279,13 @@ class BucketTable:
             after = rule.amend(state, charged_at, cost, started_at, actual)
         if after is not None:
             self._keep(key, after)
-            self._tell(key)
+            self._notify(key)
 
-    def _tell(self, key: str) -> None:
+    def _notify(self, key: str) -> None:
         self.lines.call_first(key)
 
     def _answered(self, key: str, now: int) -> dict[str, _Answer]:
-        """What was answered under an id and still counts, oldest first."""
+        """Return the answers given under an id that still count, oldest first."""
         answers = self._answers.find(key, now)
         if answers is None:
             return {}
@@ -300,18 +301,18 @@ class BucketTable:
 
 
 class SharedStateTable(BucketTable):
-    """The buckets of a limit whose rule keeps one state for all keys, and is told the key with each call."""
+    """The buckets of a limit whose rule has one state for all keys and receives the key with each call."""
 
     def take_nowait(self, key: str, cost: int = 1) -> Decision:
         check_cost(cost)
         with self.lock:
             if key not in self.lines.by_key:
                 return self.take_first(key, cost, 0)
-        return self.look(key, cost)
+        return self.refusal(key, cost)
 
     def opens_only_by_time(self, key: str) -> bool:
         with self.lock:
-            return not self._expected and not len(self._answers)
+            return not self._holders and not len(self._answers)
 
     def _rule_of(self, key: str) -> AnyRule:
         return self.rule.for_key(key)
@@ -322,8 +323,8 @@ class SharedStateTable(BucketTable):
     def _keep(self, key: str, state: Any) -> None:
         super()._keep(_ALL_KEYS, state)
 
-    def _tell(self, key: str) -> None:
-        # What one gives back may be another's.
+    def _notify(self, key: str) -> None:
+        # What one key gives back may be granted to another.
         for waited_for in list(self.lines.by_key):
             self.lines.call_first(waited_for)
 
@@ -332,7 +333,7 @@ _ALL_KEYS = ""
 
 
 def check_cost(cost: int) -> None:
-    """Raise ValueError for a cost that is none."""
+    """Raise ValueError unless `cost` is a whole number of at least 1."""
     if isinstance(cost, bool) or not isinstance(cost, int) or cost < 1:
         raise ValueError(f"a cost of {cost!r} must be a whole number of at least 1")
 
@@ -344,7 +345,7 @@ class _Refusal(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Answer(msgspec.Struct, frozen=True, gc=False):
-    """What was answered under an id, how long it is remembered, and the states around a reservation."""
+    """The answer given under an id, how long it is kept, and the states before and after a reservation."""
 
     taken: Taken
     until: int

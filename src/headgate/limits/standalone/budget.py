@@ -1,4 +1,4 @@
-"""What a limiter draws on."""
+"""The protocol of a limiter's budget."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Budget(Protocol):
 
     @property
     def hands_out_permits(self) -> bool:
-        """Whether what is acquired has to be released, as a start has not."""
+        """Whether what is acquired must be released; a start need not be."""
         ...
 
     @property
     def decides_at_once(self) -> bool:
-        """Whether a task need not await what `try_acquire` says."""
+        """Whether `try_acquire` returns without blocking, so that a task need not await it."""
         ...
 
     def try_acquire(self, key: str, cost: int) -> Decision: ...
@@ -45,10 +45,10 @@ class Budget(Protocol):
     async def reset_async(self, key: str) -> None: ...
     async def close_async(self) -> None: ...
 
-    def expect(self, key: str) -> None:
-        """Somebody may give something back to this bucket."""
+    def add_holder(self, key: str) -> None:
+        """Count a holder that may give something back to this bucket."""
         ...
 
-    def expect_no_more(self, key: str) -> None:
-        """That somebody will not any more."""
+    def remove_holder(self, key: str) -> None:
+        """Stop counting a holder."""
         ...

@@ -1,4 +1,4 @@
-"""The buckets of an app, wherever it keeps them at the moment: a test may give it other ones for a while."""
+"""The current bucket store of an app; a test may replace it for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headgate.limits.rule import Snapshot
 
 
 class CurrentBuckets:
-    """A BucketStore that asks, each time it is used, which one it stands for."""
+    """A BucketStore that finds the current store at each call and passes the call on."""
 
     def __init__(self, find: Callable[[], BucketStore]) -> None:
         self._find = find

@@ -1,4 +1,4 @@
-"""What a limiter answers."""
+"""The answer of a limiter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headgate.limits.rule import NEVER, Snapshot
 
 
 class BucketAnswer(Protocol):
-    """What can say how much a bucket has left."""
+    """The protocol of an object that computes how much a bucket has left."""
 
     def snapshot(self, state: Any, now: int) -> Snapshot: ...
 
@@ -21,10 +21,9 @@ class BucketAnswer(Protocol):
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """Whether it may go, and what the bucket has left. True when it may.
+    """Whether a start may go, and what the bucket has left. Truthy when it may.
 
-    Of a decision only `allowed` is worked out at once; the rest is when it is asked for, about the instant of the
-    decision.
+    Only `allowed` is computed at once. The other values are computed on access, for the instant of the decision.
     """
 
     allowed: bool
@@ -38,7 +37,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def retry_after(self) -> float:
-        """Seconds until the same may be asked again with a chance; 0 when allowed, infinite if time does not help."""
+        """Seconds until a retry may succeed; 0 when allowed, infinite if time does not help."""
         return 0.0 if self.allowed else _seconds(self.opens_at - self.decided_at, self.opens_at)
 
     @property
@@ -48,7 +47,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def reset_after(self) -> float:
-        """Seconds until the bucket is as good as new if nothing else is taken; infinite if time does not help."""
+        """Seconds until the bucket has its whole budget if nothing else is taken; infinite if time does not help."""
         full_at = full_again_at(self._rule, self._state)
         return _seconds(max(0, full_at - self.decided_at), full_at)
 
@@ -60,12 +59,12 @@ class Decision(msgspec.Struct, frozen=True, gc=False, eq=False):
 
 
 def full_again_at(rule: BucketAnswer, state: Any) -> int:
-    """From this limit time on a bucket is as good as new, or better, as one that starts empty and was left to fill."""
+    """Return the limit time from which a bucket has its whole budget, or more than a new one that starts empty."""
     return 0 if state is None else rule.full_at(state)
 
 
 class FromStore:
-    """The `BucketAnswer` of a store that says at once what is left: the state is its answer."""
+    """The `BucketAnswer` of a store that returns what is left: the state is its answer."""
 
     @staticmethod
     def snapshot(state: Taken, now: int) -> Snapshot:

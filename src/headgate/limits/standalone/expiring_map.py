@@ -1,4 +1,4 @@
-"""A map that forgets what has become idle, a little at each call."""
+"""A map that removes idle entries, a few at each call."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from headgate.clock import SECOND
 
 V = TypeVar("V")
 
-STEPS = 8
-"""How many entries one call looks at."""
+ENTRIES_PER_CALL = 8
+"""How many entries one call checks."""
 
-PAUSE = SECOND // 10_000
-"""While a pass is on, how long (µs) hits leave it alone; misses never do."""
+PASS_PAUSE = SECOND // 10_000
+"""While a pass runs, how long (µs) hits do not continue it; misses always do."""
 
-PASS_EVERY = 60 * SECOND
-"""How often (µs) everything is gone through, however little is added."""
+PASS_INTERVAL = 60 * SECOND
+"""How often (µs) a pass checks all entries, however few are added."""
 
 
 class ExpiringMap(Generic[V]):
     """Values by key, each kept at least until `idle_at(value)`.
 
-    What is touched lies in `recent`. A pass makes that `older` and goes through it a few entries a call: what is idle
-    is dropped, the rest moves over. A pass begins when the number of keys has doubled since the last one, and once a
-    minute; so each addition pays for a bounded number of looks, nothing is ever swept at once, and the size follows
-    what is active. Not safe from several threads: whoever owns the map has the lock.
+    Used entries are in `recent`. A pass turns `recent` into `older` and checks a few entries of it per call: it drops
+    idle ones and moves the others to the new `recent`. A pass begins when the number of keys has doubled since the last
+    one, and once a minute. So each addition pays for a bounded number of checks, no call checks everything, and the
+    size follows the number of active keys. Not thread-safe: the owner's lock guards it.
     """
 
-    __slots__ = ("_idle_at", "_older", "_pass_at", "_pass_size", "look_at", "recent")
+    __slots__ = ("_idle_at", "_older", "_pass_at", "_pass_size", "check_at", "recent")
 
     def __init__(self, idle_at: Callable[[V], int]) -> None:
         self.recent: dict[str, V] = {}
@@ -36,12 +36,12 @@ class ExpiringMap(Generic[V]):
         self._idle_at = idle_at
         self._pass_at = 0
         self._pass_size = 64
-        self.look_at = 0
-        """From then on even who finds a key in `recent` should come through `find`."""
+        self.check_at = 0
+        """From this instant on, call `find` even if the key is in `recent`."""
 
     def find(self, key: str, now: int) -> V | None:
-        """The value, or None; afterwards it is in `recent`."""
-        self._fade(now)
+        """Return the value, or None, and move it to `recent`."""
+        self._expire(now)
         value = self.recent.get(key)
         if value is None and self._older:
             value = self._older.pop(key, None)
@@ -50,21 +50,21 @@ class ExpiringMap(Generic[V]):
         return value
 
     def pop(self, key: str) -> V | None:
-        """The value, which is forgotten, or None."""
+        """Remove and return the value, or None."""
         value = self.recent.pop(key, None)
         return self._older.pop(key, None) if value is None else value
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self.recent.clear()
         self._older.clear()
 
     def __len__(self) -> int:
         return len(self.recent) + len(self._older)
 
-    def _fade(self, now: int) -> None:
+    def _expire(self, now: int) -> None:
         if self._older:
-            for _ in range(STEPS):
+            for _ in range(ENTRIES_PER_CALL):
                 key, value = self._older.popitem()
                 if self._idle_at(value) > now:
                     self.recent[key] = value
@@ -72,6 +72,6 @@ class ExpiringMap(Generic[V]):
                     self._pass_size = 2 * len(self.recent) + 64
                     break
         elif now >= self._pass_at or len(self.recent) >= self._pass_size:
-            self._pass_at = now + PASS_EVERY
+            self._pass_at = now + PASS_INTERVAL
             self.recent, self._older = {}, self.recent
-        self.look_at = now + PAUSE if self._older else self._pass_at
+        self.check_at = now + PASS_PAUSE if self._older else self._pass_at

@@ -1,4 +1,4 @@
-"""What a limiter gave out, and what may become of it."""
+"""What a limiter granted, and how to settle it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class _Holding:
         self._budget = budget
         self._key = key
         self.cost: int = cost
-        """What was charged for it, so far."""
+        """What was charged for it so far."""
         self.decision = decision
-        self._budget.expect(key)
+        self._budget.add_holder(key)
 
     def _end(self) -> None:
-        """Give a permit back; a start stays charged."""
-        self._budget.expect_no_more(self._key)
+        """Return a permit; a start stays charged."""
+        self._budget.remove_holder(self._key)
         if self._budget.hands_out_permits:
             self._budget.release(self._key, self.cost)
 
@@ -34,7 +34,7 @@ class HeldStart(_Holding):
     """A start that was granted, or a permit."""
 
     async def settle(self, actual: int) -> None:
-        """Let the start count as `actual` from now on: the difference is charged or given back. May be repeated."""
+        """Count the start as `actual` from now on: the difference is charged or given back. May be repeated."""
         cost, self.cost = self.cost, self._checked(actual)
         await self._budget.settle_async(self._key, self.decision.decided_at, cost, actual)
 
@@ -43,6 +43,6 @@ class SyncHeldStart(_Holding):
     """A start that was granted, or a permit, held by a thread."""
 
     def settle(self, actual: int) -> None:
-        """As `HeldStart.settle`."""
+        """Do what `HeldStart.settle` does."""
         cost, self.cost = self.cost, self._checked(actual)
         self._budget.settle(self._key, self.decision.decided_at, cost, actual)

@@ -1,4 +1,4 @@
-"""One event loop for a store that lives on one, whoever calls."""
+"""One event loop for a store that belongs to one, for callers on any loop or thread."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 class HomeLoop:
-    """The loop of the first caller; if that was a thread without one, a daemon thread's.
+    """The loop of the first caller; if that was a thread without a loop, the loop of a daemon thread.
 
-    Calls from other loops and from threads are run there, so that connections and lines belong to one loop.
+    Calls from other loops and from threads run there, so that connections and lines belong to one loop.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class HomeLoop:
         self._thread: threading.Thread | None = None
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Await it at home."""
+        """Await the coroutine on the home loop."""
         running = asyncio.get_running_loop()
         with self._lock:
             if self._loop is None:
@@ -35,7 +35,7 @@ class HomeLoop:
         return await asyncio.wrap_future(self._submit(coroutine))
 
     def run_sync(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it at home and block this thread for it. Raises HeadgateError when this thread is the home."""
+        """Run it on the home loop and block this thread. Raises HeadgateError when this thread runs the home loop."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -50,11 +50,11 @@ class HomeLoop:
         except CancelledError:
             raise GateClosed from None
         finally:
-            # Interrupted: nobody is left to use what it may still be granted.
+            # Interrupted: no caller is left to use what may still be granted.
             future.cancel()
 
     def close(self) -> None:
-        """End the thread, if there is one; whoever still waits in it is woken with GateClosed."""
+        """End the thread, if there is one; callers that still wait in it get GateClosed."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is None or self._loop is None or threading.current_thread() is thread:

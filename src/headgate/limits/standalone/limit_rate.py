@@ -1,4 +1,4 @@
-"""limit_rate: an iterable that gives its items no faster than a rate."""
+"""limit_rate: an iterable that returns its items no faster than a rate."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def limit_rate(
     per: Duration | None = None,
     clock: Clock | None = None,
 ) -> Generator[T, None, None] | AsyncGenerator[T, None]:
-    """The same items, at most N in any window: `limit_rate(urls, 5, per=1)` or `limit_rate(urls, "5/s")`.
+    """Return the same items, at most N in any window: `limit_rate(urls, 5, per=1)` or `limit_rate(urls, "5/s")`.
 
-    It paces whoever pulls, so what pulls ahead of its work (`executor.map`, `asyncio.gather`) is not slowed down by
-    it: put a RateGate inside of the call instead. Waits in the thread for a plain iterable, in the task for an async
-    one. The source is asked for one item ahead. Raises DeclarationError for a rate that cannot work.
+    It paces its consumer, so it does not slow down a consumer that pulls ahead of its work (`executor.map`,
+    `asyncio.gather`): put a RateGate inside the call instead. It waits in the thread for a plain iterable, in the task
+    for an async one. It takes one item ahead from the source. Raises DeclarationError for an invalid rate.
     """
     gate = RateGate(rate, per=per, clock=clock)
     return _paced_async(iterable, gate) if isinstance(iterable, AsyncIterable) else _paced(iterable, gate)

@@ -27,16 +27,16 @@ from headgate.urls import displayed_url
 
 
 class Limiter:
-    """A declared limit, drawn on by hand: `Limiter(RateLimit("15/m"))`.
+    """A limit for plain code, without jobs: `Limiter(RateLimit("15/m"))`.
 
-    Each key has a budget of its own; the caller names it, so the limit's own `key`, `cost` and the options for jobs
-    do not apply. `store` is where the buckets live: `"memory://"` (default) for this process alone, `"redis://…"` or
-    `"postgresql://…"` to share them with others who declare the same limit under the same name, or a BucketStore.
-    Whoever waits for a key is served in the order of arrival, also across event loops and threads; `.sync` has the same
+    Each key has its own budget. The caller passes the key, so the limit's own `key`, `cost` and the options for jobs do
+    not apply. `store` is where the buckets live: `"memory://"` (default) for this process alone, `"redis://…"` or
+    `"postgresql://…"` to share them with programs that declare the same limit under the same name, or a BucketStore.
+    Waiters for a key are served in the order of arrival, also across event loops and threads; `.sync` has the same
     verbs for threads.
 
-    A `Concurrency` hands out permits, in memory only: `hold()` gives them back by itself, and what `acquire()` took
-    is given back with `release()`. Raises DeclarationError for what cannot work.
+    A `Concurrency` grants permits, in memory only: `hold()` returns them by itself; return those of `acquire()` with
+    `release()`. Raises DeclarationError for a limit that cannot work.
     """
 
     def __init__(self, limit: Limit, store: str | BucketStore = "memory://", *, clock: Clock | None = None) -> None:
@@ -44,32 +44,32 @@ class Limiter:
         self.sync: SyncLimiter = SyncLimiter(self._budget)
 
     async def try_acquire(self, key: str = "", cost: int = 1) -> Decision:
-        """Whether one start may go now; if so it is charged. Never waits; refused as well while others wait."""
+        """Return whether one start may go now; if so it is charged. Never waits; refused while other callers wait."""
         budget = self._budget
         return budget.try_acquire(key, cost) if budget.decides_at_once else await budget.try_acquire_async(key, cost)
 
     async def acquire(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Decision:
-        """Wait until one start may go; it is charged as it goes.
+        """Wait until one start may go; it is charged when it goes.
 
         With a `timeout` (seconds) the answer may be no: when the time is up, or at once if the slot is known to come
-        later. Nothing is charged then, nor when the waiting task is cancelled. Raises CostExceedsLimit for what could
-        never go.
+        later. Nothing is charged then, nor when the waiting task is cancelled. Raises CostExceedsLimit if `cost` can
+        never be granted.
         """
         return await self._budget.acquire_async(key, cost, timeout)
 
     def release(self, key: str = "", cost: int = 1) -> None:
-        """Give back permits of a `Concurrency` that `acquire` took. Raises ValueError for less or more than are out."""
+        """Return permits of a `Concurrency` that `acquire` took. Raises ValueError below 1 and above those held."""
         self._budget.release(key, cost)
 
     async def reserve(self, key: str = "", cost: int = 1, id: str | None = None) -> Reservation:
-        """Book the next slot, now or later. The same `id` is given the same slot, for a period after it."""
+        """Book the next slot, now or later. The same `id` returns the same slot, until a period after it."""
         id = id or _new_id()
         taken = await self._budget.reserve_async(key, cost, id)
         return Reservation(self._budget, key, id, max(0, taken.opens_at - taken.now) / SECOND)
 
     @asynccontextmanager
     async def hold(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> AsyncIterator[HeldStart]:
-        """Wait for a start, or a permit, and run the block with it; a permit comes back however the block ends.
+        """Wait for a start, or a permit, and run the block with it; a permit is returned however the block ends.
 
         Raises TimeoutError if a `timeout` (seconds) was given and cannot be met.
         """
@@ -83,23 +83,23 @@ class Limiter:
             held._end()
 
     async def penalize(self, key: str, until: datetime | Duration) -> None:
-        """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` lifts it.
+        """Let nothing start on a key until then: an aware datetime, or seconds from now. `reset` ends it.
 
-        For what a server says that refuses. Whoever draws on the same bucket holds back, in other programs and in jobs,
-        too; one that is closed for longer stays so, and slots that were booked before are kept.
+        For the refusals of a server. It applies to all that draw on the same bucket, in other programs and in jobs,
+        too. A bucket that is closed for longer stays so, and slots that were booked before are kept.
         """
         await self._budget.penalize_async(key, until)
 
     async def snapshot(self, key: str = "") -> Snapshot:
-        """The key's bucket as people look at it."""
+        """Return the state of the key's bucket for display."""
         return await self._budget.snapshot_async(key)
 
     async def reset(self, key: str = "") -> None:
-        """Make the key's bucket as good as new."""
+        """Give the key its whole budget again."""
         await self._budget.reset_async(key)
 
     async def close(self) -> None:
-        """Let everybody who waits have GateClosed, and later calls too. Twice is fine."""
+        """Raise GateClosed in all waiting callers, and in later calls. A second call does nothing."""
         await self._budget.close_async()
 
     async def __aenter__(self) -> Limiter:
@@ -116,26 +116,26 @@ class SyncLimiter:
         self._budget = budget
 
     def try_acquire(self, key: str = "", cost: int = 1) -> Decision:
-        """As `Limiter.try_acquire`."""
+        """Do what `Limiter.try_acquire` does."""
         return self._budget.try_acquire(key, cost)
 
     def acquire(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Decision:
-        """As `Limiter.acquire`."""
+        """Do what `Limiter.acquire` does."""
         return self._budget.acquire(key, cost, timeout)
 
     def release(self, key: str = "", cost: int = 1) -> None:
-        """As `Limiter.release`."""
+        """Do what `Limiter.release` does."""
         self._budget.release(key, cost)
 
     def reserve(self, key: str = "", cost: int = 1, id: str | None = None) -> SyncReservation:
-        """As `Limiter.reserve`."""
+        """Do what `Limiter.reserve` does."""
         id = id or _new_id()
         taken = self._budget.reserve(key, cost, id)
         return SyncReservation(self._budget, key, id, max(0, taken.opens_at - taken.now) / SECOND)
 
     @contextmanager
     def hold(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Iterator[SyncHeldStart]:
-        """As `Limiter.hold`."""
+        """Do what `Limiter.hold` does."""
         decision = self.acquire(key, cost, timeout)
         if not decision:
             raise _too_late(key, timeout)
@@ -146,26 +146,26 @@ class SyncLimiter:
             held._end()
 
     def penalize(self, key: str, until: datetime | Duration) -> None:
-        """As `Limiter.penalize`."""
+        """Do what `Limiter.penalize` does."""
         self._budget.penalize(key, until)
 
     def snapshot(self, key: str = "") -> Snapshot:
-        """As `Limiter.snapshot`."""
+        """Do what `Limiter.snapshot` does."""
         return self._budget.snapshot(key)
 
     def reset(self, key: str = "") -> None:
-        """As `Limiter.reset`."""
+        """Do what `Limiter.reset` does."""
         self._budget.reset(key)
 
     def close(self) -> None:
-        """As `Limiter.close`."""
+        """Do what `Limiter.close` does."""
         self._budget.close()
 
 
 def _budget(limit: Limit, store: str | BucketStore, clock: Clock | None) -> Budget:
     if not isinstance(limit, Limit):
         raise DeclarationError(f"{limit!r} is not a limit; write Limiter(RateLimit('15/m'))")
-    # Without a name the numbers are one: those who share a store and declare the same share its budget.
+    # Without a name, the numbers are the name: programs that share a store and declare the same limit share its budget.
     name = limit.name or f"{limit.rule.kind} {limit.rule.describe()}"
     if isinstance(store, str):
         store = open_store(store, clock)
@@ -184,8 +184,8 @@ def _budget(limit: Limit, store: str | BucketStore, clock: Clock | None) -> Budg
     return SharedBudget(store, name, limit.rule, clock or SystemClock(), closes_store=closes_store)
 
 
-class _Place(NamedTuple):
-    """What is loaded for a URL: a class with a `from_url`, and the package that it needs."""
+class _StoreClass(NamedTuple):
+    """What to import for a URL: a class with `from_url`, and the package that it needs."""
 
     module: str
     name: str
@@ -193,11 +193,11 @@ class _Place(NamedTuple):
     extra: str
 
 
-# Names instead of imports: who does not use a store need not have its package, and the one on PostgreSQL draws on the
-# tables of jobs, which are above limits. It is known here by what it satisfies, BucketStore, and nothing else.
-_REDIS = _Place("headgate.limits.redis.redis_buckets", "RedisBuckets", "redis", "redis")
-_POSTGRES = _Place("headgate.storage.postgres.shared_buckets", "PostgresBuckets", "asyncpg", "postgres")
-_PLACES = {
+# Names instead of imports: an unused store does not need its package, and the PostgreSQL one uses the tables of jobs,
+# in a layer above limits. All that is used of it is the BucketStore protocol.
+_REDIS = _StoreClass("headgate.limits.redis.redis_buckets", "RedisBuckets", "redis", "redis")
+_POSTGRES = _StoreClass("headgate.storage.postgres.shared_buckets", "PostgresBuckets", "asyncpg", "postgres")
+_STORES = {
     "redis": _REDIS,
     "rediss": _REDIS,
     "unix": _REDIS,
@@ -207,11 +207,11 @@ _PLACES = {
 
 
 def open_store(url: str, clock: Clock | None) -> BucketStore:
-    """The store that a URL names; it connects when it is first used."""
+    """Return the store of a URL; it connects on first use."""
     scheme = url.partition("://")[0]
     if scheme == "memory":
         return MemoryBuckets(clock)
-    place = _PLACES.get(scheme)
+    place = _STORES.get(scheme)
     if place is None:
         raise DeclarationError(
             f'store="{displayed_url(url)}" is not known; use "memory://", "redis://host:port" or "postgresql://host/database"'
@@ -225,7 +225,7 @@ def open_store(url: str, clock: Clock | None) -> BucketStore:
             f"store='{scheme}://…' needs the {place.package} package, which is missing; "
             f"pip install 'headgate[{place.extra}]'"
         ) from error
-    # A server's time is its own, and connections are waited for in real time, whatever clock the caller has.
+    # A server has its own time, and connection timeouts run in real time, whatever clock the caller has.
     store: BucketStore = getattr(module, place.name).from_url(url)
     return store
 

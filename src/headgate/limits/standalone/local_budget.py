@@ -1,4 +1,4 @@
-"""A budget in this process: decided at once, and those who wait stand in line."""
+"""A budget in this process: decisions are immediate, and waiters form a line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headgate.limits.standalone.waiting_lines import ONLY_WHEN_CALLED
 
 
 class LocalBudget:
-    """A Budget that draws on one table; nothing but `acquire` ever waits."""
+    """A Budget that draws on one table; only `acquire` waits."""
 
     decides_at_once = True
 
@@ -25,13 +25,13 @@ class LocalBudget:
         self.hands_out_permits = table.rule.holds_permits
         self.is_closed = False
         self.try_acquire: Callable[[str, int], Decision] = table.take_nowait
-        self.expect = table.expect
-        self.expect_no_more = table.expect_no_more
+        self.add_holder = table.add_holder
+        self.remove_holder = table.remove_holder
 
     def acquire(self, key: str, cost: int, timeout: Duration | None) -> Decision:
         attempt = _Attempt(self, key, cost, timeout)
-        if attempt.is_worth_waiting() and not self.table.lines.wait(key, attempt, attempt.until):
-            return self.table.look(key, cost)
+        if attempt.should_wait() and not self.table.lines.wait(key, attempt, attempt.until):
+            return self.table.refusal(key, cost)
         return attempt.decision
 
     def release(self, key: str, cost: int) -> None:
@@ -51,7 +51,7 @@ class LocalBudget:
         return self.table.cancel(key, id)
 
     def settle(self, key: str, charged_at: int, cost: int, actual: int) -> None:
-        # Also when closed: whoever draws on the same buckets still wants to know.
+        # Also when closed: the charge matters to others that draw on the same buckets.
         self.table.amend(key, charged_at, cost, charged_at, actual)
 
     def penalize(self, key: str, until: datetime | Duration) -> None:
@@ -68,7 +68,7 @@ class LocalBudget:
         if self.is_closed:
             raise GateClosed
         if self.hands_out_permits:
-            # Who holds one goes on holding it.
+            # Holders of permits keep them.
             self.table.lift(key)
         else:
             self.table.reset(key)
@@ -84,8 +84,8 @@ class LocalBudget:
 
     async def acquire_async(self, key: str, cost: int, timeout: Duration | None) -> Decision:
         attempt = _Attempt(self, key, cost, timeout)
-        if attempt.is_worth_waiting() and not await self.table.lines.wait_async(key, attempt, attempt.until):
-            return self.table.look(key, cost)
+        if attempt.should_wait() and not await self.table.lines.wait_async(key, attempt, attempt.until):
+            return self.table.refusal(key, cost)
         return attempt.decision
 
     async def reserve_async(self, key: str, cost: int, id: str) -> Taken:
@@ -115,7 +115,7 @@ def _closed(key: str, cost: int) -> Decision:
 
 
 class _Attempt:
-    """One call of `acquire`: tried at once, and if need be again from the line."""
+    """One call of `acquire`: tried at once, and if needed again from the line."""
 
     def __init__(self, budget: LocalBudget, key: str, cost: int, timeout: Duration | None) -> None:
         self._budget = budget
@@ -126,8 +126,8 @@ class _Attempt:
         self.until = None if wait is None else self._table.clock.monotonic() + wait
         self.decision = budget.try_acquire(key, cost)
 
-    def is_worth_waiting(self) -> bool:
-        """Not once it was allowed, nor if its slot comes too late and nobody could give anything back before."""
+    def should_wait(self) -> bool:
+        """Return whether to wait: not if allowed, nor if the slot is too late and nothing can be given back."""
         if self.decision.allowed or self.until is None:
             return not self.decision.allowed
         table = self._table

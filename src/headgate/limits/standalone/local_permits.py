@@ -1,4 +1,4 @@
-"""Permits without a name: what a `Concurrency` comes to outside of jobs."""
+"""Permits without holder names: a `Concurrency` outside of jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headgate.limits.rule import NEVER, Rule, Snapshot
 
 
 class LocalPermits(Rule[int], frozen=True, tag="permits", tag_field="kind"):
-    """Grants a permit while fewer than `count` are out. The state is how many are; time brings none back."""
+    """Grants a permit while fewer than `count` are held. The state is the number held; time returns none."""
 
     count: int
 
@@ -52,7 +52,7 @@ class LocalPermits(Rule[int], frozen=True, tag="permits", tag_field="kind"):
         return f"1:{self.kind}:{state}"
 
     def load(self, stored: str, now: int) -> int:
-        # Under another kind of rule nobody held anything.
+        # Under another kind of rule there were no permits.
         head = f"1:{self.kind}:"
         return int(stored[len(head) :]) if stored.startswith(head) else 0
 

@@ -1,4 +1,4 @@
-"""Buckets in memory: for one process, and the twin that keeps shared stores honest."""
+"""Buckets in memory, for one process; tests compare the shared stores with them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headgate.limits.standalone.bucket_table import BucketTable, SharedStateTabl
 
 
 class MemoryBuckets:
-    """A BucketStore in this process's memory; nothing in it ever waits, and any number of threads may use it.
+    """A BucketStore in this process's memory; it never waits, and any number of threads may use it.
 
-    Idle buckets are forgotten on the way, a few at each call; a bucket that still owes something never is. Limit time
-    is wall time when the store was made, plus what has passed since on the clock that does not step.
+    It removes idle buckets, a few at each call, and never one that still counts something. Limit time is the wall time
+    when the store was made, plus the time since then on the monotonic clock.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -25,10 +25,10 @@ class MemoryBuckets:
         """How far (µs) limit time is ahead of `clock.monotonic()`."""
         self._lock = threading.Lock()
         self._tables: dict[tuple[str, AnyRule], BucketTable] = {}
-        self._relatives: dict[str, list[BucketTable]] = {}
+        self._siblings: dict[str, list[BucketTable]] = {}
 
     def table(self, limit: str, rule: AnyRule) -> BucketTable:
-        """The buckets of a limit, to decide on without awaiting. The same limit and rule have the same table."""
+        """Return the buckets of a limit, to decide without awaiting; the same table for the same limit and rule."""
         table = self._tables.get((limit, rule))
         if table is None:
             with self._lock:
@@ -36,10 +36,10 @@ class MemoryBuckets:
         return table
 
     async def open(self) -> None:
-        """Nothing to connect to."""
+        """Do nothing: there is no connection."""
 
     async def close(self) -> None:
-        """Forget everything."""
+        """Remove all buckets."""
         for table in list(self._tables.values()):
             table.clear()
 
@@ -76,6 +76,6 @@ class MemoryBuckets:
 
     def _new_table(self, limit: str, rule: AnyRule) -> BucketTable:
         kind = SharedStateTable if rule.shares_state else BucketTable
-        table = kind(rule, self.clock, self.ahead, self._relatives.setdefault(limit, []))
+        table = kind(rule, self.clock, self.ahead, self._siblings.setdefault(limit, []))
         self._tables[limit, rule] = table
         return table

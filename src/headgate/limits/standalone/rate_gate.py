@@ -1,4 +1,4 @@
-"""RateGate: never more than N passes in any window, for calls made anywhere in a program."""
+"""RateGate: never more than N passes in any window, for calls anywhere in a program."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ class RateGate:
     """Lets at most N through in any window of that length: `RateGate("15/m")` or `RateGate(15, per=60)`.
 
     Any number of threads, and of tasks on any number of event loops, may wait at once; they pass in the order of their
-    arrival. A pass counts from the instant at which whoever waited is awake, so no window ever holds more, however
-    late that was. `with RateGate(…) as gate:` closes it at the end of the block; `@gate` lets each call of a function
-    wait first. The last N passes are remembered, in memory of this process. Raises DeclarationError for a rate that
-    cannot work.
+    arrival. A pass counts from the instant at which the waiter is awake, so no window ever holds more, however late it
+    wakes. `with RateGate(…) as gate:` closes it at the end of the block; `@gate` makes each call of a function wait
+    first. The last N passes are kept in memory of this process. Raises DeclarationError for an invalid rate.
     """
 
     def __init__(self, rate: str | int, *, per: Duration | None = None, clock: Clock | None = None) -> None:
@@ -38,36 +37,39 @@ class RateGate:
         self._clock: Clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._lines = WaitingLines(self._lock, self._clock)
-        # The rule of StrictRate for a cost of 1, as a ring: a start has room when the one N before has left the window.
+        # The rule of StrictRate for a cost of 1, as a ring: a start has room when the start N before it has left the
+        # window.
         self._passes: deque[int] = deque(maxlen=parsed.count)
         self._is_closed = False
 
     def wait(self, timeout: Duration | None = None) -> bool:
         """Block this thread until it may pass.
 
-        With a `timeout` (seconds), False when it cannot pass in that time, at once if that is known. Nothing is used
-        up then. Raises GateClosed, also when the gate is closed during the wait.
+        With a `timeout` (seconds), return False when it cannot pass in that time, at once if that is known; nothing is
+        charged then. Raises GateClosed, also when the gate is closed during the wait.
         """
         until = self._until(timeout)
-        return self._pass_nowait() or (self._has_hope(until) and self._lines.wait(_LINE, self, until))
+        return self._pass_nowait() or (self._can_pass_before(until) and self._lines.wait(_LINE, self, until))
 
     async def wait_async(self, timeout: Duration | None = None) -> bool:
-        """The same for a task. One that is cancelled has used up nothing."""
+        """Wait in this task until it may pass, as `wait` does for a thread. A cancelled task is not charged."""
         until = self._until(timeout)
-        return self._pass_nowait() or (self._has_hope(until) and await self._lines.wait_async(_LINE, self, until))
+        return self._pass_nowait() or (
+            self._can_pass_before(until) and await self._lines.wait_async(_LINE, self, until)
+        )
 
     def delay(self) -> float:
-        """How many seconds the next one to come would wait, behind those who wait already; 0 if it may pass."""
+        """Return how many seconds a new caller would wait, behind those that wait already; 0 if it may pass."""
         with self._lock:
             now = self._clock.monotonic()
-            # Of so many ahead, each window takes N; the rest follow those that have passed.
+            # Each window lets N of the waiters through; the sleep follow those that have passed.
             windows, ahead = divmod(len(self._lines.by_key.get(_LINE, ())), self._count)
             place = len(self._passes) + ahead - self._count
             opens_at = now if place < 0 else max(now, self._passes[place] + self._period)
             return (opens_at + windows * self._period - now) / SECOND
 
     def close(self) -> None:
-        """Let everybody who waits have GateClosed, and all later calls too. Twice is fine."""
+        """Raise GateClosed in all waiting callers, and in later calls. A second call does nothing."""
         self._is_closed = True
         with self._lock:
             self._lines.call_all()
@@ -85,7 +87,7 @@ class RateGate:
         self.close()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Let each call of the function, plain or `async`, wait for the gate first."""
+        """Make each call of the function, plain or `async`, wait for the gate first."""
         if inspect.isasyncgenfunction(function):
             raise DeclarationError(f"{function!r} makes an async generator; pace its items with limit_rate()")
         if inspect.iscoroutinefunction(function):
@@ -104,13 +106,13 @@ class RateGate:
 
         return then
 
-    # ------------------------------------------------------------------------------------- what the line asks for
+    # ---------------------------------------------------------------------------------- the Acquisition protocol
 
     def is_closed(self) -> bool:
         return self._is_closed
 
     def try_now(self) -> int | None:
-        """Pass, or say at what clock time (µs) to try again; only the first in line may, with the lock held."""
+        """Pass and return None, or return the clock time (µs) of the next try. Call it first in line, with the lock."""
         now = self._clock.monotonic()
         opens_at = self._opens_at()
         if opens_at > now:
@@ -132,6 +134,6 @@ class RateGate:
     def _until(self, timeout: Duration | None) -> int | None:
         return None if timeout is None else self._clock.monotonic() + parse_wait(timeout, "timeout", "RateGate")
 
-    def _has_hope(self, until: int | None) -> bool:
-        # Nobody gives a pass back, so a gate that opens too late does so for all.
+    def _can_pass_before(self, until: int | None) -> bool:
+        # A pass is never given back, so a gate that opens too late does so for every caller.
         return until is None or self._opens_at() <= until

@@ -1,4 +1,4 @@
-"""A slot that was booked."""
+"""A booked slot."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ class _ReservedStart:
         self._budget = budget
         self._key = key
         self.id = id
-        """Under which it was booked; booking again under it gives the same slot."""
+        """The id of the booking; booking again with it returns the same slot."""
         self.delay = delay
         """Seconds from the booking to the slot."""
 
 
 class Reservation(_ReservedStart):
-    """A slot that was booked: wait for `delay` seconds and go, without asking again."""
+    """A booked slot: wait for `delay` seconds and start, without asking again."""
 
     async def cancel(self) -> bool:
-        """Give it back if its slot is still ahead and nothing of the key was booked after it; whether that worked."""
+        """Give the slot back and return True, if it is still ahead and nothing of the key was booked after it."""
         return await self._budget.cancel_async(self._key, self.id)
 
 
 class SyncReservation(_ReservedStart):
-    """A slot that was booked by a thread; see `Reservation`."""
+    """A slot booked by a thread; see `Reservation`."""
 
     def cancel(self) -> bool:
-        """As `Reservation.cancel`."""
+        """Do what `Reservation.cancel` does."""
         return self._budget.cancel(self._key, self.id)

@@ -1,4 +1,4 @@
-"""A budget that others draw on, too: its store is asked, for all who wait at once."""
+"""A budget shared with other programs: one line per key requests starts from the store for all its waiters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class SharedBudget:
-    """A Budget that draws on a store which has to be awaited. Its lines and the store live on one event loop."""
+    """A Budget that draws on an async store. Its lines and the store belong to one event loop."""
 
     hands_out_permits = False
     decides_at_once = False
@@ -103,10 +103,10 @@ class SharedBudget:
             await self._home.run(self._close())
             self._home.close()
 
-    def expect(self, key: str) -> None:
-        """Nobody knows what others may give back: a line asks again every now and then."""
+    def add_holder(self, key: str) -> None:
+        """Do nothing: other programs may give something back at any time, so a line asks again now and then."""
 
-    def expect_no_more(self, key: str) -> None:
+    def remove_holder(self, key: str) -> None:
         pass
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -118,17 +118,17 @@ class SharedBudget:
         return await self._home.run(coroutine)
 
     def _check_open(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        # Its home may be gone, so this cannot be left to the coroutine.
+        # Not in the coroutine: its home loop may have ended.
         if self._is_closed:
             coroutine.close()
             raise GateClosed
 
-    # --------------------------------------------------------------------------------------------------- at home
+    # ------------------------------------------------------------------------------------------------ on the home loop
 
     async def _try_acquire(self, key: str, cost: int) -> Decision:
         await self._ready(cost)
         if (line := self._lines.get(key)) is not None:
-            # Others wait; what their store last said is the least that a newcomer would wait.
+            # Others wait; a new caller would wait at least as long as the store's last refusal says.
             return _decision(line.refusal, allowed=False)
         taken = await self._store.take(self._bucket(key), cost)
         return _decision(taken, allowed=taken.granted > 0)
@@ -151,15 +151,15 @@ class SharedBudget:
     async def _cancel(self, key: str, id: str) -> bool:
         await self._ready()
         cancelled = await self._store.cancel(self._bucket(key), id=id)
-        self._tell(key)
+        self._notify(key)
         return cancelled
 
     async def _settle(self, key: str, charged_at: int, cost: int, actual: int) -> None:
         await self._store.amend(self._bucket(key), charged_at, cost, charged_at, actual)
-        self._tell(key)
+        self._notify(key)
 
     async def _penalize(self, key: str, until: datetime | Duration) -> None:
-        # Worked out first: what is no instant is refused before anything is asked, and the time to connect counts.
+        # Computed first: an invalid instant is refused before any request, and the time to connect counts.
         opens_at = self._clock.monotonic() + parse_until(until, "until", "penalize", self._clock.now())
         await self._ready()
         await self._store.penalize(self._bucket(key), max(0, opens_at - self._clock.monotonic()))
@@ -171,7 +171,7 @@ class SharedBudget:
     async def _reset(self, key: str) -> None:
         await self._ready()
         await self._store.reset(self._bucket(key))
-        self._tell(key)
+        self._notify(key)
 
     async def _close(self) -> None:
         self._is_closed = True
@@ -196,7 +196,7 @@ class SharedBudget:
     def _bucket(self, key: str) -> Bucket:
         return Bucket(self._limit, key, self._rule)
 
-    def _tell(self, key: str) -> None:
+    def _notify(self, key: str) -> None:
         if (line := self._lines.get(key)) is not None:
             line.call()
 
@@ -205,7 +205,7 @@ class SharedBudget:
             return self._store.take(self._bucket(key), cost, count=count)
 
         def refund(taken: Taken, cost: int) -> None:
-            # In the background: whoever it was granted to is being cancelled.
+            # In the background: the caller that it was granted to is being cancelled.
             task = asyncio.ensure_future(self._settle(key, taken.now, cost, 0))
             self._refunds.add(task)
             task.add_done_callback(self._refunds.discard)

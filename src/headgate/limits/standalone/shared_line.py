@@ -1,4 +1,4 @@
-"""Those of one process who wait for a bucket that others draw on, too."""
+"""The waiters of one process for a bucket that is shared with other programs."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from headgate.clock import SECOND, Clock, wait_for_event
 from headgate.errors import StorageUnavailable
 from headgate.limits.bucket_store import Taken
 
-MOST_AT_ONCE = 1000
-"""For how many waiters one question asks."""
+MAX_PER_REQUEST = 1000
+"""The maximum of waiters per request."""
 
-ASK_AGAIN = 10 * SECOND
-"""The longest (µs) that a line sleeps: somebody elsewhere may have given something back."""
+LONGEST_SLEEP = 10 * SECOND
+"""The longest (µs) that a line sleeps: another program may have given something back."""
 
-CONTRADICTED = SECOND
-"""How long (µs) a line rests when nothing was granted and the bucket is said to be open."""
+SLEEP_AFTER_CONTRADICTION = SECOND
+"""How long (µs) a line sleeps when the store granted nothing although it reports the bucket open."""
 
 NOT_ANSWERED = Taken(granted=0, opens_at=1, now=0, available=0, full_at=1)
 
 
 class SharedLine:
-    """First come, first served, by one task that asks the store for all of them.
+    """First come, first served: one task sends the requests to the store for all waiters.
 
-    It asks for as many starts as there are waiters of the first one's cost, sleeps until the bucket opens and asks
-    again, so what a start costs does not depend on how many wait. It ends when nobody waits.
+    It requests as many starts as there are waiters of the first one's cost, sleeps until the bucket opens and requests
+    again, so the cost of a start does not depend on the number of waiters. It ends when nothing waits.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class SharedLine:
         self._called = asyncio.Event()
         self._task = asyncio.ensure_future(self._serve())
         self.refusal = NOT_ANSWERED
-        """What the store said when it last granted less than it was asked for."""
+        """The store's latest answer that granted less than requested."""
 
     async def wait(self, cost: int, until: int | None) -> tuple[Taken, bool]:
-        """Wait for one start: the store's answer, and whether it was granted.
+        """Wait for one start; return the store's answer, and whether it was granted.
 
         Refused when clock time `until` has come, or as soon as the slot is known to be later.
         """
@@ -67,11 +67,11 @@ class SharedLine:
             self._remove(waiter)
 
     def call(self) -> None:
-        """Ask again: something may have been given back."""
+        """Request again: something may have been given back."""
         self._called.set()
 
     def fail(self, error: Exception) -> None:
-        """Let everybody who waits have the error."""
+        """Raise the error in all waiters."""
         for waiter in self._waiters:
             if not waiter.answer.done():
                 waiter.answer.set_exception(error)
@@ -82,41 +82,41 @@ class SharedLine:
         try:
             while (first := self._first()) is not None:
                 self._called.clear()
-                count = self._alike(first.cost)
+                count = self._count_same_cost(first.cost)
                 asked_at = self._clock.monotonic()
                 taken = await self._ask(first.cost, count)
-                self._hand_out(taken, first.cost)
+                self._grant(taken, first.cost)
                 if taken.granted < count:
-                    # From when it was asked: the next question is to arrive as the bucket opens. If it comes too
+                    # From the time of the request: the next one should arrive as the bucket opens. If it arrives too
                     # early, the answer says by how much.
                     opens_in = taken.opens_at - taken.now
                     if not taken.granted and opens_in <= 0:
-                        opens_in = CONTRADICTED
+                        opens_in = SLEEP_AFTER_CONTRADICTION
                     await self._sleep(taken, first.cost, asked_at + opens_in)
         except Exception as error:
             self.fail(error)
         except BaseException as error:
-            # The store cancelled itself, or the event loop ends: whoever waits is to hear of it.
+            # The store cancelled itself, or the event loop ends: the waiters must be woken.
             self.fail(StorageUnavailable(f"the question was ended by {type(error).__name__}"))
             if not isinstance(error, SystemExit | KeyboardInterrupt):
                 raise
         finally:
             self._ended()
 
-    def _alike(self, cost: int) -> int:
-        """How many in front ask for the same."""
+    def _count_same_cost(self, cost: int) -> int:
+        """Return how many waiters in front have the same cost."""
         count = 0
-        for waiter in islice(self._waiters, MOST_AT_ONCE):
+        for waiter in islice(self._waiters, MAX_PER_REQUEST):
             if waiter.cost != cost:
                 break
             count += 1
         return count
 
-    def _hand_out(self, taken: Taken, cost: int) -> None:
+    def _grant(self, taken: Taken, cost: int) -> None:
         for _ in range(taken.granted):
             first = self._first()
             if first is None or first.cost != cost:
-                # Whoever it was for has left meanwhile.
+                # Its waiter has left meanwhile.
                 self._refund(taken, cost)
             else:
                 first.granted = taken
@@ -127,14 +127,14 @@ class SharedLine:
         self.refusal = taken
         while (first := self._first()) is not None and first.cost == cost:
             if first.until is None or first.until >= opens_at:
-                duration = min(opens_at - self._clock.monotonic(), ASK_AGAIN)
+                duration = min(opens_at - self._clock.monotonic(), LONGEST_SLEEP)
                 if duration > 0:
                     await wait_for_event(self._clock, self._called, duration / SECOND)
                 return
             first.settle(taken)
 
     def _first(self) -> _Waiter | None:
-        """The first one who still waits."""
+        """Return the first waiter that still waits."""
         while self._waiters:
             first = next(iter(self._waiters))
             if not first.answer.done():
@@ -145,7 +145,7 @@ class SharedLine:
     def _remove(self, waiter: _Waiter) -> None:
         if waiter in self._waiters:
             if next(iter(self._waiters)) is waiter:
-                # The next one may ask for less.
+                # The next waiter may need less.
                 self.call()
             del self._waiters[waiter]
 

@@ -1,4 +1,4 @@
-"""Lines: those who wait, first come, first served, threads and tasks of any event loop alike."""
+"""Lines of waiters, first come, first served: threads, and tasks of any event loop."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from typing import Protocol
 from headgate.clock import SECOND, Clock
 from headgate.errors import GateClosed
 
-LONGEST_REST = 60.0
-"""Seconds after which a resting thread looks again: the machine may have slept, or who is first may be gone."""
+LONGEST_SLEEP = 60.0
+"""Seconds after which a sleeping thread tries again: the machine may have slept, or the first in line may be gone."""
 
 ONLY_WHEN_CALLED = math.inf
-"""No clock time: nothing but a call wakes this one. (An integer would be reached by some clock.)"""
+"""No clock time: only a call wakes this waiter. (A clock could reach any integer.)"""
 
 
 class Acquisition(Protocol):
-    """What one waiter wants."""
+    """What one waiter waits for."""
 
     def is_closed(self) -> bool:
-        """Whether it has to be given up."""
+        """Return whether the wait must end with GateClosed."""
         ...
 
     def try_now(self) -> float | None:
-        """Go, and return None; or say at what clock time (µs) to try again. The lines' lock is held."""
+        """Start and return None, or return the clock time (µs) of the next try. The lines' lock is held."""
         ...
 
 
 class WaitingLines:
     """A line for each key. Only the first of a line tries, when it is awake, and sets the line's one timer.
 
-    So each passes at an instant at which the rule let it, however late it woke, and one that is cancelled or runs out
-    of time has taken nothing. `lock` is the one that also guards what they wait for.
+    So each starts at an instant at which the rule allowed it, however late it woke, and a waiter that is cancelled or
+    times out has taken nothing. `lock` also guards what they wait for.
     """
 
     def __init__(self, lock: threading.Lock, clock: Clock) -> None:
         self._lock = lock
         self._clock = clock
-        # By arrival. Unlike a deque this lets one in the middle leave at the same price.
+        # By arrival. Unlike a deque, it removes a waiter in the middle at the same cost.
         self.by_key: dict[str, OrderedDict[_Waiter, None]] = {}
 
     def wait(self, key: str, attempt: Acquisition, until: int | None) -> bool:
@@ -49,36 +49,36 @@ class WaitingLines:
         waiter = _Thread(self._clock)
         self._join(key, waiter)
         try:
-            while (rest_until := self._try(key, waiter, attempt, until)) is not None:
-                waiter.rest(rest_until)
-            return waiter.went
+            while (sleep_until := self._try(key, waiter, attempt, until)) is not None:
+                waiter.sleep(sleep_until)
+            return waiter.has_started
         finally:
             self._leave(key, waiter)
 
     async def wait_async(self, key: str, attempt: Acquisition, until: int | None) -> bool:
-        """The same for a task."""
+        """Do the same in a task."""
         waiter = _Task(self._clock)
         self._join(key, waiter)
         try:
-            while (rest_until := self._try(key, waiter, attempt, until)) is not None:
-                await waiter.rest(rest_until)
-            return waiter.went
+            while (sleep_until := self._try(key, waiter, attempt, until)) is not None:
+                await waiter.sleep(sleep_until)
+            return waiter.has_started
         finally:
             self._leave(key, waiter)
 
     def call_first(self, key: str) -> None:
-        """Let the first one try again, if there is any; the caller has the lock."""
+        """Wake the first waiter, if there is one, to try again; the caller holds the lock."""
         if (first := self._first(key)) is not None:
             first.wake()
 
     def call_all(self) -> None:
-        """Let everybody see whether to give up; the caller has the lock."""
+        """Wake all waiters, to check whether to end; the caller holds the lock."""
         for line in self.by_key.values():
             for waiter in line:
                 waiter.wake()
 
     def _try(self, key: str, waiter: _Waiter, attempt: Acquisition, until: int | None) -> float | None:
-        """Until what clock time the waiter has to rest; None when its wait is over."""
+        """Return until what clock time the waiter sleeps; None when its wait is over."""
         with self._lock:
             if attempt.is_closed():
                 raise GateClosed
@@ -86,7 +86,7 @@ class WaitingLines:
             if self._first(key) is waiter:
                 try_again_at = attempt.try_now()
             if try_again_at is None:
-                waiter.went = True
+                waiter.has_started = True
                 return None
         if until is None:
             return try_again_at
@@ -94,16 +94,16 @@ class WaitingLines:
 
     def _first(self, key: str) -> _Waiter | None:
         line = self.by_key.get(key)
-        passed_over = False
+        removed_any = False
         while line:
             first = next(iter(line))
             if not first.is_gone():
-                if passed_over:
+                if removed_any:
                     first.wake()
                 return first
-            # Its event loop was closed around it: it will never come, and its timer went with it.
+            # Its event loop was closed, so it will never try, and its timer is gone.
             del line[first]
-            passed_over = True
+            removed_any = True
         self.by_key.pop(key, None)
         return None
 
@@ -113,12 +113,12 @@ class WaitingLines:
 
     def _leave(self, key: str, waiter: _Waiter) -> None:
         if waiter.is_gone():
-            # Perhaps the garbage collector calls this, in a thread that has the lock; it is passed over anyway.
+            # The garbage collector may call this in a thread that holds the lock; `_first` removes it anyway.
             return
         with self._lock:
             line = self.by_key.get(key)
             if line is None or waiter not in line:
-                # It was passed over.
+                # `_first` has removed it.
                 return
             was_first = next(iter(line)) is waiter
             del line[waiter]
@@ -127,42 +127,42 @@ class WaitingLines:
 
 
 class _Thread:
-    """A thread that waits."""
+    """A waiting thread."""
 
-    __slots__ = ("_bell", "_clock", "went")
+    __slots__ = ("_clock", "_wakeup", "has_started")
 
     def __init__(self, clock: Clock) -> None:
-        self.went = False
+        self.has_started = False
         self._clock = clock
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
 
-    def rest(self, until: float) -> None:
+    def sleep(self, until: float) -> None:
         seconds = max(0, until - self._clock.monotonic()) / SECOND
-        self._bell.acquire(timeout=min(seconds, LONGEST_REST))
+        self._wakeup.acquire(timeout=min(seconds, LONGEST_SLEEP))
 
     def wake(self) -> None:
-        # Only ever called under the lines' lock, so nobody else releases it in between.
-        if self._bell.locked():
-            self._bell.release()
+        # Only called under the lines' lock, so no other thread releases it in between.
+        if self._wakeup.locked():
+            self._wakeup.release()
 
     def is_gone(self) -> bool:
         return False
 
 
 class _Task:
-    """A task that waits, on whatever event loop."""
+    """A waiting task, on any event loop."""
 
-    __slots__ = ("_called", "_clock", "_is_called", "_loop", "went")
+    __slots__ = ("_called", "_clock", "_is_called", "_loop", "has_started")
 
     def __init__(self, clock: Clock) -> None:
-        self.went = False
+        self.has_started = False
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._is_called = False
         self._called: asyncio.Future[None] | None = None
 
-    async def rest(self, until: float) -> None:
+    async def sleep(self, until: float) -> None:
         if not self._is_called:
             self._called = self._loop.create_future()
             timer = None if until == ONLY_WHEN_CALLED else self._clock.call_at(int(until), self._call)
@@ -174,11 +174,11 @@ class _Task:
         self._is_called = False
 
     def wake(self) -> None:
-        """From any thread."""
+        """Wake it, from any thread."""
         if asyncio._get_running_loop() is self._loop:
             self._call()
         else:
-            # A loop that is closed this very moment has no more waiters.
+            # A loop that closes at this moment has no more waiters.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._call)
 

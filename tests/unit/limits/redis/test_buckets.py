@@ -437,13 +437,13 @@ async def test_many_asks_are_divided_between_two_requests(
     rule = RateLimit("10/h").rule
     await store.take(bucket(rule))
     sent: list[int] = []
-    ask = RedisConnection.ask
+    send = RedisConnection.send
 
     def counted(wire: RedisConnection, commands: Sequence[bytes]) -> None:
         sent.append(len(commands))
-        ask(wire, commands)
+        send(wire, commands)
 
-    monkeypatch.setattr(RedisConnection, "ask", counted)
+    monkeypatch.setattr(RedisConnection, "send", counted)
     answers = await asyncio.gather(*(store.take(bucket(rule, str(number)), number % 9 + 1) for number in range(asks)))
     assert sent == sizes
     assert [answer.available for answer in answers] == [9 - number % 9 for number in range(asks)]

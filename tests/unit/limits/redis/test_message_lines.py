@@ -16,7 +16,7 @@ from headgate.limits.fixed_window import FixedWindow
 from headgate.limits.limit import AnyRule
 from headgate.limits.rate_limit import RateLimit
 from headgate.limits.redis.blocking_lines import BlockingLines
-from headgate.limits.redis.message_lines import SENDING_FOR, UNDER_WAY_FOR, BucketLine, MessageLines, RunScript, Steps
+from headgate.limits.redis.message_lines import RESERVED_FOR, SEND_TIMEOUT, BucketLine, MessageLines, RunScript, Steps
 from headgate.limits.redis.redis_buckets import RedisBuckets
 from headgate.limits.sliding_window import SlidingWindow
 from headgate.limits.strict_rate import StrictRate
@@ -161,7 +161,7 @@ def test_a_message_whose_sender_died_goes_back_to_its_place(shop: Shop, time: Ti
     assert shop.release(place()) == []
     # The first was published, started, and is not sent again.
     assert shop.start(place(), "c") == [True]
-    time.now += SENDING_FOR
+    time.now += SEND_TIMEOUT
     assert shop.release(place()) == ["d"]
 
 
@@ -188,15 +188,15 @@ def test_a_newcomer_does_not_start_on_what_is_set_aside_for_others(shop: Shop) -
 
 def test_what_is_under_way_for_too_long_gives_its_budget_back(shop: Shop, time: Time) -> None:
     shop.arrive(place(), *"abcd")
-    time.now += UNDER_WAY_FOR
+    time.now += RESERVED_FOR
     assert shop.release(place()) == ["c", "d"]
 
 
 def test_what_comes_late_does_not_wait_in_line_once_more(shop: Shop, time: Time) -> None:
     shop.arrive(place(), *"abcde")
-    time.now += UNDER_WAY_FOR
+    time.now += RESERVED_FOR
     assert shop.release(place()) == ["c", "d"]
-    time.now += UNDER_WAY_FOR
+    time.now += RESERVED_FOR
     # A consumer lets them pass, and they start as long as there is budget.
     assert shop.arrive(place(), *"abcd") == [True] * 4
     assert shop.start(place(), *"cab") == [True, True, False]

@@ -1,11 +1,11 @@
--- What all rules share: this stands below a rule's own script, and calls what that defines. Below it stand the verbs:
+-- What all rules share. This comes after a rule's own script and calls its functions. After it come the verbs:
 -- verbs.lua for a bucket alone, or line.lua for the line before it.
 --
--- KEYS[1]  the bucket: "1:<kind>:<latest instant>:<offset>:<state>", gone by itself once it is idle
--- KEYS[2]  until when it is closed, whatever is left of it; gone by itself once it is open
--- KEYS[3]  what was answered under an id (with an id and for reset): a hash of id to answer
+-- KEYS[1]  the bucket: "1:<kind>:<latest instant>:<offset>:<state>"; expires once it is idle
+-- KEYS[2]  until when it is closed, whatever is left of it; expires once it is open
+-- KEYS[3]  the answers given under an id (with an id and for reset): a hash of id to answer
 -- ARGV     1 the verb, 2 the id or "", 3 the instant (for tests; "" is the server's time),
---          4 and 5 a text of the bucket and what to put in its place if it still reads so (5 is "" for nothing),
+--          4 and 5 a text of the bucket and its replacement if the bucket still has this text (5 is "" for none),
 --          6-9 of take: cost, count; of reserve: cost; of amend: charged_at, cost, started_at, actual;
 --          of penalize: for how long
 --          10.. the rule's numbers
@@ -15,7 +15,7 @@
 --
 -- All numbers are whole and below 2^53, where doubles count exactly. `%` rounds its quotient, so it is math.fmod here.
 
-local verb, id, told = ARGV[1], ARGV[2], ARGV[3]
+local verb, id, test_time = ARGV[1], ARGV[2], ARGV[3]
 
 local function digits(number)
   return string.format('%.0f', number)
@@ -26,8 +26,8 @@ if verb == 'reset' then
   return {1}
 end
 
--- 1. The bucket, and its time. It never goes back: where the server's clock does, it goes on from the latest instant.
--- Not MGET, which takes what is of another type for nothing.
+-- 1. The bucket, and its time, which never goes back: when the server's clock does, it continues from the latest
+-- instant. Not MGET, which returns nil for a key of another type.
 local stored, closed_until = redis.call('GET', KEYS[1]), tonumber(redis.call('GET', KEYS[2]) or 0)
 local latest, offset, state = 0, 0, nil
 local unsaved = false
@@ -36,7 +36,7 @@ if stored and ARGV[5] ~= '' and stored == ARGV[4] then
   unsaved = true
 end
 
-local clock = tonumber(told)
+local clock = tonumber(test_time)
 if not clock then
   local time = redis.call('TIME')
   clock = time[1] * 1000000 + time[2]
@@ -62,15 +62,15 @@ if stored and not state then
   return {-1, now, offset, stored}
 end
 
--- The rule is asked as if it was then. Nothing goes before.
+-- The earliest instant at which a start may go.
 local earliest = math.max(now, closed_until)
 
 local function save()
   unsaved = false
-  -- One more than rounded up: Redis may look at the clock a little later than this script did.
+  -- One more than rounded up: Redis may read its clock a little later than this script did.
   local idle_in = math.max(0, math.ceil((idle_at(state) - now) / 1000)) + 1
-  if told ~= '' then
-    -- The real clock must not end what a test tells in its own time.
+  if test_time ~= '' then
+    -- A test has its own time, so the real clock must not expire its keys.
     idle_in = idle_in + 3600000
   end
   local text = string.format('1:%s:%.0f:%.0f:', KIND, now, offset) .. dump(state)
@@ -81,7 +81,7 @@ local function keep()
   if unsaved and state then
     save()
   elseif stored and redis.call('PTTL', KEYS[1]) == -1 then
-    -- Somebody has made it stay for ever.
+    -- Another program has removed its expiry.
     save()
   end
 end
@@ -101,14 +101,14 @@ end
 local function remember(over_at, taken, before, after)
   local answer = cmsgpack.pack(over_at, taken[1], taken[2], taken[3], taken[4], taken[5], before, after)
   redis.call('HSET', KEYS[3], id, answer)
-  -- Each new one looks at two others, and forgets them if they are over: so the hash stays about as large as it must.
+  -- Each new answer checks two others and removes them if they are over, so the hash stays small.
   for _, other in ipairs(redis.call('HRANDFIELD', KEYS[3], 2)) do
     if cmsgpack.unpack(redis.call('HGET', KEYS[3], other)) <= now then
       redis.call('HDEL', KEYS[3], other)
     end
   end
   local over_in = math.ceil((over_at - now) / 1000) + 1
-  if told ~= '' then
+  if test_time ~= '' then
     over_in = over_in + 3600000
   end
   if redis.call('PTTL', KEYS[3]) < over_in then
@@ -116,9 +116,9 @@ local function remember(over_at, taken, before, after)
   end
 end
 
--- How many starts of cost 1 are left, and when the bucket is as good as new.
+-- How many starts of cost 1 are left, and when the bucket has its whole budget again.
 local function left()
-  local available, full_at = look(state, now)
+  local available, full_at = snapshot(state, now)
   return earliest > now and 0 or available, math.max(earliest, full_at)
 end
 

@@ -1,8 +1,8 @@
--- Which lines have to be looked at now, each told to one who asks: who was told and does nothing is overtaken later.
+-- The lines that are due, each returned to one caller. If that caller does nothing, another one receives it later.
 --
--- KEYS[1]  of all lines: when each has to be looked at again, by the server's clock
--- ARGV     1 how long (microseconds) nobody else is told of a line, 2 the most
--- returns  {microseconds until the next has to be looked at, or -1, name, name ...}
+-- KEYS[1]  of all lines: when each is due, by the server's clock
+-- ARGV     1 how long (microseconds) no other caller receives a line, 2 the maximum of lines
+-- returns  {microseconds until the next line is due, or -1, name, name ...}
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]

@@ -1,30 +1,30 @@
--- The line before a bucket, of messages that another program's broker is to be given: this stands below a rule's script
--- and bucket.lua. A message stands in the line, or is being sent, or is none of the line's business.
+-- The line before a bucket, of messages for another program's broker. This comes after a rule's script and bucket.lua.
+-- A message waits in the line, is being sent, or is in flight or unknown.
 --
 -- KEYS[1]     the bucket, and
--- KEYS[2]     until when it is closed, as bucket.lua says
+-- KEYS[2]     until when it is closed, see bucket.lua
 -- KEYS[3]     the line: ids by the instant they came
 -- KEYS[4]     messages by id, each "<instant it came>:<message>"
--- KEYS[5]     being sent: ids by the instant at which whoever sends them has not answered for too long
--- KEYS[6]     under way: ids that the broker has, by the instant from which on their budget is no longer set aside
--- KEYS[7]     of all lines: when each has to be looked at again, by the server's clock
+-- KEYS[5]     being sent: ids by the instant at which the sending times out
+-- KEYS[6]     in flight: ids that the broker has, by the instant from which their budget is no longer reserved
+-- KEYS[7]     of all lines: when each is due, by the server's clock
 -- KEYS[8]     answers to starts, each "<1 or 0><id of the request>", by the instant until which it may be repeated
--- ARGV        1-5 as bucket.lua says; 6 cost, 7 how long (microseconds) a new id is being sent or under way, or a start
---             may be repeated; 8 of release: the most, 9 how many starts of that cost ever fit; 10.. the rule's numbers;
---             last but one: the line's name in KEYS[7]; last: of arrive: the message; of sent: ids, packed; of start:
---             the id of this request, which a repeat of it has, too
--- returns     arrive: {1} if it may be published, {0} if it stands in the line now
+-- ARGV        1-5 see bucket.lua; 6 cost, 7 how long (microseconds) a new id is being sent or in flight, or a start
+--             may be repeated; 8 of release: the maximum, 9 how many starts of that cost ever fit;
+--             10.. the rule's numbers; last but one: the line's name in KEYS[7]; last: of arrive: the message;
+--             of sent: ids, packed; of start: the id of this request, which its repeats have, too
+-- returns     arrive: {1} if it may be published, {0} if it waits in the line now
 --             start: {1, now} if it may start and is charged, {0, now} if it may not
 --             release: {0, id, message, id, message ...}; sent, forget: {0}
 --             all: {-1, now, offset, text} if the text is not of this rule; nothing has been done then
 
 local LINE, MESSAGES, SENDING, SENT, LINES, STARTS = KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local COST, LEASE, MOST, FITTING = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local NAME, TOLD = ARGV[#ARGV - 1], ARGV[#ARGV]
+local NAME, PAYLOAD = ARGV[#ARGV - 1], ARGV[#ARGV]
 local KNOWN_FOR = 86400 * 1000000
 
--- 1. Leases that are over: what was to be sent goes back to its place. What was sent is no longer expected, but known
--- if it comes: where all slots are busy it is late, and must not have to wait in line once more each time.
+-- 1. Expired leases. A message that was being sent returns to its place. One that was sent no longer has budget
+-- reserved, but is still known when it comes: on a busy worker it is late, and must not wait in line again each time.
 for _, late in ipairs(redis.call('ZRANGEBYSCORE', SENDING, '-inf', digits(now))) do
   local message = redis.call('HGET', MESSAGES, late)
   redis.call('ZREM', SENDING, late)
@@ -38,7 +38,7 @@ local function expected()
   return redis.call('ZCARD', SENDING) + redis.call('ZCOUNT', SENT, '(' .. digits(now), '+inf')
 end
 
--- How many more may be let go: what is under way will be charged when it starts, and has its budget set aside.
+-- How many more may be released: messages in flight are charged when they start, and have their budget reserved.
 local function room()
   return math.floor(left() / COST) - expected()
 end
@@ -48,7 +48,7 @@ local function under_way(each)
   redis.call('PEXPIRE', SENT, digits(math.ceil((LEASE + KNOWN_FOR) / 1000)))
 end
 
--- When somebody has to look again: when the bucket opens for one more than is expected, or a lease is over.
+-- Set when the line is due: when the bucket opens for one more than is expected, or a lease expires.
 local function arm()
   local waiting = redis.call('ZCARD', LINE) > 0
   if not waiting and redis.call('ZCARD', SENDING) == 0 then
@@ -89,25 +89,25 @@ if verb == 'arrive' then
   end
   place = place and tonumber(place) or now
   redis.call('ZADD', LINE, digits(place), id)
-  redis.call('HSET', MESSAGES, id, digits(place) .. ':' .. TOLD)
+  redis.call('HSET', MESSAGES, id, digits(place) .. ':' .. PAYLOAD)
   keep()
   arm()
   return {0}
 end
 
-local function answer_start(said)
+local function answer_start(result)
   redis.call('ZREMRANGEBYSCORE', STARTS, '-inf', digits(now))
-  redis.call('ZADD', STARTS, digits(now + LEASE), said .. TOLD)
+  redis.call('ZADD', STARTS, digits(now + LEASE), result .. PAYLOAD)
   redis.call('PEXPIRE', STARTS, digits(math.ceil(LEASE / 1000)))
-  return {said, now}
+  return {result, now}
 end
 
 if verb == 'start' then
-  for said = 0, 1 do
-    if redis.call('ZSCORE', STARTS, said .. TOLD) then
+  for result = 0, 1 do
+    if redis.call('ZSCORE', STARTS, result .. PAYLOAD) then
       -- Its reply was lost.
       keep()
-      return {said, now}
+      return {result, now}
     end
   end
   local was_expected = forget()
@@ -119,7 +119,7 @@ if verb == 'start' then
     return answer_start(1)
   end
   if was_expected then
-    -- Others drew on the bucket meanwhile. It goes to the head, and its message comes at once, by an arrive.
+    -- Others drew on the bucket meanwhile. It becomes the first in line; the next arrive brings its message.
     redis.call('ZADD', LINE, 0, id)
   end
   keep()
@@ -136,7 +136,7 @@ if verb == 'release' then
       break
     end
     local message = redis.call('HGET', MESSAGES, head)
-    -- One without a message was refused a moment ago and arrives anew.
+    -- One without a message was refused a moment ago and arrives again.
     if message then
       redis.call('ZADD', SENDING, digits(now + LEASE), head)
       released[#released + 1] = head
@@ -150,7 +150,7 @@ if verb == 'release' then
 end
 
 if verb == 'sent' then
-  for _, each in ipairs(cmsgpack.unpack(TOLD)) do
+  for _, each in ipairs(cmsgpack.unpack(PAYLOAD)) do
     if redis.call('ZREM', SENDING, each) == 1 then
       redis.call('HDEL', MESSAGES, each)
       under_way(each)

@@ -1,4 +1,4 @@
--- What can be asked of a bucket alone: this stands below a rule's script and bucket.lua, which says what comes in.
+-- The verbs of a bucket alone. This comes after a rule's script and bucket.lua, which documents KEYS and ARGV.
 
 if verb == 'take' then
   local cost, count = tonumber(ARGV[6]), tonumber(ARGV[7])
@@ -8,7 +8,7 @@ if verb == 'take' then
   end
   local granted = 0
   if count > 1 then
-    -- As many as surely fit go as one: a script that takes them one by one would hold up the server.
+    -- Take as many as surely fit at once: a script that takes them one by one would block the server.
     granted = math.min(count, math.floor(left() / cost))
     if granted > 0 then
       local _, after = take(state, now, cost * granted)
@@ -54,7 +54,7 @@ end
 
 if verb == 'cancel' then
   local known = remembered()
-  -- Only what nothing has built on can be undone: then the bucket is put back as it was.
+  -- Only the latest change can be undone: the bucket then gets its earlier state.
   if not known or not state or known[3] <= now or known[8] ~= redis.sha1hex(dump(state)) then
     keep()
     return {0}
@@ -73,7 +73,7 @@ if verb == 'amend' then
   local charged_at, cost = tonumber(ARGV[6]), tonumber(ARGV[7])
   local started_at, actual = tonumber(ARGV[8]), tonumber(ARGV[9])
   if not state then
-    -- Nothing else counted when it was forgotten, so the start stands alone.
+    -- The bucket was forgotten when nothing else counted in it, so the state holds only this start.
     local _, alone = take(nil, charged_at, cost)
     state = alone
   end
@@ -89,7 +89,7 @@ if verb == 'penalize' then
   local closed_for = tonumber(ARGV[6])
   if now + closed_for > earliest then
     local over_in = math.ceil(closed_for / 1000) + 1
-    if told ~= '' then
+    if test_time ~= '' then
       over_in = over_in + 3600000
     end
     redis.call('SET', KEYS[2], digits(now + closed_for), 'PX', digits(over_in))
