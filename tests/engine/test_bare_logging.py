@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.tasks.log_hook import listen, unlisten
+from headgate.tasks.log_hook import add_listener, remove_listener
 
 PROGRAM = Path(__file__).with_name("bare_logging.py")
 
@@ -49,7 +49,7 @@ def test_who_stands_in_for_the_same_method_meanwhile_goes_on_to_do_so(monkeypatc
     theirs: list[str] = []
     hears: Callable[[logging.LogRecord], None] = lambda record: heard.append(record.getMessage())  # noqa: E731
     log = logging.getLogger("shop")
-    listen(hears)
+    add_listener(hears)
     below = logging.Logger.callHandlers
 
     def stands_in(logger: logging.Logger, record: logging.LogRecord) -> None:
@@ -58,11 +58,11 @@ def test_who_stands_in_for_the_same_method_meanwhile_goes_on_to_do_so(monkeypatc
 
     monkeypatch.setattr(logging.Logger, "callHandlers", stands_in)
     log.error("one")
-    unlisten(hears)
+    remove_listener(hears)
     log.error("two")
-    listen(hears)
+    add_listener(hears)
     log.error("three")
     monkeypatch.undo()
-    unlisten(hears)
+    remove_listener(hears)
     log.error("four")
     assert (heard, theirs) == (["one", "three"], ["one", "two", "three"])

@@ -13,9 +13,9 @@ from headgate.jobs.event import BacklogLeft, BacklogMoved, StorageTroubled
 from headgate.jobs.gating import GateChange, GatedJob, subject_of
 from headgate.jobs.terms import GateTerms
 from headgate.storage.store import Store
-from headgate.tasks.batch_gate import as_in_batch
+from headgate.tasks.batch_gate import regate_in_batch
 from headgate.tasks.gate import UNGATED
-from headgate.tasks.registry import Registry, wanted_queue
+from headgate.tasks.registry import Registry, intended_queue
 
 PAGE = 100
 """Jobs that one commit moves: the other writers have to wait for it."""
@@ -177,7 +177,7 @@ class BacklogMigrator:
             if subjects is not None and subject_of(job.task, job.queue) not in subjects:
                 continue
             # One that went to another queue because its own was full keeps that one's limits.
-            wanted = wanted_queue(job.gate)
+            wanted = intended_queue(job.gate)
             wanted = wanted if wanted in self._registry.queues else None
             try:
                 gate_name = self._registry.gate_name(job.task, job.queue, wanted)
@@ -186,7 +186,7 @@ class BacklogMigrator:
                 gate, asked = self._registry.gate(task, job.queue, wanted), UNGATED
                 if gate.limits:
                     asked = gate.ask(task.payload.arguments(job.payload), job.headers or {}, _not_told)
-                draws, costs, terms = as_in_batch(asked, job.draws, job.terms)
+                draws, costs, terms = regate_in_batch(asked, job.draws, job.terms)
             except OWN_ERRORS as error:  # with whatever the task's own `cost` or `owner` raises for an old payload
                 self._leave(job, error)
                 continue

@@ -67,7 +67,7 @@ class CallbackRunner:
             except Exception as error:
                 self._failed(task, moment, job, said(error))
                 return
-        callbacks = task.callbacks.to_tell(moment, handler)
+        callbacks = task.callbacks.callbacks_for(moment, handler)
         telling = asyncio.get_running_loop().create_task(
             self._tell_in_turn(task, moment, callbacks, job, details, self._last.get(job.id)),
             name=f"headgate-{moment}",

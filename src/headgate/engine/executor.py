@@ -37,7 +37,7 @@ from headgate.jobs.outcome import (
 )
 from headgate.jobs.retry import RetryPolicy
 from headgate.tasks.callbacks import CallbackKind
-from headgate.tasks.context import JobContext, enter, tell_cancelled
+from headgate.tasks.context import JobContext, enter, set_cancelled
 from headgate.tasks.executor_kind import Executor
 from headgate.tasks.job_log import Reports
 from headgate.tasks.signals import RateLimited, Snooze
@@ -155,7 +155,7 @@ class RunningAttempt:
         self._causes += (cause,)
         self.cause = self._causes[0]
         if self._context is not None:
-            tell_cancelled(self._context)
+            set_cancelled(self._context)
         if self.linger is None:
             when = self._dependencies.clock.monotonic() + round(LINGERS_AFTER * SECOND)
             self.linger = self._dependencies.clock.call_at(when, partial(self._dependencies.on_linger, self))
@@ -325,7 +325,7 @@ class RunningAttempt:
     async def _in_child(self) -> Outcome:
         task = self.task
         try:
-            job = replace(self.job, payload=task.payload.of_today(self.job.payload))
+            job = replace(self.job, payload=task.payload.reencode(self.job.payload))
             if self._dependencies.tracing is not None:
                 job = replace(job, headers=self._dependencies.tracing.carried(job.headers))
         except PayloadError as error:

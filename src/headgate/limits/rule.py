@@ -136,7 +136,7 @@ class Rule(msgspec.Struct, Generic[S], frozen=True):
         raise NotImplementedError
 
     def amend_forgotten(self, charged_at: int, started_at: int, actual: int) -> S | None:
-        """Do what `amend` does for a bucket whose idle state was forgotten; None: it stays forgotten.
+        """Same as `amend` for a bucket whose idle state was forgotten; None: it stays forgotten.
 
         Nothing else counted in it, so the new state holds only this start.
         """

@@ -1,1 +1,1 @@
-"""What users declare."""
+"""What users declare: tasks, queues, schedules, resources."""

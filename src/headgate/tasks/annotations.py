@@ -1,4 +1,4 @@
-"""The annotations of what users declare, as the types that they name."""
+"""The annotations of declared functions, resolved to types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headgate.errors import DeclarationError
 
 
 def annotations_of(function: Callable[..., Any], where: str) -> dict[str, Any]:
-    """Each parameter's, and what is returned. Raises DeclarationError for a name that is not there."""
+    """Return the types of the parameters and of the result. Raises DeclarationError for an undefined name."""
     try:
         return get_type_hints(function, include_extras=True)
     except NameError as error:

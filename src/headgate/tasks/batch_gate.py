@@ -1,4 +1,4 @@
-"""The limits of a batch: its jobs draw on them together, under one permit that the batch holds."""
+"""The limits of a batch: all its jobs draw on them under one permit, which the batch holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headgate.tasks.gate import Arguments, BoundLimit, GatedCall, Headers
 
 
 class BatchGate:
-    """What one batch holds: a key for each of its limits, which all its jobs have to agree on."""
+    """The limits of one batch: all its jobs must have the same key for each."""
 
     def __init__(self, batch: str, limits: Sequence[BatchLimit], known: Mapping[str, Limit]) -> None:
         self._batch = batch
@@ -35,9 +35,9 @@ class BatchGate:
         headers: Headers,
         fields: ArgumentFields = UNTYPED,
     ) -> GatedCall:
-        """Return what a call of that task asks, with what its batch holds for it.
+        """Return the draws of a call of that task, with those of its batch.
 
-        Raises DeclarationError for another key than that of the calls before.
+        Raises DeclarationError if the key differs from that of the earlier calls.
         """
         bound = self._bound.get(task)
         if bound is None:
@@ -53,17 +53,17 @@ class BatchGate:
                 f"the calls of a batch hold {before.limit!r} together, but one has the key {before.key!r} and another "
                 f"{now.key!r}; make a batch of each"
             )
-        return held_together(gated, draws, self._batch)
+        return with_batch_permits(gated, draws, self._batch)
 
 
-def held_together(gated: GatedCall, draws: Sequence[Draw], batch: str) -> GatedCall:
-    """Return what a call asks whose batch holds these draws for it."""
+def with_batch_permits(gated: GatedCall, draws: Sequence[Draw], batch: str) -> GatedCall:
+    """Return the draws of a call with those that its batch holds for it."""
     own = gated.terms or GateTerms()
     holding = PermitTerms("batch", batch)
     holds = dict(zip(gated.draws, own.holds or [None] * len(gated.draws), strict=True))
     costs = dict(zip(gated.draws, gated.costs or [1] * len(gated.draws), strict=True))
     for draw in draws:
-        # One that the call draws on by itself as well is held once: by the batch.
+        # If the call also draws on it by itself, only the batch holds it.
         holds[draw], costs[draw] = holding, costs.get(draw, 1)
     return GatedCall(
         tuple(holds),
@@ -72,14 +72,14 @@ def held_together(gated: GatedCall, draws: Sequence[Draw], batch: str) -> GatedC
     )
 
 
-def as_in_batch(gated: GatedCall, before: Sequence[Draw], terms: GateTerms | None) -> GatedCall:
-    """Return what a stored call asks now, with what its batch has been holding for it."""
+def regate_in_batch(gated: GatedCall, before: Sequence[Draw], terms: GateTerms | None) -> GatedCall:
+    """Return the new draws of a stored call, with those that its batch holds for it."""
     if terms is None or not terms.of_batch:
         return gated
     draws = chosen(before, terms.of_batch)
     owners = {holding.owner for holding in terms.holds if holding is not None and holding.until == "batch"}
     (batch,) = owners
-    return held_together(gated, draws, batch or "")
+    return with_batch_permits(gated, draws, batch or "")
 
 
 def _named(limit: BatchLimit, known: Mapping[str, Limit]) -> tuple[str, Limit]:

@@ -1,4 +1,4 @@
-"""Callbacks: who a task tells of the lives of its jobs."""
+"""Callbacks of a task: functions called when its jobs start, complete, fail or retry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AnyCallback = Callable[..., Any]
 
 
 class CallbackKind(StrEnum):
-    """What a task can tell of a job; each is the name of the method that a handler has for it."""
+    """The events of a job with callbacks; each is the name of the handler's method for it."""
 
     STARTED = "on_started"
     COMPLETED = "on_completed"
@@ -22,7 +22,7 @@ class CallbackKind(StrEnum):
 
 
 TAKES = {CallbackKind.STARTED: 1, CallbackKind.COMPLETED: 2, CallbackKind.ERROR: 2, CallbackKind.RETRY: 4}
-"""How many arguments the callback of each moment is given."""
+"""How many arguments the callback of each event takes."""
 
 
 class Callbacks:
@@ -30,36 +30,36 @@ class Callbacks:
 
     __slots__ = ("_functions", "_methods", "exist")
 
-    def __init__(self, handler: type[Any] | None = None, silent: type[Any] | None = None) -> None:
-        """With a handler: those of its methods that are not `silent`'s own."""
+    def __init__(self, handler: type[Any] | None = None, base: type[Any] | None = None) -> None:
+        """Take the handler's methods that override those of the base class `base`."""
         self._functions: dict[CallbackKind, list[AnyCallback]] = {}
         self._methods = frozenset(
-            moment
-            for moment in CallbackKind
-            if handler is not None and getattr(handler, moment, None) is not getattr(silent, moment, None)
+            event
+            for event in CallbackKind
+            if handler is not None and getattr(handler, event, None) is not getattr(base, event, None)
         )
-        # Looked at for every attempt of every task, so it is no question but an attribute.
+        # An attribute, not a property: it is read for every attempt of every task.
         self.exist: bool = bool(self._methods)
 
-    def wants(self, moment: CallbackKind) -> bool:
-        """Return whether anybody is to be told."""
-        return moment in self._methods or moment in self._functions
+    def wants(self, event: CallbackKind) -> bool:
+        """Return whether there is a callback for this event."""
+        return event in self._methods or event in self._functions
 
-    def add(self, moment: CallbackKind, callback: AnyCallback, where: str) -> None:
-        """Tell this one, too. Raises DeclarationError for what cannot be called with what it would be told."""
+    def add(self, event: CallbackKind, callback: AnyCallback, where: str) -> None:
+        """Add a callback. Raises DeclarationError if it cannot be called with the event's arguments."""
         if not callable(callback) or hasattr(callback, "enqueue"):
-            raise DeclarationError(f"@{moment} of {where} needs a function, not {callback!r}")
-        misfit = _misfit(callback, TAKES[moment])
+            raise DeclarationError(f"@{event} of {where} needs a function, not {callback!r}")
+        misfit = _call_error(callback, TAKES[event])
         if misfit is not None:
-            raise DeclarationError(f"@{moment} of {where} gets {_EXPECTED[moment]}: {misfit}")
-        self._functions.setdefault(moment, []).append(callback)
+            raise DeclarationError(f"@{event} of {where} gets {_EXPECTED[event]}: {misfit}")
+        self._functions.setdefault(event, []).append(callback)
         self.exist = True
 
-    def to_tell(self, moment: CallbackKind, handler: Any | None) -> list[AnyCallback]:
-        """Whom to tell; `handler` is the instance whose method it is, if the task is a handler."""
-        callbacks = list(self._functions.get(moment, ()))
-        if handler is not None and moment in self._methods:
-            callbacks.insert(0, getattr(handler, moment))
+    def callbacks_for(self, event: CallbackKind, handler: Any | None) -> list[AnyCallback]:
+        """Return the callbacks of an event; `handler` is the instance with the method, if the task is a handler."""
+        callbacks = list(self._functions.get(event, ()))
+        if handler is not None and event in self._methods:
+            callbacks.insert(0, getattr(handler, event))
         return callbacks
 
 
@@ -71,13 +71,13 @@ _EXPECTED = {
 }
 
 
-def _misfit(callback: AnyCallback, count: int) -> str | None:
-    """Why it cannot be called with so many arguments; None if it can, as far as can be told."""
+def _call_error(callback: AnyCallback, count: int) -> str | None:
+    """Return why it cannot be called with that many arguments; None if it can, or if that is unknown."""
     try:
         inspect.signature(callback).bind(*range(count))
     except TypeError as error:
         return str(error)
     except ValueError:
-        # Some built-ins have no signature: what is wrong with them is seen at the call.
+        # Some built-ins have no signature: an error then appears at the call.
         return None
     return None

@@ -1,4 +1,4 @@
-"""The mark of a child process: there, process tasks are run by a node elsewhere, and no node may be started."""
+"""The mark of a child process: it does not start process tasks of its own, and no node."""
 
 from contextvars import ContextVar
 

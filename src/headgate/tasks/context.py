@@ -1,4 +1,4 @@
-"""What a handler knows about the job that it runs."""
+"""The running job, as its handler sees it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from headgate.clock import SECOND, to_datetime
 from headgate.errors import HeadgateError
 from headgate.jobs.job import ClaimedJob
 from headgate.jobs.report import kept_level
-from headgate.tasks.job_log import JobLog, Reports, worded
-from headgate.tasks.log_hook import listen, unlisten
+from headgate.tasks.job_log import JobLog, Reports, format_record
+from headgate.tasks.log_hook import add_listener, remove_listener
 
-MOST_SETTLED = 1_000_000_000
-"""The most that one start can be said to have cost."""
+MAX_SETTLED_COST = 1_000_000_000
+"""The highest cost that one start can be settled at."""
 
 
 class CostSettler(Protocol):
-    """What settles the cost of a start: its charge."""
+    """Settles the cost of a start; the charge of an attempt does it."""
 
     def settle(self, limit: str, actual: int) -> None: ...
 
 
 class JobContext:
-    """The running job, seen from its handler.
+    """The running job, for its handler.
 
-    `id` is the same over all attempts, so it serves as an idempotency key towards the outside.
+    `id` is the same in all attempts, so it can serve as an idempotency key for outside systems.
     """
 
     __slots__ = ("_cancelled", "_charge", "_job", "_limits", "_reports")
@@ -41,8 +41,8 @@ class JobContext:
         charge: CostSettler | None = None,
         reports: Reports | None = None,
     ) -> None:
-        # Nothing here leads back to the attempt: the asyncio task knows this context, and a cycle of the two would be
-        # left to the garbage collector, job by job.
+        # Nothing here refers back to the attempt: the asyncio task refers to this context, and a cycle of the two would
+        # wait for the garbage collector, for every job.
         self._job = job
         self._limits = limits
         self._charge = charge
@@ -63,16 +63,16 @@ class JobContext:
 
     @property
     def attempt(self) -> int:
-        """Which try this is, counted from 1 and durable."""
+        """The number of this attempt, counted from 1; it survives restarts."""
         return self._job.attempt
 
     @property
     def fencing_token(self) -> int:
         """A number that is higher for each later start: of this job, and of the jobs that hold one `Mutex` in turn.
 
-        Store it with what the job changes outside, and refuse a change that comes with a lower one: its sender lost its
-        lease and does not know yet. It is the limit time of the start (microseconds), as the store has it, so jobs that
-        start in one claim share it, and a PostgreSQL server whose clock is put back can lower it by up to a second.
+        Store it with what the job changes outside, and refuse a change with a lower one: its sender has lost its lease
+        without noticing yet. It is the limit time of the start (microseconds) from the store. So jobs that start in one
+        claim share it, and a PostgreSQL server whose clock is put back can lower it by up to a second.
         """
         return self._job.charged_at
 
@@ -82,12 +82,12 @@ class JobContext:
 
     @property
     def batch(self) -> str | None:
-        """The id of the batch that it belongs to."""
+        """The id of the batch that the job belongs to."""
         return None if self._job.origin is None else self._job.origin.batch
 
     @property
     def follows(self) -> str | None:
-        """The id of the job or batch that it came after; `await app.job(id).result()` is what that job returned."""
+        """The id of the job or batch that it followed; `await app.job(id).result()` is what that job returned."""
         return None if self._job.origin is None else self._job.origin.follows
 
     @property
@@ -96,25 +96,25 @@ class JobContext:
 
     @property
     def waited_for(self) -> float:
-        """Seconds from when the job could run, by its own `run_at`, until it was started."""
+        """Seconds from when the job could run, by its own `run_at`, until it started."""
         return max(0, self._job.started_at - self._job.run_at) / SECOND
 
     @property
     def throttled_for(self) -> float:
-        """Seconds of `waited_for` until the limit that held it back opened; since then it waited for a free slot.
+        """Seconds of `waited_for` until the limit that held it back opened; after that it waited for a free slot.
 
-        Of a limit that opened and closed again while slots were short, until it last opened.
+        If the limit opened and closed again while no slot was free, until it last opened.
         """
         return self._job.throttled_for / SECOND
 
     def settle(self, limit: str, actual: int) -> None:
-        """Say what this start cost, when that was only estimated: the difference is charged or refunded.
+        """Set what this start cost, if the charge was an estimate: the difference is charged or refunded.
 
         `current_job().settle("openai", 812)`. Without effect on a retry that was not charged for the limit. Raises
         HeadgateError for a limit that the task does not have, ValueError for less than 0 or more than 1,000,000,000.
         """
-        if isinstance(actual, bool) or not isinstance(actual, int) or not 0 <= actual <= MOST_SETTLED:
-            raise ValueError(f"a settled cost of {actual!r:.80} must be a whole number from 0 to {MOST_SETTLED:,}")
+        if isinstance(actual, bool) or not isinstance(actual, int) or not 0 <= actual <= MAX_SETTLED_COST:
+            raise ValueError(f"a settled cost of {actual!r:.80} must be a whole number from 0 to {MAX_SETTLED_COST:,}")
         if limit not in self._limits:
             raise HeadgateError(
                 f"task {self.task!r} has no limit {limit!r} to settle; it has: {', '.join(self._limits) or 'none'}"
@@ -123,10 +123,10 @@ class JobContext:
             self._charge.settle(limit, actual)
 
     def progress(self, fraction: float, message: str | None = None) -> None:
-        """Say how far the job is, from 0 to 1, with a word about it of up to 500 characters (what is longer is cut).
+        """Report how far the job is, from 0 to 1, with a message of up to 500 characters (a longer one is cut).
 
-        It is seen in `job.status().progress` within about a second, and told as `JobProgressed`; what is said more
-        often is thinned out to the latest. It returns at once, and may be called from any thread. Raises ValueError.
+        It appears in `job.status().progress` within about a second, and as the event `JobProgressed`; of more frequent
+        reports only the latest is kept. It returns at once, and may be called from any thread. Raises ValueError.
         """
         if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
             raise ValueError(f"progress of {fraction!r} must be a number from 0 to 1")
@@ -137,14 +137,14 @@ class JobContext:
 
     @property
     def log(self) -> JobLog:
-        """A logger whose lines are kept with the job, and go to the logger `headgate.job` as well."""
+        """A logger whose lines are kept with the job, and also go to the logger `headgate.job`."""
         return JobLog(self._job, self._reports)
 
     @property
     def cancelled(self) -> bool:
-        """Whether the job should end: a user cancelled it, its time is up, or the node shuts down or lost its lease.
+        """Whether the job should end: a user cancelled it, it timed out, or the node shuts down or lost its lease.
 
-        For handlers in threads, which cannot be interrupted; an `async def` handler is cancelled by asyncio.
+        For handlers in threads, which cannot be interrupted; asyncio cancels an `async def` handler.
         """
         return self._cancelled is not None and self._cancelled.is_set()
 
@@ -153,12 +153,12 @@ _current: ContextVar[JobContext] = ContextVar("headgate_current_job")
 
 
 def is_in_job() -> bool:
-    """Return whether this code runs in a handler or a callback, or in a task that one of them has started."""
+    """Return whether this code runs in a handler or a callback, or in a task that one of them started."""
     return _current.get(None) is not None
 
 
 def current_job() -> JobContext:
-    """Return the job that this code runs in. Raises HeadgateError outside of one."""
+    """Return the job that this code runs in. Raises HeadgateError outside of a job."""
     try:
         return _current.get()
     except LookupError:
@@ -166,39 +166,39 @@ def current_job() -> JobContext:
 
 
 def enter(context: JobContext, *, with_thread: bool = False) -> None:
-    """Make `context` the current job of this asyncio task; a thread also gets a flag that tells it to end."""
+    """Make `context` the current job of this asyncio task; for a thread, also create its cancel flag."""
     if with_thread:
         context._cancelled = threading.Event()
     _current.set(context)
 
 
-def tell_cancelled(context: JobContext) -> None:
-    """Let a handler in a thread see that it should end."""
+def set_cancelled(context: JobContext) -> None:
+    """Set the cancel flag of a handler in a thread."""
     if context._cancelled is not None:
         context._cancelled.set()
 
 
 class JobLogCapture:
-    """Keeps what handlers log through ordinary logging: it finds the job that the code runs in.
+    """Keeps what handlers log through ordinary logging, with the job that the code runs in.
 
-    Only of jobs that report to `reports`, so that each of several nodes in a process has its own.
+    It captures only jobs that report to `reports`, so several nodes in one process do not mix.
     """
 
     def __init__(self, reports: Reports) -> None:
         self._reports = reports
 
     def start(self) -> None:
-        listen(self._hear)
+        add_listener(self._capture)
 
     def stop(self) -> None:
-        unlisten(self._hear)
+        remove_listener(self._capture)
 
-    def _hear(self, record: logging.LogRecord) -> None:
+    def _capture(self, record: logging.LogRecord) -> None:
         context = _current.get(None)
         if context is None or context._reports is not self._reports:
             return
         lowest = self._reports.lowest
-        # Whoever makes records by hand or by a factory of their own may put anything into them.
+        # Records made by hand or by a custom factory may hold anything.
         level, name = kept_level(record.levelno), str(record.name)
         if lowest is not None and level >= lowest and name.partition(".")[0] != "headgate":
-            self._reports.log(context._job, level, name, worded(record)[0])
+            self._reports.log(context._job, level, name, format_record(record)[0])

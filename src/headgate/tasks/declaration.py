@@ -1,4 +1,4 @@
-"""The declaration of a task: what `@app.task` and `@app.handler` are told, checked and made a task."""
+"""The declaration of a task: checks the options of `@app.task` and `@app.handler`, and makes the task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TaskBody(NamedTuple):
-    """What is to be a task: a function, the name it will have, where it runs, and the class that it is `run` of."""
+    """What becomes a task: a function, its name, where it runs, and the handler class if it is a `run` method."""
 
     name: str
     function: Callable[..., Any]
@@ -34,7 +34,7 @@ class TaskBody(NamedTuple):
 
 
 def body_of_function(function: Callable[..., Any], options: TaskOptions) -> TaskBody:
-    """Return a function that is to be a task. Raises TypeError, DeclarationError."""
+    """Return the body of a function that becomes a task. Raises TypeError, DeclarationError."""
     require_names(options, TaskOptions.__annotations__, "Headgate.task()")
     if isinstance(function, Task):
         raise DeclarationError(f"{function!r} is a task already; @app.task needs a function")
@@ -47,7 +47,7 @@ def body_of_function(function: Callable[..., Any], options: TaskOptions) -> Task
 
 
 def body_of_handler(handler: type[Any], options: HandlerOptions) -> TaskBody:
-    """Return the `run` of a class that is to be a task. Raises TypeError, DeclarationError."""
+    """Return the body of a handler class, its `run`. Raises TypeError, DeclarationError."""
     require_names(options, HandlerOptions.__annotations__, "Headgate.handler()")
     name = _name_of(handler, options)
     function = handler_function(handler, f"handler {name!r}")
@@ -62,7 +62,7 @@ def _name_of(subject: object, options: HandlerOptions) -> str:
 def declare_task(
     body: TaskBody, options: HandlerOptions, client: Client, registry: Registry, *, max_payload: int, audit: AuditLevel
 ) -> Task[Any, Any]:
-    """Return the task that is declared so; `audit` is for one that does not say it. Raises DeclarationError."""
+    """Return the declared task; `audit` is the level for a task without its own. Raises DeclarationError."""
     where = f"task {body.name!r}"
     retry, timeout, priority = options.get("retry"), options.get("timeout"), options.get("priority", 0)
     own_audit = options.get("audit")

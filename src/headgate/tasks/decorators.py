@@ -1,4 +1,4 @@
-"""Decorators: what `@app.task(…)` and `@app.schedule(…)` do to what they stand on, for type checkers."""
+"""The types of the decorators `@app.task(…)` and `@app.schedule(…)`, for type checkers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 class TaskDecorator(Protocol):
-    """What `@app.task(…)` with options does to a function."""
+    """The decorator that `@app.task(…)` with options returns: function to task."""
 
     @overload
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
@@ -21,7 +21,7 @@ class TaskDecorator(Protocol):
 
 
 class ScheduleDecorator(Protocol):
-    """What `@app.schedule(…)` does to a task, or to a function, which it makes a task."""
+    """The decorator that `@app.schedule(…)` returns: it takes a task, or a function that it makes a task."""
 
     @overload
     def __call__(self, task: Task[P, R], /) -> Task[P, R]: ...

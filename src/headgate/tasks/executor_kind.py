@@ -1,4 +1,4 @@
-"""Places: where the function of a task runs."""
+"""Where the function of a task runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Executor(StrEnum):
-    """Waiting costs a loop nothing, blocking calls take a thread each, computing takes a process each."""
+    """A coroutine runs on the event loop, a blocking function in a thread, a computing function in a process."""
 
     LOOP = "loop"
     THREAD = "thread"
@@ -17,7 +17,7 @@ class Executor(StrEnum):
 
 
 def place_of(function: Callable[..., Any], *, process: bool) -> Executor:
-    """Return where a function runs, by its kind and what was declared."""
+    """Return where a function runs, by its kind and its declaration."""
     if process:
         return Executor.PROCESS
     return Executor.LOOP if inspect.iscoroutinefunction(function) else Executor.THREAD

@@ -1,4 +1,4 @@
-"""Chains and batches: calls that are enqueued together, and run after each other or side by side."""
+"""Chains and batches: calls that are enqueued together, and run one after the other or in parallel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BatchLimit = str | Concurrency
 
 
 class ChainPlan:
-    """Steps that follow each other; made by `chain(…)`."""
+    """Steps that run one after the other; `chain(…)` makes it."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps: tuple[Step, ...] = tuple(steps)
@@ -32,13 +32,13 @@ class ChainPlan:
     async def enqueue(self) -> Chain:
         """Store all jobs in one commit; each is blocked until the step before it has succeeded.
 
-        When one fails or is cancelled, those after it are cancelled. Raises as `Task.enqueue`, and DeclarationError for
-        calls of several apps.
+        When one fails or is cancelled, those after it are cancelled. Raises what `Task.enqueue` raises, and
+        DeclarationError for calls of several apps.
         """
-        client, layout = _laid_out(self)
-        last = layout.lay(self, Leader())
-        await client.enqueue_flow(layout.calls, layout.batches)
-        jobs = [Job[Any](call.id, client) for call in layout.calls]
+        client, builder = _new_builder(self)
+        last = builder.add(self, Leader())
+        await client.enqueue_flow(builder.calls, builder.batches)
+        jobs = [Job[Any](call.id, client) for call in builder.calls]
         return Chain(jobs, _handle(last, client))
 
     @property
@@ -48,7 +48,7 @@ class ChainPlan:
 
 
 class BatchPlan:
-    """Calls that run side by side, and what comes when all of them are final; made by `batch(…)`."""
+    """Calls that run in parallel, and the step after all of them are final; `batch(…)` makes it."""
 
     def __init__(self, steps: Sequence[Step], limits: Sequence[BatchLimit]) -> None:
         self.steps: tuple[Step, ...] = tuple(steps)
@@ -57,7 +57,7 @@ class BatchPlan:
         self.on: On = "success"
 
     def then(self, step: Step, on: On = "success") -> BatchPlan:
-        """Return the same with a step that runs once all jobs are final: if all succeeded, or after "any" outcome."""
+        """Return the plan with a step that runs once all jobs are final: if all succeeded, or after "any" outcome."""
         if self.next is not None:
             raise DeclarationError("this batch has a then() already; for several steps in a row, use chain()")
         if on not in ("success", "any"):
@@ -67,10 +67,10 @@ class BatchPlan:
         return plan
 
     async def enqueue(self) -> Batch:
-        """Store all jobs in one commit, with what comes after them. Raises as `Task.enqueue`, and DeclarationError."""
-        client, layout = _laid_out(self)
-        batch = layout.lay_batch(self, Leader())
-        await client.enqueue_flow(layout.calls, layout.batches)
+        """Store all jobs in one commit, with the step after them. Raises as `Task.enqueue`, and DeclarationError."""
+        client, builder = _new_builder(self)
+        batch = builder.add_batch(self, Leader())
+        await client.enqueue_flow(builder.calls, builder.batches)
         then = None if batch.then is None else _handle(batch.then, client)
         return Batch(batch.id, [Job(id, client) for id in batch.jobs], client, then)
 
@@ -87,7 +87,7 @@ class SyncChainPlan:
         self._plan = plan
 
     def enqueue(self) -> SyncChain:
-        """As `ChainPlan.enqueue`."""
+        """Same as `ChainPlan.enqueue`."""
         portal = _client_of(self._plan).portal
         return SyncChain(portal.run(self._plan.enqueue()), portal)
 
@@ -99,7 +99,7 @@ class SyncBatchPlan:
         self._plan = plan
 
     def enqueue(self) -> SyncBatch:
-        """As `BatchPlan.enqueue`."""
+        """Same as `BatchPlan.enqueue`."""
         portal = _client_of(self._plan).portal
         return SyncBatch(portal.run(self._plan.enqueue()), portal)
 
@@ -108,7 +108,7 @@ Step = Call[Any] | ChainPlan | BatchPlan
 
 
 def chain(*steps: Step) -> ChainPlan:
-    """Steps that run one after the other, each when the one before it has succeeded.
+    """Return a plan of steps that run one after the other, each when the one before it has succeeded.
 
     `chain(fetch.call(1), batch([parse.call(1), parse.call(2)]), report.call())`. A step is a call, a batch, or another
     chain. Nothing is stored until `enqueue()`.
@@ -119,7 +119,7 @@ def chain(*steps: Step) -> ChainPlan:
 
 
 def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = ()) -> BatchPlan:
-    """Calls that run side by side, waited for together; a chain among them counts with all its jobs.
+    """Return a plan of calls that run in parallel and are awaited together; a chain in it counts with all its jobs.
 
     `batch([send.call(id) for id in ids]).then(report.call())`. With `limits`, mutexes or names of concurrency limits,
     all its jobs run under one permit of each, which the batch holds from its first start until it is final. Nothing is
@@ -137,14 +137,14 @@ def batch(steps: Iterable[Step], *, limits: Sequence[BatchLimit] = ()) -> BatchP
             raise DeclarationError(
                 f"{limit!r} of a batch has no name; declare it with app.limit(name, …) and give limits=[name]"
             )
-    made = [_step(step, "batch()") for step in steps]
-    if any(_has_batch(step) for step in made):
+    checked = [_step(step, "batch()") for step in steps]
+    if any(_has_batch(step) for step in checked):
         raise DeclarationError("a batch in a batch: a job belongs to one batch; put the calls into the outer one")
-    return BatchPlan(made, limits)
+    return BatchPlan(checked, limits)
 
 
 class FlowCall(NamedTuple):
-    """A call as it is to be stored: its id, what it belongs to, and what its batch holds for it."""
+    """A call to store: its id, its chain and batch, and the limits of its batch."""
 
     id: str
     call: Call[Any]
@@ -171,7 +171,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class PlacedJob:
-    """A call that has its place."""
+    """A call that was added to a flow."""
 
     id: str
 
@@ -183,7 +183,7 @@ class PlacedJob:
 
 @dataclass(frozen=True, slots=True)
 class PlacedBatch:
-    """A batch that has its place. What follows an empty one follows what that would have followed."""
+    """A batch that was added to a flow. A step after an empty batch follows what the batch follows."""
 
     id: str
     jobs: Sequence[str]
@@ -192,23 +192,23 @@ class PlacedBatch:
 
 
 class FlowBuilder:
-    """Gives each call its id, and what it follows; leaders stand before those that follow them."""
+    """Gives each call an id and what it follows; a call comes after those that it follows."""
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
         self.calls: list[FlowCall] = []
         self.batches: list[tuple[str, int]] = []
 
-    def lay(
+    def add(
         self, step: Step, leader: Leader, batch: BatchPlan | None = None, id: str | None = None
     ) -> PlacedJob | PlacedBatch:
-        """Place a step after a leader, inside a batch of that id; its last part, which the next step follows."""
+        """Add a step after a leader, inside the batch with that id. Return its last part: the next step follows it."""
         if isinstance(step, BatchPlan):
-            laid = self.lay_batch(step, leader)
-            return laid if laid.then is None else laid.then
+            added = self.add_batch(step, leader)
+            return added if added.then is None else added.then
         if isinstance(step, ChainPlan):
             for each in step.steps:
-                last = self.lay(each, leader, batch, id)
+                last = self.add(each, leader, batch, id)
                 leader = last.leader
             return last
         job = self._new_id()
@@ -216,34 +216,34 @@ class FlowBuilder:
         self.calls.append(FlowCall(job, step, origin, () if batch is None else batch.limits))
         return PlacedJob(job)
 
-    def lay_batch(self, plan: BatchPlan, leader: Leader) -> PlacedBatch:
-        """Place a batch after a leader, and after it what is to come then."""
+    def add_batch(self, plan: BatchPlan, leader: Leader) -> PlacedBatch:
+        """Add a batch after a leader, and the batch's `then` step after it."""
         id = self._new_id()
         first = len(self.calls)
         for step in plan.steps:
-            self.lay(step, leader, plan, id)
+            self.add(step, leader, plan, id)
         jobs = [call.id for call in self.calls[first:]]
         self.batches.append((id, len(jobs)))
         after = Leader(id) if jobs or leader.id is None else leader
         then = None
         if plan.next is not None:
-            then = self.lay(plan.next, Leader(after.id, plan.on) if after.id == id else after)
+            then = self.add(plan.next, Leader(after.id, plan.on) if after.id == id else after)
         return PlacedBatch(id, jobs, after, then)
 
 
-def _handle(laid: PlacedJob | PlacedBatch, client: Client) -> Job[Any] | Batch:
-    if isinstance(laid, PlacedJob):
-        return Job(laid.id, client)
-    return Batch(laid.id, [Job(id, client) for id in laid.jobs], client)
+def _handle(added: PlacedJob | PlacedBatch, client: Client) -> Job[Any] | Batch:
+    if isinstance(added, PlacedJob):
+        return Job(added.id, client)
+    return Batch(added.id, [Job(id, client) for id in added.jobs], client)
 
 
-def _laid_out(step: Step) -> tuple[Client, FlowBuilder]:
+def _new_builder(step: Step) -> tuple[Client, FlowBuilder]:
     client = _client_of(step)
     return client, FlowBuilder(client.new_id)
 
 
 def _client_of(step: Step) -> Client:
-    """Return the client of all its calls. Raises DeclarationError if they are of several apps, or there are none."""
+    """Return the client of all calls. Raises DeclarationError if they belong to several apps, or there are none."""
     clients = {id(call.task._client): call.task._client for call in _calls(step) if call.task is not None}
     if not clients:
         raise DeclarationError("there is no call in this batch, so no app to enqueue it in")

@@ -1,4 +1,4 @@
-"""The verbs of other job queues, and what to write here instead."""
+"""The verbs of other job queues, and what to write instead."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INSTEAD = {
 
 
 def raise_no_attribute(owner: str, task: str, name: str, *, is_sync: bool = False) -> NoReturn:
-    """Raise AttributeError for an attribute that is not there; for a verb of another queue, with the one of ours."""
+    """Raise AttributeError for an unknown attribute; for a verb of another queue, with Headgate's verb."""
     instead = _INSTEAD.get(name)
     if instead is None:
         raise AttributeError(f"{owner!r} object has no attribute {name!r}", name=name)
@@ -36,7 +36,7 @@ def raise_no_attribute(owner: str, task: str, name: str, *, is_sync: bool = Fals
 
 
 class MissingVerb:
-    """An attribute of handler classes that raises AttributeError when it is looked up, with what to write instead."""
+    """An attribute of handler classes that raises AttributeError on access, with what to write instead."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -46,7 +46,7 @@ class MissingVerb:
 
 
 def raise_not_callable(task: str, name: str) -> NoReturn:
-    """Raise TypeError for a task that is called like its function."""
+    """Raise TypeError for a task that was called like a function."""
     verb = "" if task.endswith(".sync") else "await "
     raise TypeError(
         f"calling task {name!r} enqueues nothing and runs nothing; write {verb}{task}.enqueue(…) to enqueue a job, or "

@@ -1,4 +1,4 @@
-"""The limits of one task, ready to tell for each call which buckets it draws on, what it costs and on what terms."""
+"""The limits of one task: for each call, the buckets that it draws on, its costs and its terms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate.limits.key import SHARED, UNTYPED, bucket_key, compile_key, descri
 from headgate.limits.limit import Limit, require_list, suggested_limits
 
 OnSkip = Callable[[str, str], None]
-"""Told the limit's name and the reason when a job runs without it."""
+"""Called with the limit's name and the reason when a job runs without that limit."""
 
 Arguments = Mapping[str, Any]
 Headers = Mapping[str, str]
@@ -57,11 +57,11 @@ class BoundLimit:
         return self._owner is not None
 
     def key(self, arguments: Arguments, headers: Headers, on_skip: OnSkip) -> str | None:
-        """The key of a call; None leaves it ungated by this limit. Raises PayloadError where the limit says so."""
+        """Return the key of a call; None: this limit does not apply. Raises PayloadError as its options say."""
         try:
             key = bucket_key(self._key(arguments, headers))
         except Exception as error:
-            # Whatever a user's key function raises must not lose the job.
+            # A user's key function may raise anything, and must not lose the job.
             reason = f"its key could not be computed: {type(error).__name__}: {error}"
             if self.limit.on_key_error == "fail":
                 raise PayloadError(f"{self.where}: {reason}; nothing was stored") from error
@@ -79,7 +79,7 @@ class BoundLimit:
                 return None
 
     def cost(self, arguments: Arguments, headers: Headers) -> int:
-        """Return what a call costs. Raises PayloadError for no whole number from 1, CostExceedsLimit for too much."""
+        """Return what a call costs. Raises PayloadError unless it is an integer from 1, CostExceedsLimit if too big."""
         if self._cost is None:
             return self.fixed_cost
         value = self._cost(arguments, headers)
@@ -95,8 +95,8 @@ class BoundLimit:
             raise CostExceedsLimit(f"{self.where}: {error}") from None
         return cost
 
-    def holding_of(self, arguments: Arguments, headers: Headers) -> PermitTerms | None:
-        """Return how a call holds its permit. Raises PayloadError for an owner that comes out empty."""
+    def permit_of(self, arguments: Arguments, headers: Headers) -> PermitTerms | None:
+        """Return how a call holds its permit. Raises PayloadError if the owner is empty."""
         if self._owner is None or self.holding is None:
             return self.holding
         owner = bucket_key(self._owner(arguments, headers))
@@ -106,7 +106,7 @@ class BoundLimit:
 
 
 class GatedCall(NamedTuple):
-    """What a call asks of its limits."""
+    """The draws of a call on its limits."""
 
     draws: tuple[Draw, ...] = ()
     costs: tuple[int, ...] | None = None
@@ -124,20 +124,20 @@ class Gate:
         self.names: tuple[str, ...] = tuple(limit.name for limit in limits)
         self._all_cost_one = all(limit.fixed_cost == 1 for limit in self.limits)
         self._has_owners = any(limit.has_owners for limit in self.limits)
-        # Mutexes are named by their resources, so several may come out as one bucket.
+        # Mutexes are named by their resources, so several of them may be the same bucket.
         self._may_coincide = len(set(self.names)) < len(self.names)
         if self._may_coincide:
             _require_one_owner(self.limits)
         self._terms: dict[tuple[BoundLimit, ...], GateTerms | None] = {}
 
-    def joined_by(self, limits: Sequence[BoundLimit]) -> Gate:
-        """Return the same with more limits."""
+    def with_limits(self, limits: Sequence[BoundLimit]) -> Gate:
+        """Return the gate with more limits."""
         return Gate((*self.limits, *limits)) if limits else self
 
     @cached_property
     def signature(self) -> str:
-        """A text that changes when the draws, costs or terms of a call may come out otherwise."""
-        said = [
+        """A text that changes when the draws, costs or terms of a call may change."""
+        parts = [
             (
                 limit.name,
                 described_callable(limit.limit.key),
@@ -151,18 +151,18 @@ class Gate:
             )
             for limit in self.limits
         ]
-        return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
     @property
     def patience(self) -> int | None:
-        """The shortest wait that any of the limits allows (µs), None if they wait as long as it takes."""
+        """The shortest wait that any of the limits allows (µs); None if all wait without a maximum."""
         return min((limit.patience for limit in self.limits if limit.patience is not None), default=None)
 
     def ask(self, arguments: Arguments, headers: Headers, on_skip: OnSkip) -> GatedCall:
-        """Return the buckets a call draws on, its cost in each (None where all are 1), and its terms.
+        """Return the buckets a call draws on, its cost in each (None if all are 1), and its terms.
 
-        Each bucket is there once: limits that come out as one ask it for the most that one of them asks. Raises
-        PayloadError where they name two owners.
+        Each bucket occurs once: limits with the same bucket draw the highest cost of them. Raises PayloadError if they
+        have two owners.
         """
         draws: list[Draw] = []
         costs: list[int] = []
@@ -184,7 +184,7 @@ class Gate:
 
     def _terms_of(self, asked: tuple[BoundLimit, ...], arguments: Arguments, headers: Headers) -> GateTerms | None:
         if self._has_owners:
-            return _terms(asked, [limit.holding_of(arguments, headers) for limit in asked])
+            return _terms(asked, [limit.permit_of(arguments, headers) for limit in asked])
         if asked not in self._terms:
             self._terms[asked] = _terms(asked, [limit.holding for limit in asked])
         return self._terms[asked]
@@ -193,10 +193,10 @@ class Gate:
 def _merged(
     draws: Sequence[Draw], costs: Sequence[int], asked: Sequence[BoundLimit], arguments: Arguments, headers: Headers
 ) -> GatedCall:
-    """What a call asks some of whose limits come out as one bucket: the highest cost, and the permit held longest."""
+    """Return the draws of a call with equal buckets merged: the highest cost, and the permit held longest."""
     merged: dict[Draw, tuple[int, PermitTerms | None, BoundLimit]] = {}
     for draw, cost, limit in zip(draws, costs, asked, strict=True):
-        holding = limit.holding_of(arguments, headers)
+        holding = limit.permit_of(arguments, headers)
         if draw in merged:
             other_cost, other, first = merged[draw]
             cost, holding, limit = max(cost, other_cost), _stricter(other, holding, draw), first
@@ -207,7 +207,7 @@ def _merged(
 
 
 def _stricter(one: PermitTerms | None, other: PermitTerms | None, draw: Draw) -> PermitTerms | None:
-    """Return how a permit is held that two limits ask for. One that is not shared is held by the job alone."""
+    """Return how a permit of two limits is held. If one of them has no owner, the job alone holds it."""
     if one is None or other is None:
         return one or other
     if one.owner is not None and other.owner is not None and one.owner != other.owner:
@@ -216,15 +216,15 @@ def _stricter(one: PermitTerms | None, other: PermitTerms | None, draw: Draw) ->
             f"{other.owner!r}; a job holds a permit once: let the keys differ or the owners be the same. Nothing was "
             "stored"
         )
-    until = max(one.until, other.until, key=_HELD_LONGER.index)
+    until = max(one.until, other.until, key=_HOLD_ORDER.index)
     return PermitTerms(until, None if one.owner is None or other.owner is None else one.owner)
 
 
-_HELD_LONGER = ("running", "until_final", "until_success", "batch")
+_HOLD_ORDER = ("running", "until_final", "until_success", "batch")
 
 
 def _require_one_owner(limits: Sequence[BoundLimit]) -> None:
-    """Raise DeclarationError for limits that always come out as one bucket, with two owners."""
+    """Raise DeclarationError for limits that always have the same bucket, with two owners."""
     known: dict[tuple[str, object], object] = {}
     for limit in limits:
         owner = None if limit.limit.permit is None else limit.limit.permit.owner
@@ -241,7 +241,7 @@ def _require_one_owner(limits: Sequence[BoundLimit]) -> None:
 def _terms(
     asked: Sequence[BoundLimit], holdings: Sequence[PermitTerms | None], limits: Sequence[BoundLimit] | None = None
 ) -> GateTerms | None:
-    """The terms of a call, with one of `asked` for each draw; `limits` are all, where some come out as one draw."""
+    """Return the terms of a call, with one of `asked` for each draw; `limits` are all, if some draws were merged."""
     limits = asked if limits is None else limits
     patience = min((limit.patience for limit in limits if limit.patience is not None), default=None)
     free = draws_where(
@@ -250,9 +250,9 @@ def _terms(
     holds = tuple(holdings) if any(holding is not None for holding in holdings) else ()
     if not holds and not free and patience is None:
         return None
-    # Where one limit cancels and another discards, the job fails: somebody wants to hear of it.
-    impatient = [limit.limit.on_limit for limit in limits if limit.patience == 0]
-    return GateTerms(holds, free, patience, cancels=bool(impatient) and set(impatient) == {"cancel"})
+    # If one limit cancels and another discards, the job fails: a failure is reported, a cancellation is not.
+    no_wait = [limit.limit.on_limit for limit in limits if limit.patience == 0]
+    return GateTerms(holds, free, patience, cancels=bool(no_wait) and set(no_wait) == {"cancel"})
 
 
 def _patience(limit: Limit) -> int | None:
@@ -268,9 +268,9 @@ def bind_limits(
     parameters: Sequence[str],
     fields: ArgumentFields = UNTYPED,
 ) -> Gate:
-    """The gate of a task. An unnamed limit is named after its task and rule; a string is the name of a shared one.
+    """Return the gate of a task. An unnamed limit is named after its task and rule; a string names a shared one.
 
-    `fields` are those of the only argument, which templates may name alone: `{tenant_id}` for `{order.tenant_id}`.
+    `fields` are those of the only argument, which templates may name directly: `{tenant_id}` for `{order.tenant_id}`.
     """
     where = f"task {task!r}"
     require_list(limits, where)
@@ -300,7 +300,7 @@ def bind_limits(
 
 
 def _own_name(task: str, limit: Limit, taken: Sequence[str]) -> str:
-    # Not its numbers nor its kind: a rate that changes keeps its buckets.
+    # Neither its numbers nor its kind: a changed rate keeps its buckets.
     return numbered_name(f"{task}:{limit.rule.family}", taken)
 
 

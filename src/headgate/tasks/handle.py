@@ -1,4 +1,4 @@
-"""Handles: what `enqueue` returns, and what a status looks like."""
+"""Handles: what `enqueue` returns, and the status of a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How far a handler said it was, from 0 to 1, with its word about it, and when."""
+    """The last progress that a handler reported, from 0 to 1, with its message and time."""
 
     fraction: float
     message: str | None
@@ -29,15 +29,15 @@ class JobProgress:
 class JobStatus:
     """A job as it is now. Instants are aware UTC datetimes.
 
-    `state` is waiting, running, succeeded, failed or cancelled. While it waits behind a closed limit, `waits_for` says
-    which it is, as (limit, key), and `throttled_until` when that limit opens (None: when a permit comes back). Of a
+    `state` is waiting, running, succeeded, failed or cancelled. While the job waits behind a closed limit, `waits_for`
+    is that limit, as (limit, key), and `throttled_until` is when it opens (None: when a permit comes back). For a
     waiting job with limits, `place` is how many starts of its lane it is away (1 is next; None beyond 100,000),
-    `predicted_start` when its limits will let it start if nothing changes (None where that depends on others), and
-    `lane_waiting` how many jobs wait in the same lane, this one included. A waiting job whose `run_at` is ahead is
-    `is_scheduled`. `progress` is what its handler said last. One that `is_blocked` waits until the job or batch that
-    it `follows` (an id) is final; it is in no lane before that. `enqueued_by` is the process that enqueued it, as
-    `host:pid`; of what a schedule enqueues it is the node. What is `unreadable` of its stored row is named there,
-    with the reason: its attempts fail with a `PayloadError` until that is mended.
+    `predicted_start` is when its limits will let it start if nothing changes (None if that depends on others), and
+    `lane_waiting` is how many jobs wait in the same lane, this one included. A waiting job whose `run_at` is ahead is
+    `is_scheduled`. `progress` is what its handler reported last. A job that `is_blocked` waits until the job or batch
+    that it `follows` (an id) is final; it is in no lane before that. `enqueued_by` is the process that enqueued it, as
+    `host:pid`, or the node of its schedule. `unreadable` names the parts of its stored row that cannot be read, with
+    the reason: its attempts fail with a `PayloadError` until they are repaired.
     """
 
     id: str
@@ -66,7 +66,7 @@ class JobStatus:
 
 def status_of(record: JobRecord, now: int) -> JobStatus:
     """Return a stored job as its status, at wall time `now` (microseconds)."""
-    said = record.progress
+    last = record.progress
     return JobStatus(
         id=record.id,
         task=record.task,
@@ -83,7 +83,7 @@ def status_of(record: JobRecord, now: int) -> JobStatus:
         waits_for=None if record.waits_for is None else (record.waits_for.limit, record.waits_for.key),
         lane_waiting=record.lane_waiting,
         error=record.error,
-        progress=None if said is None else JobProgress(said.fraction, said.message, to_datetime(said.at)),
+        progress=None if last is None else JobProgress(last.fraction, last.message, to_datetime(last.at)),
         is_blocked=record.is_blocked,
         follows=None if record.origin is None else record.origin.follows,
         enqueued_by=record.enqueued_by,
@@ -97,10 +97,10 @@ def _optional(instant: int | None) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class EnqueuePrediction:
-    """What the limits of a new job promise, if nothing else changes and a slot is free.
+    """The predicted start of a new job, if nothing else changes and a slot is free.
 
-    It is `place` starts away in its lane (1 is next), and its limits let it start at `predicted_start` (None where that
-    depends on when others end); `waits_for` is the limit that decides it, as (limit, key), None if none does.
+    It is `place` starts away in its lane (1 is next), and its limits let it start at `predicted_start` (None if that
+    depends on when other jobs end); `waits_for` is the limit that decides it, as (limit, key), None if none does.
     """
 
     place: int | None
@@ -109,14 +109,14 @@ class EnqueuePrediction:
 
 
 def wait_seconds(timeout: Duration | None, where: str) -> float | None:
-    """How long to wait at most, in seconds; None: without end. Raises DeclarationError for what is no duration."""
+    """Return a timeout in seconds; None: no timeout. Raises DeclarationError if it is not a duration."""
     return None if timeout is None else parse_wait(timeout, "timeout", where) / SECOND
 
 
 class Job(Generic[R_co]):
-    """A job that has been stored: its id, and the ways to follow and cancel it.
+    """A stored job: its id, and the ways to follow and cancel it.
 
-    `promise` is what its limits promised when it was enqueued with `using(promise=True)`, else None.
+    `promise` is the prediction of its limits if it was enqueued with `using(promise=True)`, else None.
     """
 
     __slots__ = ("_client", "id", "promise")
@@ -131,11 +131,11 @@ class Job(Generic[R_co]):
         return await self._client.admin.status(self.id)
 
     async def result(self, timeout: Duration | None = None) -> R_co:
-        """Return what the handler returned, when it has.
+        """Wait until the job has succeeded, and return what its handler returned.
 
-        Waits up to `timeout` (seconds, a timedelta, or text like "5m"; default: without end). Raises JobFailed,
+        Waits up to `timeout` (seconds, a timedelta, or text like "5m"; default: no timeout). Raises JobFailed,
         JobCancelled, TimeoutError, JobNotFound; PayloadError for a result that another release has stored and that does
-        not fit the annotation of today.
+        not fit the current annotation.
         """
         result: R_co = await self._client.job_result(self.id, wait_seconds(timeout, "job.result"))
         return result
@@ -143,7 +143,7 @@ class Job(Generic[R_co]):
     async def cancel(self) -> bool:
         """Cancel the job. A waiting one never runs and charges nothing; a running one is asked to end.
 
-        False if it was final already: then nothing has changed. Raises JobNotFound.
+        Return False if it was already final: then nothing has changed. Raises JobNotFound.
         """
         return await self._client.cancel_job(self.id)
 

@@ -42,7 +42,7 @@ class HasRun(Protocol[Taken, Given]):
 
 
 class _TaskOf:
-    """`Ship.task`: typed by the `run` of the class that it is asked of, which stays a class for type checkers."""
+    """`Ship.task`: typed by the `run` of its class, which stays a class for type checkers."""
 
     @overload
     def __get__(self, handler: None, kind: type[HasRun[T, Awaitable[R]]], /) -> Task[[T], R]: ...
@@ -64,7 +64,7 @@ class _SyncOf:
 
 
 def _task_of(kind: type[Any]) -> Any:
-    # Its own: a subclass is not declared because its base is.
+    # Only its own attribute: a subclass is not declared because its base is.
     task = vars(kind).get(_DECLARED)
     if task is None:
         raise DeclarationError(f"{kind.__qualname__} is not declared: put @app.handler on it")
@@ -78,9 +78,9 @@ class Handler(Generic[PayloadT]):
     """A task as a class: `@app.handler class Sync(Handler[SyncPayload])` with `async def run(self, payload)`.
 
     `await Sync.enqueue(payload)` enqueues, and so do the other verbs of tasks; `Sync.task` is the task, with all that
-    functions have. Each attempt gets a new instance, made without arguments; what `run` takes beside the payload are
-    resources. The methods `on_…` are told of each job, as `@task.on_started` … are for functions: plain or `async def`,
-    and only those that are overridden. What one of them raises is logged and changes nothing.
+    function tasks have. Each attempt gets a new instance, made without arguments. The other parameters of `run` are
+    resources. The `on_…` methods are callbacks, as `@task.on_started` … are for functions: plain or `async def`, and
+    only those that are overridden. An exception in one of them is logged and changes nothing.
     """
 
     if not TYPE_CHECKING:  # To a type checker these stay unknown attributes.
@@ -99,7 +99,7 @@ class Handler(Generic[PayloadT]):
     async def enqueue(cls: type[HasRun[T, R]], payload: T, /) -> Job[R]: ...
     @classmethod
     async def enqueue(cls, payload: Any, /) -> Any:
-        """As `Task.enqueue`, for one payload."""
+        """Same as `Task.enqueue`, for one payload."""
         return await _task_of(cls).enqueue(payload)
 
     @overload
@@ -112,7 +112,7 @@ class Handler(Generic[PayloadT]):
     async def enqueue_many(cls: type[HasRun[T, R]], calls: Iterable[tuple[T] | Call[R]], /) -> list[Job[R]]: ...
     @classmethod
     async def enqueue_many(cls, calls: Any, /) -> Any:
-        """As `Task.enqueue_many`: `(payload,)` for each job, or `Sync.call(payload)`."""
+        """Same as `Task.enqueue_many`: `(payload,)` for each job, or `Sync.call(payload)`."""
         return await _task_of(cls).enqueue_many(calls)
 
     @overload
@@ -123,7 +123,7 @@ class Handler(Generic[PayloadT]):
     def call(cls: type[HasRun[T, R]], payload: T, /) -> Call[R]: ...
     @classmethod
     def call(cls, payload: Any, /) -> Any:
-        """As `Task.call`, for one payload."""
+        """Same as `Task.call`, for one payload."""
         return _task_of(cls).call(payload)
 
     @overload
@@ -134,31 +134,31 @@ class Handler(Generic[PayloadT]):
     def using(cls: type[HasRun[T, R]], **options: Unpack[EnqueueOptions]) -> Task[[T], R]: ...
     @classmethod
     def using(cls, **options: Unpack[EnqueueOptions]) -> Any:
-        """As `Task.using`."""
+        """Same as `Task.using`."""
         return _task_of(cls).using(**options)
 
     def on_started(self, job: JobContext) -> Awaitable[None] | None:
-        """Return an attempt begins."""
+        """Called when an attempt begins."""
 
     def on_completed(self, job: JobContext, result: Any) -> Awaitable[None] | None:
-        """Return the job has succeeded, and that is stored."""
+        """Called when the job has succeeded and that is stored."""
 
     def on_error(self, job: JobContext, error: BaseException) -> Awaitable[None] | None:
-        """Return the job has failed for good, and that is stored: told once, after all retries."""
+        """Called once, when the job has failed after all retries and that is stored."""
 
     def on_retry(self, job: JobContext, error: BaseException, attempt: int, delay: float) -> Awaitable[None] | None:
-        """This attempt failed, and the job is stored to run again in `delay` seconds."""
+        """Called when an attempt failed and the job is stored to run again in `delay` seconds."""
 
 
 def mark_declared(handler: type[Any], task: Task[Any, Any]) -> None:
-    """Let the class know its task. Raises DeclarationError if it has one already."""
+    """Store the task on its class. Raises DeclarationError if the class has one already."""
     if _DECLARED in vars(handler):
         raise DeclarationError(f"handler {handler.__qualname__!r} is declared already, as {vars(handler)[_DECLARED]!r}")
     setattr(handler, _DECLARED, task)
 
 
 def handler_function(handler: type[Any], where: str) -> Callable[..., Any]:
-    """Its `run` as a function: of a new instance for each call, annotated with the payload of `Handler[…]`."""
+    """Return its `run` as a function: each call makes a new instance; its annotation is the payload of `Handler[…]`."""
     if not isinstance(handler, type):
         raise DeclarationError(f"@app.handler needs a class, not {handler!r}; functions are tasks: @app.task")
     if Handler not in handler.__mro__:
@@ -192,14 +192,14 @@ def handler_function(handler: type[Any], where: str) -> Callable[..., Any]:
     call.__signature__ = inspect.signature(run).replace(parameters=parameters)  # type: ignore[attr-defined]
     declared = _payload_type(handler)
     if declared is not None:
-        # It is the type itself, so it also stands in for an annotation that only its own scope could resolve.
+        # It is the type itself, so it also replaces an annotation that only its own scope could resolve.
         call.__annotations__ = {**run.__annotations__, parameters[0].name: _agreed(run, parameters[0], declared, where)}
     call.__doc__ = run.__doc__ or handler.__doc__
     return call
 
 
 def _payload_type(handler: type[Any]) -> Any:
-    """Return what a class says it takes by `Handler[…]`; None if it says nothing."""
+    """Return the payload type of `Handler[…]` that a class declares; None without one."""
     for kind in handler.__mro__:
         for base in getattr(kind, "__orig_bases__", ()):
             if get_origin(base) is Handler and not isinstance(get_args(base)[0], TypeVar):
@@ -208,8 +208,10 @@ def _payload_type(handler: type[Any]) -> Any:
 
 
 def _agreed(run: Callable[..., Any], payload: inspect.Parameter, declared: Any, where: str) -> Any:
-    said = payload.annotation
-    # One that is still text was resolved by nobody yet, and needs not be.
-    if said is not payload.empty and not isinstance(said, str) and said != declared:
-        raise DeclarationError(f"{where} is a Handler[{declared!r}], but its `run` takes {said!r}; make them the same")
+    annotation = payload.annotation
+    # An annotation that is still text need not be resolved.
+    if annotation is not payload.empty and not isinstance(annotation, str) and annotation != declared:
+        raise DeclarationError(
+            f"{where} is a Handler[{declared!r}], but its `run` takes {annotation!r}; make them the same"
+        )
     return declared

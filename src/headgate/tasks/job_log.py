@@ -1,4 +1,4 @@
-"""What a handler logs, kept with its job: through `current_job().log`, or through ordinary logging."""
+"""The log of a job, written through `current_job().log` or through ordinary logging."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Protocol
 from headgate.jobs.job import ClaimedJob
 
 LOGGER = "headgate.job"
-"""The logger that the lines of `current_job().log` go to as well."""
+"""The logger that the lines of `current_job().log` also go to."""
 
 
 class Reports(Protocol):
-    """Takes what running jobs say of themselves, from any thread. Whoever runs handlers elsewhere passes on to it."""
+    """Receives the reports of running jobs, from any thread; child processes send theirs to it."""
 
     @property
     def lowest(self) -> int | None:
-        """The lowest level of lines that are kept; None: none are."""
+        """The lowest level of lines that are kept; None: no lines are kept."""
         ...
 
     def progress(self, job: ClaimedJob, fraction: float, message: str | None) -> None: ...
@@ -27,10 +27,10 @@ class Reports(Protocol):
 
 
 class JobLog(logging.LoggerAdapter[logging.Logger]):
-    """A logger of one job: its lines of INFO and above are kept with the job, whatever ordinary logging lets through.
+    """A logger of one job: its lines of INFO and above are kept with the job, whatever the level of ordinary logging.
 
     All of them also go to the logger `headgate.job`, with `job_id`, `task` and `attempt` as `extra`. A line that cannot
-    be formatted is kept as it is.
+    be formatted is kept unformatted.
     """
 
     def __init__(self, job: ClaimedJob, reports: Reports | None) -> None:
@@ -47,7 +47,7 @@ class JobLog(logging.LoggerAdapter[logging.Logger]):
         return lowest is not None and level >= lowest
 
     def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
-        """As `logging.Logger.log`."""
+        """Same as `logging.Logger.log`."""
         if not self.isEnabledFor(level):
             return
         error = options.pop("exc_info", None)
@@ -58,7 +58,7 @@ class JobLog(logging.LoggerAdapter[logging.Logger]):
         extra: Mapping[str, object] = options.pop("extra", None) or {}
         job = self._job
         record = logging.LogRecord(LOGGER, level, "", 0, msg, args, error or None)
-        text, is_sound = worded(record)
+        text, is_sound = format_record(record)
         if self._is_kept(level) and self._reports is not None:
             self._reports.log(job, level, LOGGER, text)
         self.logger.log(
@@ -72,10 +72,10 @@ class JobLog(logging.LoggerAdapter[logging.Logger]):
         )
 
 
-def worded(record: logging.LogRecord) -> tuple[str, bool]:
-    """Return the text of a record with its traceback, and whether it could be formatted; it never raises."""
+def format_record(record: logging.LogRecord) -> tuple[str, bool]:
+    """Return the text of a record with its traceback, and whether it could be formatted; never raises."""
     try:
-        # A record of somebody's own class may hold anything.
+        # A record of a custom class may hold anything.
         text, is_sound = str(record.getMessage()), True
     except Exception as error:
         text, is_sound = (

@@ -1,4 +1,4 @@
-"""The log hook: hears what a program logs without being a handler, so the program sets its logging up, or does not."""
+"""The log hook: listens to log records without a handler, so the program's own logging setup keeps working."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import logging
 import threading
 from collections.abc import Callable
 
-Hears = Callable[[logging.LogRecord], None]
+Listener = Callable[[logging.LogRecord], None]
 
-_changing = threading.Lock()
-_all: tuple[Hears, ...] = ()
+_lock = threading.Lock()
+_listeners: tuple[Listener, ...] = ()
 _call_handlers = logging.Logger.callHandlers
-_is_placed = False
+_is_installed = False
 
 
-def listen(hears: Hears) -> None:
-    """Tell `hears` of every record that ordinary logging lets through, after its handlers, until `unlisten`.
+def add_listener(listener: Listener) -> None:
+    """Call `listener` with every record that ordinary logging passes, after its handlers, until `remove_listener`.
 
-    A handler at the root would be simpler, but with one there logging takes itself for configured: `basicConfig()` does
-    nothing, and what no handler takes is no longer printed. One of Logger's methods is stood in for instead, as
-    long as anybody listens.
+    A handler at the root would be simpler, but with it logging counts as configured: `basicConfig()` does nothing, and
+    records without another handler are no longer printed. Instead, one of Logger's methods is replaced while there are
+    listeners.
     """
-    global _all, _call_handlers, _is_placed
-    with _changing:
-        if not _is_placed:
-            _is_placed = True
+    global _listeners, _call_handlers, _is_installed
+    with _lock:
+        if not _is_installed:
+            _is_installed = True
             _call_handlers = logging.Logger.callHandlers
-            logging.Logger.callHandlers = _call_and_tell  # type: ignore[assignment,method-assign]
-        _all = (*_all, hears)
+            logging.Logger.callHandlers = _call_handlers_and_listeners  # type: ignore[assignment,method-assign]
+        _listeners = (*_listeners, listener)
 
 
-def unlisten(hears: Hears) -> None:
-    """Tell it no more; without effect for one that is told of nothing."""
-    global _all, _is_placed
-    with _changing:
-        _all = tuple(each for each in _all if each != hears)
-        # Where somebody else stands in for the method by now, theirs calls ours, which has to stay.
-        if not _all and logging.Logger.callHandlers is _call_and_tell:
-            _is_placed = False
+def remove_listener(listener: Listener) -> None:
+    """Stop calling `listener`; without effect if it was not added."""
+    global _listeners, _is_installed
+    with _lock:
+        _listeners = tuple(each for each in _listeners if each != listener)
+        # If another program has replaced the method since, its method calls ours, which must stay.
+        if not _listeners and logging.Logger.callHandlers is _call_handlers_and_listeners:
+            _is_installed = False
             logging.Logger.callHandlers = _call_handlers  # type: ignore[method-assign]
 
 
-def _call_and_tell(logger: logging.Logger, record: logging.LogRecord) -> None:
+def _call_handlers_and_listeners(logger: logging.Logger, record: logging.LogRecord) -> None:
     _call_handlers(logger, record)
-    for hears in _all:
-        hears(record)
+    for listener in _listeners:
+        listener(record)

@@ -1,4 +1,4 @@
-"""Options: how tasks are declared, and how their jobs are enqueued. Each one is declared here, and nowhere else."""
+"""Options: of task declarations and of enqueueing. Each option is declared here only."""
 
 from __future__ import annotations
 
@@ -29,50 +29,51 @@ MAX_HEADERS = 16 * 1024
 
 
 class HandlerOptions(TypedDict, total=False):
-    """How a task is declared: what `@app.handler(…)` takes, and `@app.task(…)` as well."""
+    """The options of a task: what `@app.handler(…)` takes, and `@app.task(…)` as well."""
 
     name: str | None
-    """What is stored with each job (default: the name of the function or class)."""
+    """The name stored with each job (default: the name of the function or class)."""
 
     aliases: Sequence[str]
-    """Names that the task had before: jobs stored under one of them run with it as well."""
+    """Earlier names of the task: it also runs jobs stored under one of them."""
 
     queue: str
-    """Where its jobs go (default: `default`). Raises UnknownQueue for a queue that is not declared."""
+    """The queue of its jobs (default: `default`). Raises UnknownQueue for a queue that is not declared."""
 
     limits: Sequence[Limit | str]
-    """Must all open for a job to start, and none is charged unless all are; a name is one of `app.limit`."""
+    """All must be open for a job to start, and none is charged unless all are; a name is one of `app.limit`."""
 
     retry: RetryPolicy | None
-    """How failed attempts are tried again (default: as its queue says, else the app)."""
+    """How failed attempts are retried (default: the queue's policy, else the app's)."""
 
     timeout: Duration | None
-    """Seconds, a timedelta or text for each attempt, above 0 (default: as its queue says, else the app)."""
+    """The timeout of each attempt, above 0: seconds, a timedelta or text (default: the queue's, else the app's)."""
 
     priority: int
-    """0 to 9: higher goes first inside a lane (default: 0)."""
+    """0 to 9: a higher one goes first inside a lane (default: 0)."""
 
     audit: AuditWord | None
-    """How much is kept of the life of its jobs: "none", "errors", "minimal" or "full" (default: the app's)."""
+    """How much of the life of its jobs is kept: "none", "errors", "minimal" or "full" (default: the app's)."""
 
     upgrade: Upgrade | None
-    """Returns the arguments of today for those that an older release has stored.
+    """Returns arguments that fit the current signature for those that an older release has stored.
 
-    It is called, with a dict of plain JSON values, only where they do not fit the signature, and returns such a dict.
+    It is called only for stored arguments that do not fit the signature. It takes and returns a dict of plain JSON
+    values.
     """
 
 
 class TaskOptions(HandlerOptions, total=False):
-    """How a function is declared as a task: what `@app.task(…)` takes."""
+    """The options of a function task: what `@app.task(…)` takes."""
 
     process: bool
-    """Run a plain `def` in a child process: for what computes, and what must stop when its time is up (default: no)."""
+    """Run a plain `def` in a child process: for computations, and for code that a timeout must stop (default: no)."""
 
 
 class EnqueueOptions(TypedDict, total=False):
-    """How jobs are enqueued, where that differs from their task: what `task.using(…)` takes.
+    """The options of enqueueing that differ from the task's: what `task.using(…)` takes.
 
-    None says nothing: it is as in the `using(…)` before, or as the task is declared.
+    None leaves an option as it is: as in the `using(…)` before, or as the task is declared.
     """
 
     queue: str | None
@@ -82,55 +83,55 @@ class EnqueueOptions(TypedDict, total=False):
     """How long to wait before it may start: seconds, a timedelta or text like "5m". Not together with `at`."""
 
     at: datetime | None
-    """When it may start, an aware datetime; one that has passed means now."""
+    """When it may start, an aware datetime; a past one means now."""
 
     priority: int | None
-    """0 to 9: higher goes first inside its lane."""
+    """0 to 9: a higher one goes first inside its lane."""
 
     expires_at: datetime | None
     """An aware datetime: a job that has not started by then fails with JobExpired."""
 
     headers: Mapping[str, str] | None
-    """Text that travels with the job, up to 16 KiB; added to the headers of the `using(…)` before."""
+    """Text stored with the job, up to 16 KiB; added to the headers of the `using(…)` before."""
 
     retry: RetryPolicy | None
-    """In place of the task's own. It is stored with the job, so it cannot have a function or filters: those of the task
-    still hold."""
+    """Replaces the task's own policy. It is stored with the job, so it has no function and no filters; those of the
+    task still apply."""
 
     timeout: Duration | None
-    """For each attempt, above 0, in place of the task's own."""
+    """The timeout of each attempt, above 0; replaces the task's own."""
 
     promise: bool | None
-    """Whether to read, once more for each job, when its limits will let it start: `job.promise`."""
+    """Whether to read the predicted start of each job, by one more query each: `job.promise`."""
 
     audit: AuditWord | None
-    """How much is kept of its life: "none", "errors", "minimal" or "full"."""
+    """How much of its life is kept: "none", "errors", "minimal" or "full"."""
 
     unique_key: str | None
-    """At most one job of the task waits under it; 1 to 200 characters."""
+    """At most one job of the task waits under this key; 1 to 200 characters."""
 
     on_conflict: OnConflict | None
-    """What becomes of the next job under a `unique_key`.
+    """What happens to the next job under a `unique_key`.
 
-    "keep" (default) returns the one that waits or runs; "replace" gives the waiting one the new arguments, time and
-    options, or lets one more run follow a running one; "raise" raises DuplicateJob.
+    "keep" (default) returns the one that waits or runs. "replace" gives the waiting one the new arguments, time and
+    options, or lets one more run follow a running one. "raise" raises DuplicateJob.
     """
 
     connection: Any
-    """Your own, with a transaction open, on the database of the jobs: the job is there if and only if that commits.
+    """Your connection, with an open transaction, to the database of the jobs: the job exists if and only if it commits.
 
     A sqlite3, asyncpg, psycopg or SQLAlchemy connection, or a SQLAlchemy session.
     """
 
 
 NO_OPTIONS: EnqueueOptions = {}
-"""Those of a task as it is declared."""
+"""The options of a task as it is declared."""
 
 
 class JobTemplate(NamedTuple):
-    """What a task and its options say of all jobs that are enqueued under them, as it is stored.
+    """The stored fields that are the same for all jobs of a task and its options.
 
-    `fields` are those of a `NewJob`. `delay` and `at` are in microseconds, and at most one of them is there.
+    `fields` are those of a `NewJob`. `delay` and `at` are in microseconds, and at most one of them is set.
     """
 
     fields: Mapping[str, Any]
@@ -138,11 +139,11 @@ class JobTemplate(NamedTuple):
     at: int | None = None
 
 
-def options_over(task: Task[Any, Any], said: EnqueueOptions) -> EnqueueOptions:
-    """Return the options of a task with others said over them. Raises TypeError, DeclarationError, UnknownQueue."""
-    require_names(said, EnqueueOptions.__annotations__, "Task.using()")
+def options_over(task: Task[Any, Any], changes: EnqueueOptions) -> EnqueueOptions:
+    """Return the options of a task, overridden by others. Raises TypeError, DeclarationError, UnknownQueue."""
+    require_names(changes, EnqueueOptions.__annotations__, "Task.using()")
     where, before = f"task {task.name!r}", task.options
-    new = {name: value for name, value in said.items() if value is not None}
+    new = {name: value for name, value in changes.items() if value is not None}
     if "delay" in new and "at" in new:
         raise DeclarationError(f"{where}: pass delay or at, not both")
     if "queue" in new:
@@ -163,17 +164,17 @@ def options_over(task: Task[Any, Any], said: EnqueueOptions) -> EnqueueOptions:
 
 
 def options_of_call(own: EnqueueOptions, others: EnqueueOptions) -> EnqueueOptions:
-    """Return the options of a call: its own, and those of the task that enqueues it where they say nothing."""
+    """Return the options of a call: its own, and for those left out the options of the task that enqueues it."""
     new: dict[str, Any] = {name: value for name, value in own.items() if name != "connection"}
     new["headers"] = {**(others.get("headers") or {}), **(own.get("headers") or {})}
     if "unique_key" in own:
-        # What becomes of the next one is said together with the key.
+        # `on_conflict` belongs to the key.
         new["on_conflict"] = own.get("on_conflict") or "keep"
     return _merged(others, new)
 
 
 def _merged(before: EnqueueOptions, new: Mapping[str, Any]) -> EnqueueOptions:
-    # A time that is said stands in the place of the one before, whichever way that was said.
+    # A new time replaces the one before, whether that was a delay or an instant.
     dropped = ("delay", "at") if "delay" in new or "at" in new else ()
     kept = {name: value for name, value in before.items() if name not in dropped}
     return cast(EnqueueOptions, {**kept, **new})
@@ -216,15 +217,15 @@ def _job_options(options: EnqueueOptions, where: str) -> JobOptions | None:
     )
 
 
-def require_names(said: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """Raise TypeError, as Python does, for an option that is not among those known."""
-    for name in said:
+def require_names(changes: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Raise TypeError, as Python does, for an unknown option."""
+    for name in changes:
         if name not in known:
             raise TypeError(f"{where} got an unexpected keyword argument {name!r}; it takes: {', '.join(known)}")
 
 
 def require_priority(priority: int, where: str) -> None:
-    """Raise DeclarationError unless it is a priority."""
+    """Raise DeclarationError unless it is a valid priority."""
     if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= MAX_PRIORITY:
         raise DeclarationError(f"{where}: priority={priority!r} must be a whole number from 0 to {MAX_PRIORITY}")
 

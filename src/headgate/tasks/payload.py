@@ -17,24 +17,24 @@ from headgate.tasks.round_trip import MAX_DEPTH, equal, first_difference, is_too
 from headgate.tasks.values import decoder, to_json
 
 MAX_PAYLOAD = 256 * 1024
-"""Bytes of JSON that one job's arguments, or its result, may take."""
+"""The maximum of JSON bytes for one job's arguments, or for its result."""
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-"""Makes the arguments that an older release has stored, as plain JSON values, those of today."""
+"""Converts arguments that an older release has stored, as plain JSON values, to current ones."""
 
 _ABSENT = msgspec.UNSET
 _by_name = msgspec.structs.asdict
 
 _MISFIT = re.compile(r"(?P<what>.*) - at `(?:key in )?\$\.?(?P<path>[^`]*)`", re.DOTALL)
-"""What msgspec says of a value that is not what its type says."""
+"""The message of msgspec for a value that does not match its type."""
 
 
 class PayloadType:
     """The arguments of one function: from a call to JSON, and from JSON back to a call.
 
-    Every argument has to survive the way there and back as the type it is annotated with; without an annotation, as an
-    equal value. A stored payload that does not fit goes through `upgrade`, if there is one. Raises DeclarationError for
-    `*args`, `**kwargs`, annotations that have no JSON form, and an `upgrade` that is no plain function.
+    Every argument must survive both ways as the type of its annotation; without an annotation, as an equal value. A
+    stored payload that does not fit goes through `upgrade`, if there is one. Raises DeclarationError for `*args`,
+    `**kwargs`, annotations without a JSON form, and an `upgrade` that is not a plain function.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PayloadType:
         upgrade: Upgrade | None = None,
         injected: Container[str] = (),
     ) -> None:
-        """Of all arguments but the `injected` ones, which are no part of a job."""
+        """Use all arguments except the `injected` ones, which are not part of a job."""
         self._where = where
         self._max_payload = max_payload
         self._upgrade = upgrade
@@ -66,16 +66,16 @@ class PayloadType:
         self._names = frozenset(self.parameters)
         types = {name: hints.get(name, Any) for name in self.parameters}
         self.fields: ArgumentFields = ArgumentFields(types)
-        """What the arguments are made of."""
-        # Without a type nothing tells what JSON made of a value, so these have to keep the one they had.
+        """The names and types of the arguments, for key templates."""
+        # Without an annotation, JSON may have changed a value's type, so these arguments must keep the type they had.
         self._untyped = tuple(name for name, kind in types.items() if kind in (Any, object))
-        # A text or a number cannot be nested.
+        # Text and numbers cannot be nested.
         self._may_be_deep = any(kind not in _FLAT for kind in types.values())
         self._decode, self._read_back = self._make_decoders(types)
         self._result, self._plain_result = _result_decoder(hints.get("return", Any))
 
     def _make_decoders(self, types: Mapping[str, Any]) -> tuple[Callable[[str | bytes], Any], Callable[[bytes], Any]]:
-        """Return how stored arguments are read, and how those just written are: as a dict, which compares in one go."""
+        """Return the decoder of stored arguments, and that of new ones: to a dict, which compares at once."""
         for name, kind in types.items():
             try:
                 decoder(kind)
@@ -88,26 +88,26 @@ class PayloadType:
             (name, kind) if name in self._required else (name, kind | msgspec.UnsetType, _ABSENT)
             for name, kind in kinds.items()
         ]
-        # An argument that the function does not have may be one that was renamed: dropping it would lose it.
+        # An unknown argument may be one that was renamed: dropping it would lose it.
         stored = msgspec.defstruct("Payload", fields, kw_only=True, gc=False, forbid_unknown_fields=True)
         given = {name: kind if name in self._required else NotRequired[kind] for name, kind in kinds.items()}
         return decoder(stored).decode, decoder(TypedDict("Payload", given)).decode  # type: ignore[operator]
 
     @property
     def max_payload(self) -> int:
-        """Bytes of JSON that a job's arguments, or its result, may take."""
+        """The maximum of JSON bytes for a job's arguments, or for its result."""
         return self._max_payload
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return a call as JSON, and its arguments by name, as the handler will get them, with the defaults filled in.
+        """Return a call as JSON, and its arguments by name, as the handler gets them, with the defaults filled in.
 
-        Raises TypeError for arguments that do not fit the signature, PayloadError for values that JSON cannot carry.
+        Raises TypeError for arguments that do not fit the signature, PayloadError for values without a JSON form.
         """
         given = self._bind(args, kwargs)
         try:
             payload = to_json(given)
-        except Exception as error:  # with whatever the code of a model or a class raises
-            raise self._unwritable(given, error) from None
+        except Exception as error:  # the code of a model or a class can raise anything
+            raise self._unwritable_argument(given, error) from None
         if len(payload) > self._max_payload:
             raise PayloadError(
                 f"the arguments of {self._where} take {len(payload)} bytes of JSON, more than {self._max_payload}; "
@@ -117,8 +117,8 @@ class PayloadType:
             raise PayloadError(f"the arguments of {self._where} are nested too deeply, over {MAX_DEPTH} levels")
         try:
             back = self._read_back(payload)
-        except Exception as error:  # likewise
-            raise PayloadError(self._misfit(error)) from None
+        except Exception as error:  # here too
+            raise PayloadError(self._mismatch(error)) from None
         if self._untyped or not equal(given, back):
             self._require_survival(given, back)
         return payload.decode(), self._defaults | back if self._defaults else back
@@ -127,12 +127,12 @@ class PayloadType:
         """Return the stored call, as positional and named arguments. Raises PayloadError if it no longer fits."""
         try:
             decoded = self._decode(payload)
-        except Exception as error:  # with whatever the code of a model or a class raises
+        except Exception as error:  # the code of a model or a class can raise anything
             decoded = self._upgraded(payload, error)
         return self._as_call(decoded)
 
     def parse(self, text: str | bytes) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments that somebody wrote as a JSON object, as a call. Raises PayloadError, which names the argument."""
+        """Return arguments written as a JSON object, as a call. Raises PayloadError, which names the argument."""
         try:
             given = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeError) as error:
@@ -148,8 +148,8 @@ class PayloadType:
             raise PayloadError(f"{self._where} misses argument {missing}")
         try:
             return self._as_call(self._decode(text))
-        except Exception as error:  # with whatever the code of a model or a class raises
-            raise PayloadError(self._misfit(error)) from None
+        except Exception as error:  # the code of a model or a class can raise anything
+            raise PayloadError(self._mismatch(error)) from None
 
     def _as_call(self, decoded: Any) -> tuple[list[Any], dict[str, Any]]:
         values = _by_name(decoded)
@@ -165,7 +165,7 @@ class PayloadType:
         """Return the arguments that the task's own upgrade makes of a payload that does not fit."""
         if self._upgrade is None:
             raise PayloadError(
-                f"the stored arguments of {self._where} do not fit its signature: {_said(misfit)}; "
+                f"the stored arguments of {self._where} do not fit its signature: {_message(misfit)}; "
                 "after a fix, `headgate jobs retry` runs the job again"
             ) from None
         try:
@@ -175,33 +175,33 @@ class PayloadType:
             return self._decode(to_json(self._upgrade(stored)))
         except Exception as error:
             raise PayloadError(
-                f"the stored arguments of {self._where} do not fit its signature ({_said(misfit)}), and its upgrade "
-                f"does not help: {type(error).__name__}: {_said(error)}; after a fix, `headgate jobs retry` runs the "
-                "job again"
+                f"the stored arguments of {self._where} do not fit its signature ({_message(misfit)}), and its upgrade "
+                f"does not help: {type(error).__name__}: {_message(error)}; after a fix, `headgate jobs retry` "
+                "runs the job again"
             ) from error
 
-    def of_today(self, payload: str) -> str:
-        """A stored payload as this release would store it, where it has an upgrade. Raises PayloadError, as decode."""
+    def reencode(self, payload: str) -> str:
+        """Return a stored payload as this release stores it, if the task has an upgrade. Raises PayloadError."""
         if self._upgrade is None:
             return payload
         positional, named = self.decode(payload)
         return self.encode(tuple(positional), named)[0]
 
     def arguments(self, payload: str) -> dict[str, Any]:
-        """A stored call's arguments by name, with the defaults filled in. Raises PayloadError if it no longer fits."""
+        """Return a stored call's arguments by name, with defaults. Raises PayloadError if it no longer fits."""
         positional, named = self.decode(payload)
         return {**self._defaults, **dict(zip(self._positional_only, positional, strict=False)), **named}
 
     def encode_result(self, result: Any) -> str:
-        """A handler's return value as JSON. Raises PayloadError if it has none, is too large or not as annotated."""
+        """Return a handler's result as JSON. Raises PayloadError if it has none, is too large or of the wrong type."""
         if result is None:
             return "null"
         try:
             encoded = to_json(result)
-        except Exception as error:  # with whatever the code of a model or a class raises
+        except Exception as error:  # the code of a model or a class can raise anything
             path, cause = unwritable_part(result, "it") or ("it", error)
             raise PayloadError(
-                f"what {self._where} returned cannot be stored as JSON: {_at(path, 'it')}{_said(cause)}"
+                f"what {self._where} returned cannot be stored as JSON: {_at(path, 'it')}{_message(cause)}"
             ) from None
         if len(encoded) > self._max_payload:
             raise PayloadError(
@@ -213,16 +213,16 @@ class PayloadType:
         return encoded.decode()
 
     def decode_result(self, result: str) -> Any:
-        """Return a stored return value, as the type that the function is annotated with.
+        """Return a stored return value, as the type of the function's annotation.
 
-        Raises PayloadError for one that another release has stored and that no longer is of this type.
+        Raises PayloadError for one that another release has stored and that does not fit this type.
         """
         if result == "null":
             return None
         try:
             return self._result.decode(result)
-        except Exception as error:  # with whatever the code of a model or a class raises
-            raise PayloadError(f"what {self._where} returned does not fit its annotation: {_said(error)}") from None
+        except Exception as error:  # the code of a model or a class can raise anything
+            raise PayloadError(f"what {self._where} returned does not fit its annotation: {_message(error)}") from None
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):
@@ -247,7 +247,7 @@ class PayloadType:
         return given
 
     def _option_passed_as_argument(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """Say how options are passed, with the call as it should have been written."""
+        """Return how options are passed, with the corrected call."""
         known = EnqueueOptions.__annotations__.keys() - self._names
         options = {name: value for name, value in kwargs.items() if name in known}
         rest = {name: value for name, value in kwargs.items() if name not in options}
@@ -258,22 +258,22 @@ class PayloadType:
             f".using({using}).enqueue({', '.join(given)})"
         )
 
-    def _unwritable(self, given: Mapping[str, Any], error: Exception) -> PayloadError:
-        """Say which argument it is that cannot be stored, and which part of it."""
+    def _unwritable_argument(self, given: Mapping[str, Any], error: Exception) -> PayloadError:
+        """Return an error that names the argument that cannot be stored, and the part of it."""
         for name, value in given.items():
             found = unwritable_part(value, name)
             if found is not None:
                 path, cause = found
                 return PayloadError(
-                    f"argument {name!r} of {self._where} cannot be stored as JSON: {_at(path, name)}{_said(cause)}"
+                    f"argument {name!r} of {self._where} cannot be stored as JSON: {_at(path, name)}{_message(cause)}"
                 )
-        return PayloadError(f"the arguments of {self._where} cannot be stored as JSON: {_said(error)}")
+        return PayloadError(f"the arguments of {self._where} cannot be stored as JSON: {_message(error)}")
 
-    def _misfit(self, error: Exception) -> str:
-        """Say which argument it is that does not fit its annotation, and which part of it."""
+    def _mismatch(self, error: Exception) -> str:
+        """Return which argument does not fit its annotation, and which part of it."""
         found = _MISFIT.fullmatch(str(error)) if isinstance(error, msgspec.ValidationError) else None
         if found is None:
-            return f"an argument of {self._where} does not fit its annotation: {_said(error)}"
+            return f"an argument of {self._where} does not fit its annotation: {_message(error)}"
         name = re.split(r"[.\[]", found["path"], maxsplit=1)[0]
         return (
             f"argument {name!r} of {self._where} does not fit its annotation: {_at(found['path'], name)}{found['what']}"
@@ -302,8 +302,8 @@ class PayloadType:
             return
         try:
             back = self._result.decode(encoded)
-        except Exception as error:  # with whatever the code of a model or a class raises
-            raise PayloadError(f"what {self._where} returned does not fit its annotation: {_said(error)}") from None
+        except Exception as error:  # the code of a model or a class can raise anything
+            raise PayloadError(f"what {self._where} returned does not fit its annotation: {_message(error)}") from None
         difference = first_difference(result, back, loose=True, path="it")
         if difference is not None:
             path, before, after = difference
@@ -317,23 +317,23 @@ _FLAT = (str, int, float, bool, bytes, type(None))
 
 
 def _at(path: str, name: str) -> str:
-    """Return where in an argument something is; nothing where it is the argument itself."""
+    """Return where in an argument the problem is; empty if it is the argument itself."""
     return "" if path == name else f"at {path}: "
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     try:
         return str(error)
     except Exception:
-        # An error of a class's own code may not even say what it is.
+        # The error's own code may fail, too.
         return type(error).__name__
 
 
 def _result_decoder(kind: Any) -> tuple[msgspec.json.Decoder[Any], Any]:
-    """How return values are read, and the type of those that need no second look; Any where nothing is checked."""
-    # A return annotation is a courtesy to readers: without a JSON form, results come back as plain JSON values.
+    """Return the decoder of results, and the type that needs no check; Any if nothing is checked."""
+    # A return annotation without a JSON form is ignored: results come back as plain JSON values.
     if kind in (Any, object, None, type(None)):
         return msgspec.json.Decoder(Any), Any
     try:

@@ -1,4 +1,4 @@
-"""The portal into an app's event loop: code that cannot await runs coroutines through it."""
+"""The portal to an app's event loop: code that cannot await runs coroutines through it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Portal:
-    """Runs coroutines for threads that have no event loop.
+    """Runs coroutines for threads without an event loop.
 
-    If the app is open on a loop of its own, they run there; otherwise a daemon thread opens the app and keeps it open
-    until `close()`. Safe from many threads. After a fork the child gets a portal of its own.
+    If the app is open on an event loop, they run there; otherwise a daemon thread opens the app and keeps it open until
+    `close()`. Safe from many threads. After a fork the child gets its own portal.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class Portal:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it and return its result; blocks this thread. Raises HeadgateError when called on the loop itself.
 
-        An interrupt (Ctrl-C) cancels the coroutine; what it asked the store for may have happened.
+        An interrupt (Ctrl-C) cancels the coroutine; its requests to the store may have been executed.
         """
-        self.require_elsewhere(coroutine)
+        self.require_other_loop(coroutine)
         try:
             loop = self._loop_of_app() or self._own_loop()
         except BaseException:
@@ -54,8 +54,8 @@ class Portal:
             running.cancel()
             raise
 
-    def require_elsewhere(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Raise HeadgateError on the loop of the app, which this would block; the coroutine is closed then."""
+    def require_other_loop(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Raise HeadgateError on the loop of the app, which this would block; it also closes the coroutine."""
         if any(_is_running_here(loop) for loop in (self._loop_of_app(), self._loop) if loop is not None):
             coroutine.close()
             raise HeadgateError(
@@ -63,14 +63,14 @@ class Portal:
             )
 
     async def reach(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run it on the loop on which the app is open, and await it on this one; here if the app is open nowhere."""
+        """Run it on the loop on which the app is open, and await it on this one; here if the app is not open."""
         loop = self._loop_of_app()
         if loop is None or _is_running_here(loop):
             return await coroutine
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
     def open(self) -> None:
-        """Open the app now, not with the first call."""
+        """Open the app now instead of on the first call."""
         if self._loop_of_app() is None:
             self._own_loop()
 
@@ -96,7 +96,7 @@ class Portal:
             return self._loop
 
     def _start(self) -> None:
-        # In the caller's context: the thread has one of its own.
+        # In the caller's context: the thread has its own.
         self._require_usable()
         started = threading.Event()
         failure: list[BaseException] = []

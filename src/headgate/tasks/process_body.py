@@ -1,4 +1,4 @@
-"""Process bodies: functions that run in a child process, which has to find them again by import."""
+"""Process bodies: functions that run in a child process, which must find them by import."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def require_importable(function: Callable[..., Any], where: str) -> None:
 
 
 def find_function(module: str, name: str) -> Any:
-    """What stands under that name, a task or a function. Raises ImportError or AttributeError if there is nothing."""
+    """Return the task or function of that name. Raises ImportError or AttributeError if there is none."""
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)

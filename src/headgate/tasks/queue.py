@@ -1,4 +1,4 @@
-"""Queues as they are declared."""
+"""Declared queues."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WhenFull = Literal["wait", "raise", "fallback"]
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A named set of jobs with its own concurrency per node; None chooses it by the kind of its tasks.
+    """A named set of jobs with its own concurrency per node; None: by the kind of its tasks.
 
     `global_concurrency` is how many of its jobs run at once over all nodes; None: as many as the nodes have slots.
     `max_backlog` is how many may wait; None: any number. All its jobs draw on `limits`. `retry` and `timeout` (seconds)
-    are for those of its tasks that have none; None: the app's.
+    apply to its tasks without their own; None: the app's.
     """
 
     name: str
@@ -39,13 +39,13 @@ class Queue:
 
 
 class QueueOptions(TypedDict, total=False):
-    """How a queue is declared: what `app.queue(…)` takes."""
+    """The options of a queue: what `app.queue(…)` takes."""
 
     concurrency: int | None
     """Slots per node (default: 100, or max(4, 2 × cores) for plain functions)."""
 
     global_concurrency: int | None
-    """Never more than so many of its jobs run at once over all nodes (default: no such bound).
+    """The maximum of its jobs that run at once over all nodes (default: no maximum).
 
     It is the limit `queue:<name>`, which all its jobs draw on: listed, set and paused like any other.
     """
@@ -53,7 +53,7 @@ class QueueOptions(TypedDict, total=False):
     max_backlog: int | None
     """How many of its jobs may wait (default: any number).
 
-    It is counted when a job is enqueued; retries, and what other processes add in the same tenth of a second, may
+    It is checked when a job is enqueued; retries, and jobs that other processes add in the same tenth of a second, may
     exceed it.
     """
 
@@ -61,20 +61,20 @@ class QueueOptions(TypedDict, total=False):
     """"wait" (default) until there is room, "raise" QueueFull, or "fallback" to the queue `default`."""
 
     limits: Sequence[Limit | str]
-    """All its jobs draw on these as well, whatever their task; keys are over the arguments of each task."""
+    """All its jobs also draw on these, whatever their task; keys are over the arguments of each task."""
 
     retry: RetryPolicy | None
-    """For tasks declared for this queue that have no policy of their own (default: the app's).
+    """For tasks declared for this queue without their own policy (default: the app's).
 
-    A job that is enqueued to another queue keeps those of its task.
+    A job that is enqueued to another queue keeps the policy of its task.
     """
 
     timeout: Duration | None
-    """For tasks declared for this queue that have no timeout of their own (default: the app's)."""
+    """For tasks declared for this queue without their own timeout (default: the app's)."""
 
 
 def declared_queue(name: str, options: QueueOptions) -> Queue:
-    """Return a queue as it was declared. Raises TypeError, and DeclarationError for what can never work."""
+    """Return a declared queue. Raises TypeError, and DeclarationError for what can never work."""
     where = f"queue {name!r}"
     require_names(options, QueueOptions.__annotations__, "Headgate.queue()")
     concurrency, global_concurrency = options.get("concurrency"), options.get("global_concurrency")

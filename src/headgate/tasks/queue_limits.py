@@ -1,4 +1,4 @@
-"""The limits of queues: what all jobs of a queue draw on, whatever their task."""
+"""The limits of queues: all jobs of a queue draw on them, whatever their task."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headgate.limits.limit import Limit, suggested_limits
 from headgate.tasks.gate import BoundLimit, numbered_name
 
 RESERVED = "queue:"
-"""What the names of the limits begin with that queues make: `queue:emails`, `queue:emails:rate`."""
+"""The prefix of limits that queues make: `queue:emails`, `queue:emails:rate`."""
 
 
 class QueueLimit(NamedTuple):
-    """A limit of a queue under its full name; `is_own` if nobody else can declare one of that name."""
+    """A limit of a queue under its full name; `is_own` if only this queue can declare that name."""
 
     name: str
     limit: Limit
@@ -25,7 +25,7 @@ class QueueLimit(NamedTuple):
 
 
 class QueueLimits:
-    """What one queue declares."""
+    """The limits of one queue."""
 
     def __init__(
         self, queue: str, global_concurrency: int | None, limits: Sequence[Limit | str], shared: Mapping[str, Limit]
@@ -71,7 +71,7 @@ class QueueLimits:
         fields: ArgumentFields = UNTYPED,
         with_concurrency: bool = True,
     ) -> list[BoundLimit]:
-        """Its limits, bound to the arguments of a task that draws on the `taken` ones itself."""
+        """Return its limits, bound to the arguments of a task that draws on the `taken` ones itself."""
         bound = [
             BoundLimit(limit.limit, limit.name, parameters, self._where, fields)
             for limit in self.named
@@ -81,7 +81,7 @@ class QueueLimits:
 
     @property
     def own(self) -> dict[str, Limit]:
-        """The limits that only it declares, by name."""
+        """The limits that only this queue declares, by name."""
         own = {limit.name: limit.limit for limit in self.named if limit.is_own}
         if self.concurrency is not None:
             own[self.concurrency.name] = self.concurrency.limit

@@ -1,4 +1,4 @@
-"""What one app declares: tasks, schedules, resources, shared limits and queues, each checked as it is declared."""
+"""The declarations of one app: tasks, schedules, resources, shared limits and queues, each checked when declared."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from headgate.tasks.task import Task
 _ANY_MUTEX: Limit = Mutex("any")
 
 _INSTEAD_OF = "<"
-"""Stands in the name of a gate before the queue that its jobs were for, if that was full."""
+"""The separator in a gate's name before the queue that the job was meant for, if that queue was full."""
 
 
-def wanted_queue(gate_name: str) -> str | None:
-    """Return the queue that a job was for that went to another one, as the name of its gate says."""
-    _, is_elsewhere, wanted = gate_name.partition(_INSTEAD_OF)
-    return wanted if is_elsewhere else None
+def intended_queue(gate_name: str) -> str | None:
+    """Return the queue that a job was meant for if it overflowed into another one, from the name of its gate."""
+    _, has_overflowed, intended = gate_name.partition(_INSTEAD_OF)
+    return intended if has_overflowed else None
 
 
 class Registry:
     """Tasks, schedules, limits and queues by name, and resources by type.
 
-    `retry` and `timeout` (seconds) are for tasks that have none and whose queue has none.
+    `retry` and `timeout` (seconds) are for tasks without their own in a queue without its own.
     """
 
     def __init__(self, *, retry: RetryPolicy, timeout: float | None) -> None:
@@ -45,7 +45,7 @@ class Registry:
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.schedules: dict[str, DeclaredSchedule] = {}
         self.names: frozenset[str] = frozenset()
-        """What jobs of these tasks may be stored under: their names and aliases."""
+        """The names under which jobs of these tasks may be stored: names and aliases."""
         self._by_name: dict[str, Task[Any, Any]] = {}
         self.queues: dict[str, Queue] = {DEFAULT_QUEUE: Queue(DEFAULT_QUEUE)}
         self.shared: dict[str, Limit] = {}
@@ -54,7 +54,7 @@ class Registry:
         self.rules: dict[str, AnyRule] = {MUTEX: _ANY_MUTEX.rule}
         """The rule of every limit, by its full name."""
         self.resources: dict[Any, Resource] = {}
-        """The resources by the type that handlers ask for."""
+        """The resources by the type that handlers request."""
         self._queue_limits: dict[str, QueueLimits] = {}
         self._gates: dict[tuple[str, str, str | None], Gate] = {}
         self._gate_names: dict[tuple[str, str, str | None], str] = {}
@@ -67,7 +67,7 @@ class Registry:
         for bound in task.gate.limits:
             _require_unreserved(bound.limit.name, f"task {task.name!r}")
             self._add_limit(bound, task.name)
-        # What its queue limits must be something that its arguments tell.
+        # The keys of the queue's limits must be computable from the task's arguments.
         self.gate(task, task.queue)
         self.tasks[task.name] = task
         self._by_name.update(dict.fromkeys((task.name, *task.aliases), task))
@@ -97,7 +97,7 @@ class Registry:
         return self._by_name.get(name)
 
     def named(self) -> Iterable[tuple[str, Task[Any, Any]]]:
-        """Each name and alias, with its task."""
+        """Return each name and alias, with its task."""
         return self._by_name.items()
 
     def add_schedule(self, schedule: DeclaredSchedule) -> None:
@@ -109,7 +109,7 @@ class Registry:
         self.schedules[name] = schedule
 
     def older_names(self, schedule: DeclaredSchedule) -> tuple[str, ...]:
-        """Return the names that it may be stored under by a release before: those that no other schedule has here."""
+        """Return the names under which an earlier release may have stored it, without those of other schedules."""
         return tuple(alias for alias in schedule.aliases or () if alias not in self.schedules)
 
     def add_queue(self, queue: Queue) -> None:
@@ -118,7 +118,7 @@ class Registry:
         self._all_gates = None
 
     def _bind_queue(self, queue: Queue) -> None:
-        """Let its jobs draw on its limits, and on none that it has no more."""
+        """Bind the queue's limits to its jobs, and remove those that it no longer has."""
         where = f"queue {queue.name!r}"
         limits = QueueLimits(queue.name, queue.global_concurrency, queue.limits, self.shared)
         before = self._queue_limits.get(queue.name)
@@ -142,9 +142,9 @@ class Registry:
                 self.gate(task, queue.name)
 
     def gate(self, task: Task[Any, Any], queue: str, instead_of: str | None = None) -> Gate:
-        """Return what limits the jobs of a task in a queue: the task's own limits, then the queue's.
+        """Return the limits of a task's jobs in a queue: the task's own limits, then the queue's.
 
-        A job that goes there `instead_of` another queue keeps that one's limits, but for how many run there at once.
+        A job that overflows into it, `instead_of` another queue, keeps that queue's limits except its concurrency.
         """
         key = (task.name, queue, instead_of)
         gate = self._gates.get(key)
@@ -153,7 +153,7 @@ class Registry:
             for name in (queue,) if instead_of is None else (instead_of, queue):
                 limits = self._queue_limits.get(name)
                 if limits is not None:
-                    gate = gate.joined_by(
+                    gate = gate.with_limits(
                         limits.bound(
                             task.payload.parameters,
                             gate.names,
@@ -165,22 +165,22 @@ class Registry:
         return gate
 
     def gate_name(self, name: str, queue: str, instead_of: str | None = None) -> str:
-        """Return what jobs carry that were enqueued under the gate of a task, by the name that they are stored under.
+        """Return the name of a task's gate in a queue, which jobs store, by the name that they are stored under.
 
-        It changes when their draws, costs or terms may come out otherwise, and differs between tasks and queues.
+        It changes when their draws, costs or terms may change, and differs between tasks and queues.
         """
         key = (name, queue, instead_of)
         gate_name = self._gate_names.get(key)
         if gate_name is None:
-            said = (name, queue, self.gate(self._by_name[name], queue, instead_of).signature)
-            gate_name = hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+            parts = (name, queue, self.gate(self._by_name[name], queue, instead_of).signature)
+            gate_name = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
             if instead_of is not None:
                 gate_name += _INSTEAD_OF + instead_of
             self._gate_names[key] = gate_name
         return gate_name
 
     def gates(self) -> Gates:
-        """Return the gates of all its tasks in all its queues."""
+        """Return the gates of all tasks in all queues."""
         if self._all_gates is None:
             gates: dict[tuple[str, str], str] = {}
             overflows: list[OverflowTarget] = []
@@ -219,11 +219,11 @@ class Registry:
         self.rules[name] = limit.rule
 
     def retry(self, queue: str) -> RetryPolicy:
-        """Return how tasks of a queue are retried that have no policy of their own."""
+        """Return the retry policy of a queue's tasks without their own."""
         return self.queues[queue].retry or self._retry
 
     def timeout(self, queue: str) -> float | None:
-        """Return the seconds that attempts may take of a queue's tasks that have no timeout of their own."""
+        """Return the timeout (seconds) of a queue's tasks without their own."""
         timeout = self.queues[queue].timeout
         return self._timeout if timeout is None else timeout
 
@@ -236,7 +236,7 @@ class Registry:
             )
 
     def concurrency(self, queue: str, default: int | None) -> int:
-        """Slots per node: as declared, else 100, or max(4, 2 × cores) if all tasks of the queue are plain functions.
+        """Return the slots per node: as declared, else 100, or max(4, 2 × cores) if all its tasks are plain functions.
 
         A queue with a process task has as many as there are cores: each of its jobs may take a process.
         """

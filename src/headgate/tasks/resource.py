@@ -1,4 +1,4 @@
-"""Resources: what handlers are given beside their payload, such as a database session; opened and closed for them."""
+"""Resources: arguments of handlers beside the payload, such as a database session; opened and closed for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headgate.tasks.annotations import annotations_of
 INJECTED: Any = object()
 """A default for the parameters that resources fill: `session: Session = INJECTED`.
 
-It changes nothing at run time. With it, type checkers do not ask for the argument where the task is enqueued.
+It changes nothing at run time. With it, type checkers do not require the argument where the task is enqueued.
 """
 
 Opened = AbstractAsyncContextManager[Any] | AbstractContextManager[Any]
@@ -41,7 +41,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resource:
-    """Something that handlers may ask for by its type, `kind`; `needs` are the resources that it takes itself."""
+    """An object that handlers request by its type, `kind`; `needs` are the resources that it takes itself."""
 
     name: str
     kind: Any
@@ -51,7 +51,7 @@ class Resource:
 
 
 def declare_resource(function: Callable[..., Any], scope: str, known: Mapping[Any, Resource]) -> Resource:
-    """The resource that a generator function makes. Raises DeclarationError for what can never be given to anyone."""
+    """Return the resource that a generator function makes. Raises DeclarationError if it can never be injected."""
     name = str(getattr(function, "__name__", function))
     where = f"resource {name!r}"
     if scope not in tuple(Scope):
@@ -97,7 +97,7 @@ def _needs(
 ) -> dict[str, Resource]:
     found: dict[str, Resource] = {}
     for name in inspect.signature(function).parameters:
-        with contextlib.suppress(TypeError):  # an annotation that cannot be hashed is no resource's
+        with contextlib.suppress(TypeError):  # an unhashable annotation is not a resource's
             resource = known.get(hints.get(name))
             if resource is not None:
                 found[name] = resource

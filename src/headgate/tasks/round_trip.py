@@ -1,4 +1,4 @@
-"""Survival: which part of a value does not come back from JSON as it went in."""
+"""Round trips: the part of a value that JSON does not return as it was."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 from headgate.tasks.values import to_json
 
 MAX_DEPTH = 100
-"""How deep a payload may be nested; deeper ones would meet Python's recursion limit, here or in another process."""
+"""How deep a payload may be nested; a deeper one could reach Python's recursion limit, here or in another process."""
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 class RoundTripDifference(NamedTuple):
-    """A part of a value that is not what it was: where it is (""= the value itself), before and after."""
+    """A part of a value that has changed: its path ("" = the value itself), before and after."""
 
     path: str
     before: Any
@@ -27,10 +27,10 @@ class RoundTripDifference(NamedTuple):
 
 
 def equal(before: Any, after: Any) -> bool:
-    """Return whether two values compare as equal; those that cannot be compared do not."""
+    """Return whether two values compare as equal; False if they cannot be compared."""
     try:
         return bool(before == after)
-    except Exception:  # whatever their own comparison raises
+    except Exception:  # their own comparison can raise anything
         return False
 
 
@@ -46,12 +46,12 @@ def first_difference(before: Any, after: Any, *, loose: bool = False, path: str 
 
 
 def unwritable_part(value: Any, path: str = "") -> tuple[str, Exception] | None:
-    """Return the innermost part of a value that has no JSON form, and why; None if all of it has one."""
+    """Return the innermost part of a value without a JSON form, and why; None if all of it has one."""
     try:
         to_json(value)
     except RecursionError as error:
         return path, error
-    except Exception as error:  # with whatever the code of a model or a class raises
+    except Exception as error:  # the code of a model or a class can raise anything
         inner = (unwritable_part(part, path + step) for step, part in _parts(value))
         return next((found for found in inner if found is not None), (path, error))
     return None
@@ -70,7 +70,7 @@ def is_too_deep(payload: bytes) -> bool:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a short text for an error, whatever it is: some cannot be printed."""
+    """Return a value as a short text for an error message; its type if it cannot be printed."""
     try:
         text = repr(value)
     except Exception:
@@ -79,7 +79,7 @@ def shown(value: Any) -> str:
 
 
 def _common_parts(before: Any, after: Any, loose: bool) -> Iterable[tuple[str, Any, Any]] | None:
-    """Return the parts of two unequal values, where they have the same ones; None where they differ themselves."""
+    """Return the parts of two unequal values if they have the same ones; None if they differ themselves."""
     if loose and isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
         pass
     elif type(before) is not type(after):
@@ -88,7 +88,7 @@ def _common_parts(before: Any, after: Any, loose: bool) -> Iterable[tuple[str, A
         # NaN is not equal to itself.
         return () if before.is_nan() and str(before) == str(after) else None
     if isinstance(before, datetime):
-        # In the hour that a clock repeats, Python takes the same instant in two time zones for unequal.
+        # In the hour that a clock repeats, the same instant in two time zones is unequal in Python.
         aware = before.tzinfo is not None and after.tzinfo is not None
         return () if aware and before.astimezone(UTC) == after.astimezone(UTC) else None
     if isinstance(before, Mapping) and before.keys() != after.keys():
@@ -100,7 +100,7 @@ def _common_parts(before: Any, after: Any, loose: bool) -> Iterable[tuple[str, A
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Return what a value is made of, each with the step that leads to it."""
+    """Yield the parts of a value, each with the path step to it."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield f"[{shown(key)}]", item

@@ -1,4 +1,4 @@
-"""Schedules as they are declared, and the handles of those that are stored."""
+"""Declared schedules, and the handles of stored ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ First = Literal["now", "after"] | datetime
 
 @dataclass(frozen=True, slots=True)
 class ScheduleSpec:
-    """What was declared of a schedule but for its job, checked; instants are wall microseconds."""
+    """The checked declaration of a schedule without its job; instants are wall microseconds."""
 
     name: str
     trigger: Trigger
@@ -41,7 +41,7 @@ class ScheduleSpec:
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """When a schedule begins, ends and makes up: what `task.schedule(…)` and `@app.schedule(…)` take."""
+    """When a schedule begins, ends and catches up: what `task.schedule(…)` and `@app.schedule(…)` take."""
 
     first: First
     """Its first occurrence: "after" (default), the first instant of the trigger after now; "now" or an aware datetime:
@@ -51,16 +51,16 @@ class ScheduleOptions(TypedDict, total=False):
     """An aware datetime: it ends before that (default: never)."""
 
     max_runs: int | None
-    """It ends once so many of its jobs have really run to their end (default: never)."""
+    """It ends once this many of its jobs have run to their end (default: never)."""
 
     misfire: Misfire
-    """What becomes of occurrences missed by more than a minute because nobody was there.
+    """What happens to occurrences that were missed by more than a minute because no node was running.
 
     "run_once" (default) runs one of them, "skip" none, "run_all" each.
     """
 
     overlap: Overlap | None
-    """What becomes of an occurrence that is due while the one before waits or runs.
+    """What happens to an occurrence that is due while the one before waits or runs.
 
     "skip" (default) leaves it out, "queue" lets it wait for the one before (default with `misfire="run_all"`), "allow"
     lets both run.
@@ -68,7 +68,7 @@ class ScheduleOptions(TypedDict, total=False):
 
 
 def schedule_spec(name: str, trigger: Trigger, options: ScheduleOptions) -> ScheduleSpec:
-    """Return a schedule as it was declared. Raises TypeError, and DeclarationError for what can never work."""
+    """Return the checked declaration of a schedule. Raises TypeError, and DeclarationError for what can never work."""
     where = f"schedule {name!r}"
     require_names(options, ScheduleOptions.__annotations__, where)
     first, until, max_runs = options.get("first", "after"), options.get("until"), options.get("max_runs")
@@ -108,9 +108,10 @@ def schedule_spec(name: str, trigger: Trigger, options: ScheduleOptions) -> Sche
 
 @dataclass(frozen=True, slots=True)
 class DeclaredSchedule:
-    """A schedule of the code: stored when a node starts.
+    """A schedule declared in code: stored when a node starts.
 
-    `aliases` are those of its task if it has the name of the task, so that it is renamed with it; None if it was named.
+    `aliases` are those of its task if it has the task's name, so that it is renamed with it; None if it has its own
+    name.
     """
 
     spec: ScheduleSpec
@@ -122,11 +123,11 @@ class DeclaredSchedule:
 class ScheduleStatus:
     """A schedule as it is now; instants are aware UTC datetimes.
 
-    `state` is active, paused or finished. `runs` of its jobs have really run, `open` wait or run. `next_run` is None
-    when there is none to come. At `last_occurrence` it was due last, whether that ran or was skipped. At `skipped_at`
-    something was skipped last, because of its `misfire`, `overlap` or `max_runs`. `trouble` says what is wrong with it
-    as this app sees it: nobody fires it (`is_overdue`), or it is of code that this app does not declare. What is
-    `unreadable` of its stored row is named there, with the reason: only the release that stored it runs it.
+    `state` is active, paused or finished. `runs` of its jobs have run, `open` wait or run. `next_run` is None without a
+    further one. At `last_occurrence` it was last due, whether that ran or was skipped. At `skipped_at` an occurrence
+    was last skipped, because of `misfire`, `overlap` or `max_runs`. `trouble` says what is wrong as this app sees it:
+    no node fires it (`is_overdue`), or this app does not declare it. `unreadable` names the parts of its stored row
+    that cannot be read, with the reason: only the release that stored it runs it.
     """
 
     name: str
@@ -151,7 +152,7 @@ class ScheduleStatus:
 
 
 class Schedule(Generic[R_co]):
-    """A schedule that has been stored: its name, and the ways to follow and steer it."""
+    """A stored schedule: its name, and the ways to follow and control it."""
 
     __slots__ = ("_client", "name")
 
@@ -164,26 +165,26 @@ class Schedule(Generic[R_co]):
         return await self._client.admin.schedules.status(self.name)
 
     async def next_runs(self, count: int = 5) -> Sequence[datetime]:
-        """Return when it is due next, if nothing changes; fewer if it ends before. Raises ScheduleNotFound."""
+        """Return its next occurrences, if nothing changes; fewer if it ends before. Raises ScheduleNotFound."""
         return await self._client.admin.schedules.next_runs(self.name, count)
 
     async def pause(self) -> bool:
-        """Enqueue nothing until it is resumed; False if it was paused already. Raises ScheduleNotFound."""
+        """Enqueue nothing until it is resumed; return False if it was already paused. Raises ScheduleNotFound."""
         return await self._client.admin.schedules.pause(self.name)
 
     async def resume(self) -> bool:
-        """End a pause, whose occurrences are not made up for; False if there was none. Raises ScheduleNotFound."""
+        """End a pause, without its missed occurrences; return False if there was none. Raises ScheduleNotFound."""
         return await self._client.admin.schedules.resume(self.name)
 
     async def trigger(self) -> Job[R_co]:
-        """Enqueue its job now, also while it is paused; its rhythm stays, and the run counts as one of its runs.
+        """Enqueue its job now, also while it is paused; its next occurrences stay, and the run counts as a run.
 
         Raises ScheduleNotFound.
         """
         return Job(await self._client.admin.schedules.trigger(self.name), self._client)
 
     async def remove(self) -> bool:
-        """Forget the schedule; jobs that it has enqueued stay. False if it was not there any more."""
+        """Remove the schedule; jobs that it has enqueued stay. Return False if it did not exist."""
         return await self._client.admin.schedules.remove(self.name)
 
     def __repr__(self) -> str:
@@ -197,7 +198,7 @@ class Schedule(Generic[R_co]):
 
 
 class TaskSchedule(Generic[P, R]):
-    """A schedule that is complete but for the arguments of its job; made by `task.schedule(…)`."""
+    """A schedule without the arguments of its job; `task.schedule(…)` makes it."""
 
     __slots__ = ("_spec", "_task")
 
@@ -208,7 +209,7 @@ class TaskSchedule(Generic[P, R]):
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Schedule[R]:
         """Store the schedule, for jobs with these arguments, and return when it is durable.
 
-        One of the same name is brought up to date and keeps its count, its rhythm and its pause; one that was removed
-        or has come to its end begins anew. Raises as `task.enqueue` does.
+        An existing one of the same name is updated and keeps its count, its phase and its pause; one that was removed
+        or has ended begins anew. Raises what `task.enqueue` raises.
         """
         return await self._task._client.put_schedule(self._task, self._spec, self._task.call(*args, **kwargs))

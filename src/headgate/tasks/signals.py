@@ -1,4 +1,4 @@
-"""What a handler raises to say something other than "I failed"."""
+"""Exceptions that a handler raises for an outcome other than a failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from headgate.clock import Duration
 
 
 class Snooze(Exception):
-    """Run this job again after a while; no attempt is spent and no error is kept.
+    """Run this job again after a delay; no attempt is spent and no error is kept.
 
     `raise Snooze(60)`: seconds, a timedelta, or text like "5m"; less than 0 is 0, and a hundred years is the most.
     """
@@ -18,11 +18,11 @@ class Snooze(Exception):
 
 
 class RateLimited(Exception):
-    """The callee said that its own limit is reached.
+    """The callee's own limit is reached.
 
     `raise RateLimited(retry_after=30)` (seconds, a timedelta, or text like "5m"; less than 0 is 0, and a hundred years
-    is the most) puts the job back into its lane without spending the attempt, and lets nothing start on its buckets
-    until then.
+    is the most) puts the job back into its lane without spending the attempt, and nothing starts on its buckets until
+    then.
     """
 
     def __init__(self, retry_after: Duration) -> None:

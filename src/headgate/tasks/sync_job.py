@@ -1,4 +1,4 @@
-"""Stored jobs as code follows them that cannot await."""
+"""Stored jobs, for code that cannot await."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class SyncJob(Generic[R_co]):
         self._portal = portal
 
     def status(self) -> JobStatus:
-        """As `Job.status`."""
+        """Same as `Job.status`."""
         return self._portal.run(self._job.status())
 
     def result(self, timeout: Duration | None = None) -> R_co:
-        """As `Job.result`; blocks this thread."""
+        """Same as `Job.result`; blocks this thread."""
         return self._portal.run(self._job.result(timeout))
 
     def cancel(self) -> bool:
-        """As `Job.cancel`."""
+        """Same as `Job.cancel`."""
         return self._portal.run(self._job.cancel())
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class SyncSchedule(Generic[R_co]):
-    """A stored schedule, steered from code that cannot await."""
+    """A stored schedule, controlled from code that cannot await."""
 
     __slots__ = ("_portal", "_schedule", "name")
 
@@ -26,27 +26,27 @@ class SyncSchedule(Generic[R_co]):
         self._portal = portal
 
     def status(self) -> ScheduleStatus:
-        """As `Schedule.status`."""
+        """Same as `Schedule.status`."""
         return self._portal.run(self._schedule.status())
 
     def next_runs(self, count: int = 5) -> Sequence[datetime]:
-        """As `Schedule.next_runs`."""
+        """Same as `Schedule.next_runs`."""
         return self._portal.run(self._schedule.next_runs(count))
 
     def pause(self) -> bool:
-        """As `Schedule.pause`."""
+        """Same as `Schedule.pause`."""
         return self._portal.run(self._schedule.pause())
 
     def resume(self) -> bool:
-        """As `Schedule.resume`."""
+        """Same as `Schedule.resume`."""
         return self._portal.run(self._schedule.resume())
 
     def trigger(self) -> SyncJob[R_co]:
-        """As `Schedule.trigger`."""
+        """Same as `Schedule.trigger`."""
         return SyncJob(self._portal.run(self._schedule.trigger()), self._portal)
 
     def remove(self) -> bool:
-        """As `Schedule.remove`."""
+        """Same as `Schedule.remove`."""
         return self._portal.run(self._schedule.remove())
 
     def __repr__(self) -> str:
@@ -54,7 +54,7 @@ class SyncSchedule(Generic[R_co]):
 
 
 class SyncTaskSchedule(Generic[P, R]):
-    """As `TaskSchedule`, for code that cannot await."""
+    """`TaskSchedule` for code that cannot await."""
 
     __slots__ = ("_portal", "_schedule")
 
@@ -63,5 +63,5 @@ class SyncTaskSchedule(Generic[P, R]):
         self._portal = portal
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncSchedule[R]:
-        """As `TaskSchedule.enqueue`."""
+        """Same as `TaskSchedule.enqueue`."""
         return SyncSchedule(self._portal.run(self._schedule.enqueue(*args, **kwargs)), self._portal)

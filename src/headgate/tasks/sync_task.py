@@ -29,17 +29,17 @@ class SyncTask(Generic[P, R]):
         self._client = client
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """As `Task.enqueue`."""
+        """Same as `Task.enqueue`."""
         (job,) = self._client.enqueue_blocking(self._task, [self._task.call(*args, **kwargs)])
         return SyncJob(job, self._client.portal)
 
     def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Call[R]]) -> list[SyncJob[R]]:
-        """As `Task.enqueue_many`."""
+        """Same as `Task.enqueue_many`."""
         jobs = self._client.enqueue_blocking(self._task, self._task._calls(calls))
         return [SyncJob(job, self._client.portal) for job in jobs]
 
     def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> SyncTaskSchedule[P, R]:
-        """As `Task.schedule`."""
+        """Same as `Task.schedule`."""
         return SyncTaskSchedule(self._task.schedule(name, trigger, **options), self._client.portal)
 
     if not TYPE_CHECKING:
@@ -47,7 +47,7 @@ class SyncTask(Generic[P, R]):
         def __getattr__(self, name: str) -> NoReturn:
             if name in self.__slots__:
                 raise AttributeError(name)
-            raise_no_attribute("SyncTask", self._task._spelled, name, is_sync=True)
+            raise_no_attribute("SyncTask", self._task._name_in_code, name, is_sync=True)
 
         def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-            raise_not_callable(f"{self._task._spelled}.sync", self._task.name)
+            raise_not_callable(f"{self._task._name_in_code}.sync", self._task.name)

@@ -32,9 +32,9 @@ C = TypeVar("C")
 
 
 class Call(msgspec.Struct, Generic[R], frozen=True):
-    """The arguments of one job to be, checked by the type checker; made by `task.call(…)`.
+    """The arguments of one job to enqueue, checked by the type checker; `task.call(…)` makes it.
 
-    It knows the `task` that it calls, with the options of `task.using(…)`; None only of arguments without a task.
+    `task` is the task that it calls, with the options of `task.using(…)`; None for arguments without a task.
     """
 
     args: tuple[Any, ...]
@@ -43,7 +43,7 @@ class Call(msgspec.Struct, Generic[R], frozen=True):
 
 
 class Task(Generic[P, R]):
-    """A function whose calls can be enqueued; made by `@app.task`."""
+    """A function whose calls can be enqueued; `@app.task` makes it."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Task(Generic[P, R]):
     ) -> None:
         self._client = client
         self.options: EnqueueOptions = NO_OPTIONS
-        """How it is enqueued, where `using(…)` says otherwise than its declaration."""
+        """The options of `using(…)`, which override its declaration."""
         self.function = function
         self.name = name
         self.queue = queue
@@ -87,7 +87,7 @@ class Task(Generic[P, R]):
 
     @property
     def retry(self) -> RetryPolicy:
-        """How failed attempts are tried again: its own policy, else that of its queue, else the app's."""
+        """How failed attempts are retried: its own policy, else that of its queue, else the app's."""
         return self._client.registry.retry(self.queue) if self._retry is None else self._retry
 
     @property
@@ -107,20 +107,20 @@ class Task(Generic[P, R]):
     async def enqueue_many(self, calls: Iterable[tuple[Any, ...] | Call[R]]) -> list[Job[R]]:
         """Store many jobs in one commit, all or none: tuples of positional arguments, or `task.call(…)`.
 
-        A call made by `task.using(…).call(…)` has its own options, and where it says nothing those of this task.
-        Raises as `enqueue`; TypeError for a call of another task.
+        A call made by `task.using(…).call(…)` has its own options; those it leaves out are the options of this task.
+        Raises what `enqueue` raises; TypeError for a call of another task.
         """
         return await self._client.enqueue(self, self._calls(calls))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """One job to be, for `enqueue_many`, `chain` and `batch`; with `using(…)` before it, under other options."""
+        """Return a call, for `enqueue_many`, `chain` and `batch`; with `using(…)` before it, under other options."""
         return Call(args, kwargs, self)
 
     def using(self, **options: Unpack[EnqueueOptions]) -> Task[P, R]:
-        """This task with other options for what is enqueued through it: `task.using(delay=60, priority=5).enqueue(…)`.
+        """Return this task with other options of enqueueing: `task.using(delay=60, priority=5).enqueue(…)`.
 
-        `headgate.tasks.options.EnqueueOptions` describes each option. Raises DeclarationError for what makes no sense,
-        UnknownQueue for a queue that is not declared.
+        `headgate.tasks.options.EnqueueOptions` describes each option. Raises DeclarationError for contradictory
+        options, UnknownQueue for a queue that is not declared.
         """
         copy: Task[P, R] = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
@@ -131,7 +131,7 @@ class Task(Generic[P, R]):
     def on_started(self, callback: Callable[[JobContext], C]) -> Callable[[JobContext], C]:
         """Call `callback(job)`, plain or async, when an attempt begins; it runs beside the handler.
 
-        Plain functions are called in a thread, here and below. What a callback raises is logged and changes nothing.
+        Plain functions run in a thread, here and below. An exception in a callback is logged and changes nothing.
         """
         self.callbacks.add(CallbackKind.STARTED, callback, f"task {self.name!r}")
         return callback
@@ -158,11 +158,11 @@ class Task(Generic[P, R]):
 
     @property
     def is_plain(self) -> bool:
-        """Whether an attempt is the call of a coroutine function and nothing else."""
+        """Whether an attempt is only the call of a coroutine function."""
         return self._is_bare and not self.callbacks.exist
 
     def schedule(self, name: str, trigger: Trigger, **options: Unpack[ScheduleOptions]) -> TaskSchedule[P, R]:
-        """A schedule of this task, made at run time: `await task.schedule("acme", Every(minutes=5)).enqueue("acme")`.
+        """Return a schedule made at run time: `await task.schedule("acme", Every(minutes=5)).enqueue("acme")`.
 
         `headgate.tasks.schedule.ScheduleOptions` describes the options. Raises DeclarationError for what can never
         work.
@@ -177,14 +177,14 @@ class Task(Generic[P, R]):
     if not TYPE_CHECKING:  # To a type checker these stay unknown attributes and calls.
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise_no_attribute("Task", self._spelled, name)
+            raise_no_attribute("Task", self._name_in_code, name)
 
         def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-            raise_not_callable(self._spelled, self.name)
+            raise_not_callable(self._name_in_code, self.name)
 
     @property
-    def _spelled(self) -> str:
-        """The name by which the code that declares it knows it, as far as that can be told."""
+    def _name_in_code(self) -> str:
+        """The name of the task in the code that declares it, as far as it is known."""
         declared = self.__dict__.get("handler") or self.__dict__.get("function")
         return str(getattr(declared, "__name__", "task"))
 

@@ -1,4 +1,4 @@
-"""Handles of what was enqueued together: chains and batches."""
+"""Handles of stored chains and batches."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class BatchStatus:
     """A batch as it is now. Instants are aware UTC datetimes.
 
-    `pending` of its `total` jobs are not final. `state` is None as long as there is one; then it is succeeded if all
-    have succeeded, failed if one has failed, else cancelled. A retried job makes the batch pending again.
+    `pending` of its `total` jobs are not final. `state` is None while any is pending; then it is succeeded if all have
+    succeeded, failed if one has failed, else cancelled. A retried job makes the batch pending again.
     """
 
     id: str
@@ -53,10 +53,10 @@ def batch_status(record: BatchRecord) -> BatchStatus:
 
 
 class Batch:
-    """A batch that has been stored: its id, its jobs, and the ways to follow and cancel it.
+    """A stored batch: its id, its jobs, and the ways to follow and cancel it.
 
-    `then` is the handle of what comes after it, if it was enqueued with that. The handle of an id that was kept
-    (`app.batch(id)`) has neither `jobs` nor `then`; it looks for its jobs in the store, where they are in order.
+    `then` is the handle of the step after it, if it was enqueued with one. The handle of a stored id (`app.batch(id)`)
+    has neither `jobs` nor `then`; it reads its jobs from the store, in order.
     """
 
     __slots__ = ("_client", "id", "jobs", "then")
@@ -72,22 +72,22 @@ class Batch:
         return await self._client.admin.batch(self.id)
 
     async def wait(self, timeout: Duration | None = None) -> BatchStatus:
-        """Return the status, when all jobs are final.
+        """Wait until all jobs are final, and return the status.
 
-        Waits up to `timeout` (seconds, a timedelta, or text like "5m"; default: without end). Raises TimeoutError,
+        Waits up to `timeout` (seconds, a timedelta, or text like "5m"; default: no timeout). Raises TimeoutError,
         JobNotFound.
         """
         return await self._client.wait_for_batch(self.id, wait_seconds(timeout, "batch.wait"))
 
     async def result(self, timeout: Duration | None = None) -> list[Any]:
-        """The results of its jobs, in order, when all are final. Raises as `Job.result` for the first without one."""
+        """Wait for all jobs and return their results, in order. Raises as `Job.result` for the first without one."""
         await self.wait(timeout)
         return [await job.result() for job in await self._stored_jobs()]
 
     async def cancel(self) -> int:
-        """Cancel its jobs, and what comes after it; how many were not final.
+        """Cancel its jobs, and the step after it; return how many were not final.
 
-        By an id that was kept, what comes after "any" outcome is not cancelled: it runs.
+        By a stored id, a step after "any" outcome is not cancelled: it runs.
         """
         count = 0 if self.then is None else int(await self.then.cancel())
         for job in reversed(await self._stored_jobs()):
@@ -102,7 +102,7 @@ class Batch:
 
 
 class Chain:
-    """A chain that has been stored: all its jobs in order, and the ways to follow and cancel it."""
+    """A stored chain: all its jobs in order, and the ways to follow and cancel it."""
 
     __slots__ = ("jobs", "last")
 
@@ -111,16 +111,16 @@ class Chain:
         self.last: Job[Any] | Batch = last
 
     async def result(self, timeout: Duration | None = None) -> Any:
-        """Return the result of its last step, when that has one; of a batch, those of its jobs.
+        """Wait for the last step and return its result; for a batch, those of its jobs.
 
-        Raises JobCancelled if a step before it did not succeed, and as `Job.result`.
+        Raises JobCancelled if a step before it did not succeed, and what `Job.result` raises.
         """
         return await self.last.result(timeout)
 
     async def cancel(self) -> int:
-        """Cancel what is left of it; how many jobs were not final."""
+        """Cancel the jobs that are not final; return how many they were."""
         count = 0
-        # From its end: what is released meanwhile has been cancelled by then.
+        # From the end: a job released meanwhile has been cancelled by then.
         for job in reversed(self.jobs):
             count += await job.cancel()
         return count
@@ -141,19 +141,19 @@ class SyncBatch:
         self._portal = portal
 
     def status(self) -> BatchStatus:
-        """As `Batch.status`."""
+        """Same as `Batch.status`."""
         return self._portal.run(self._batch.status())
 
     def wait(self, timeout: Duration | None = None) -> BatchStatus:
-        """As `Batch.wait`; blocks this thread."""
+        """Same as `Batch.wait`; blocks this thread."""
         return self._portal.run(self._batch.wait(timeout))
 
     def result(self, timeout: Duration | None = None) -> list[Any]:
-        """As `Batch.result`; blocks this thread."""
+        """Same as `Batch.result`; blocks this thread."""
         return self._portal.run(self._batch.result(timeout))
 
     def cancel(self) -> int:
-        """As `Batch.cancel`."""
+        """Same as `Batch.cancel`."""
         return self._portal.run(self._batch.cancel())
 
 
@@ -168,9 +168,9 @@ class SyncChain:
         self._portal = portal
 
     def result(self, timeout: Duration | None = None) -> Any:
-        """As `Chain.result`; blocks this thread."""
+        """Same as `Chain.result`; blocks this thread."""
         return self._portal.run(self._chain.result(timeout))
 
     def cancel(self) -> int:
-        """As `Chain.cancel`."""
+        """Same as `Chain.cancel`."""
         return self._portal.run(self._chain.cancel())

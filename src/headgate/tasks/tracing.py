@@ -1,4 +1,4 @@
-"""What follows a job over processes: the seam that traces are made at. Without one nothing of it is done."""
+"""The protocol for traces that follow a job across processes; without a tracer nothing is done."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from headgate.jobs.job import ClaimedJob, NewJob
 from headgate.jobs.outcome import Outcome
 from headgate.tasks.context import JobContext
 
-ToldOutcome = Callable[[Outcome], None]
+RecordOutcome = Callable[[Outcome], None]
 
 
 class Tracing(Protocol):
-    """Makes spans. What it raises would fail the work that it follows, so it raises nothing."""
+    """Makes spans. It never raises: an exception would fail the traced work."""
 
     def sending(self, jobs: Sequence[NewJob]) -> AbstractContextManager[Sequence[NewJob]]:
-        """Around the storing of jobs, one or more, in one commit; gives them with headers that carry the trace."""
+        """Wrap the storing of jobs, one or more, in one commit; yields them with headers that carry the trace."""
         ...
 
-    def running(self, job: ClaimedJob, task: str) -> AbstractContextManager[ToldOutcome]:
-        """Around one attempt, in its own asyncio task; gives what is told its outcome. `task` is the task's name."""
+    def running(self, job: ClaimedJob, task: str) -> AbstractContextManager[RecordOutcome]:
+        """Wrap one attempt, in its own asyncio task; yields a function for its outcome. `task` is the task's name."""
         ...
 
     def calling_back(self, job: JobContext, moment: str) -> AbstractContextManager[None]:
-        """Around the callbacks of one moment of a job, in an asyncio task of their own."""
+        """Wrap the callbacks of one event of a job, in their own asyncio task."""
         ...
 
     def carried(self, headers: Mapping[str, str] | None) -> dict[str, str]:
-        """These headers with the trace that is current here, for a process that runs the job for this one."""
+        """Return these headers with the current trace, for another process that runs the job."""
         ...

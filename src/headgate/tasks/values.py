@@ -1,4 +1,4 @@
-"""Values as JSON: how one is written, how it is read as a type, and which types have no JSON form at all."""
+"""Values as JSON: encoding, decoding to a type, and the types without a JSON form."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from typing import Any
 
 import msgspec
 
-# A pydantic model brings its own JSON. It is asked for by its methods: nothing here imports pydantic, and where an
-# annotation is a model, somebody else has.
+# Pydantic models have their own JSON methods. Nothing here imports pydantic: if an annotation is a model, the program
+# has imported it.
 
 
-def _written(value: Any) -> Any:
-    """Return what msgspec does not write by itself."""
+def _encode_other(value: Any) -> Any:
+    """Encode a value that msgspec does not encode by itself."""
     if is_model(type(value)):
-        # `round_trip` leaves out what a model computes; a value that is not what its field says is an error.
+        # `round_trip` leaves out computed fields; a value that does not match its field is an error.
         return msgspec.Raw(value.model_dump_json(round_trip=True, by_alias=True, warnings="error").encode())
     for plain in (str, int, float):
         if isinstance(value, plain):
-            # An equal value of the plain type is what comes back.
+            # An equal value of the plain type comes back.
             return plain(value)
     raise TypeError(f"a value of the type {type(value).__qualname__} has no JSON form")
 
 
-def _read(kind: type[Any], data: Any) -> Any:
-    """Return what msgspec does not read by itself."""
+def _decode_other(kind: type[Any], data: Any) -> Any:
+    """Decode a value that msgspec does not decode by itself."""
     if kind is object:
         return data
     if not is_model(kind):
         raise TypeError(f"the type {kind.__qualname__} has no JSON form")
     try:
-        # Through JSON again, so that a strict model takes a date for a date.
+        # Through JSON again, so that a strict model accepts a date.
         return kind.model_validate_json(to_json(data))
     except ValueError as error:
-        raise ValueError(_in_one_line(error)) from error
+        raise ValueError(_one_line_error(error)) from error
 
 
-to_json: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=_written).encode
-"""A value as JSON. Raises TypeError, ValueError, RecursionError or whatever a model's own code raises."""
+to_json: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=_encode_other).encode
+"""Return a value as JSON. Raises TypeError, ValueError, RecursionError or anything that a model's code raises."""
 
 
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """Reads JSON as this type. Raises TypeError, ValueError or NameError for one that has no JSON form."""
-    made = msgspec.json.Decoder(kind, dec_hook=_read)
+    """Return a decoder of JSON to this type. Raises TypeError, ValueError or NameError if it has no JSON form."""
+    made = msgspec.json.Decoder(kind, dec_hook=_decode_other)
     unknown = _unknown_in(msgspec.inspect.type_info(kind), set())
     if unknown is not None:
         raise TypeError(f"the type {getattr(unknown, '__qualname__', unknown)} has no JSON form")
@@ -57,7 +57,7 @@ def is_model(kind: Any) -> bool:
 
 
 def _unknown_in(described: Any, seen: set[int]) -> Any:
-    """Return the first type anywhere in this one that neither msgspec nor pydantic can read."""
+    """Return the first type in this one that neither msgspec nor pydantic can read."""
     if id(described) in seen:
         return None
     seen.add(id(described))
@@ -73,8 +73,8 @@ def _unknown_in(described: Any, seen: set[int]) -> Any:
     return next((unknown for part in parts if (unknown := _unknown_in(part, seen)) is not None), None)
 
 
-def _in_one_line(error: ValueError) -> str:
-    """Return what a model says of data that it does not take, with the path to each part of it."""
+def _one_line_error(error: ValueError) -> str:
+    """Return a model's validation errors in one line, with the path of each."""
     errors = getattr(error, "errors", None)
     if errors is None:
         return str(error)

@@ -1,7 +1,7 @@
-"""The thread that waits runs the plain functions: so code that cannot await is tested in one thread, as it looks.
+"""Runs plain functions in the waiting thread, so that code that cannot await is tested in one thread.
 
-The event loop lives in a helper thread meanwhile. Frameworks that keep their database connection in a thread, and those
-that refuse to work in one with a running event loop, find what they would find without Headgate.
+The event loop runs in a helper thread meanwhile. Frameworks that keep their database connection in a thread, and those
+that refuse to run in a thread with an event loop, then behave as without Headgate.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _waiting: contextvars.ContextVar[CallerThread | None] = contextvars.ContextVar("
 
 
 def waiting_thread() -> CallerThread | None:
-    """The thread that waits for this event loop to be done, if one does."""
+    """Return the thread that waits for this event loop to end, if any."""
     return _waiting.get()
 
 
 class CallerThread(Executor):
-    """Runs a coroutine on a loop of its own, and what is submitted to it in the thread that called `run`."""
+    """Runs a coroutine on its own event loop, and submitted functions in the thread that called `run`."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -50,7 +50,7 @@ class CallerThread(Executor):
         return future
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns; blocks this thread."""
+        """Return the coroutine's result; blocks this thread."""
         outcome: Future[T] = Future()
         context = contextvars.copy_context()
         context.run(_waiting.set, self)
@@ -73,18 +73,18 @@ class CallerThread(Executor):
         return outcome.result()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Nothing to end: the thread is the caller's."""
+        """Do nothing: the thread belongs to the caller."""
 
 
 class CallingPortal(Portal):
-    """The portal of an app under test: each call has a loop of its own, and none stays behind."""
+    """The portal of an app under test: each call has its own event loop, which ends with it."""
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        self.require_elsewhere(coroutine)
+        self.require_other_loop(coroutine)
         return CallerThread().run(coroutine)
 
     def open(self) -> None:
-        """It is open as long as the test has it."""
+        """Do nothing: the app is open during the whole test."""
 
     def close(self) -> None:
-        """Nothing stays open from one call to the next."""
+        """Do nothing: no loop stays open between calls."""

@@ -81,7 +81,7 @@ class CelerySide(Side):
         return set(re.findall(r"[0-9a-f-]{36}", stored))
 
     def line(self, key: str) -> tuple[MessageLines, BucketLine]:
-        return self._m.gate._lines.lines, self._m.gate._of(self._m.sync_tenant.name).place_of(key)
+        return self._m.gate._lines.lines, self._m.gate._of(self._m.sync_tenant.name).line_of_key(key)
 
 
 @pytest.fixture(scope="module")

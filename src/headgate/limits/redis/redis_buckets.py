@@ -131,7 +131,7 @@ class RedisBuckets:
         await self._pipeline.close()
 
     async def take(self, bucket: Bucket, cost: int = 1, *, count: int = 1, id: str | None = None) -> Taken:
-        """Do what `BucketStore.take` does, with at most 10,000 starts in one call."""
+        """Same as `BucketStore.take`, with at most 10,000 starts in one call."""
         client = self._client(bucket, cost)
         count = min(count, MAX_BATCH)
         if id is None:
@@ -142,7 +142,7 @@ class RedisBuckets:
         return Taken(*await self._client(bucket, cost).ask(b"reserve", cost, id=id))
 
     async def cancel(self, bucket: Bucket, *, id: str) -> bool:
-        """Do what `BucketStore.cancel` does. A reservation also stays if its bucket was amended since."""
+        """Same as `BucketStore.cancel`. A reservation also stays if its bucket was amended since."""
         (done,) = await self._client(bucket).ask(b"cancel", id=id, may_repeat=False)
         return bool(done)
 
@@ -161,7 +161,7 @@ class RedisBuckets:
         return snapshot_of(lambda at: rule.snapshot(state, at), now, closed_until)
 
     async def reset(self, bucket: Bucket) -> None:
-        """Do what `BucketStore.reset` does. The keys of a DynamicWindow share one bucket and are all reset."""
+        """Same as `BucketStore.reset`. The keys of a DynamicWindow share one bucket and are all reset."""
         await self._client(bucket).ask(b"reset")
 
     # --------------------------------------------------------------------------------------------------- within

@@ -104,7 +104,7 @@ class BucketTable:
         return Decision(True, opens_at, opens_at, rule, after)
 
     def take(self, key: str, cost: int, count: int, id: str | None) -> Taken:
-        """Do what `BucketStore.take` does."""
+        """Same as `BucketStore.take`."""
         with self.lock:
             rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
             if id is not None and (known := self._answered(key, now).get(id)):
@@ -125,7 +125,7 @@ class BucketTable:
             return taken
 
     def reserve(self, key: str, cost: int, id: str) -> Taken:
-        """Do what `BucketStore.reserve` does."""
+        """Same as `BucketStore.reserve`."""
         check_cost(cost)
         with self.lock:
             rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
@@ -141,7 +141,7 @@ class BucketTable:
             return taken
 
     def cancel(self, key: str, id: str) -> bool:
-        """Do what `BucketStore.cancel` does."""
+        """Same as `BucketStore.cancel`."""
         with self.lock:
             now = self.clock.monotonic() + self.ahead
             answers = self._answered(key, now)
@@ -157,7 +157,7 @@ class BucketTable:
             return True
 
     def amend(self, key: str, charged_at: int, cost: int, started_at: int, actual: int) -> None:
-        """Do what `BucketStore.amend` does."""
+        """Same as `BucketStore.amend`."""
         with self.lock:
             self._change(key, charged_at, cost, started_at, actual, self.clock.monotonic() + self.ahead)
 
@@ -171,20 +171,20 @@ class BucketTable:
             self._notify(key)
 
     def penalize(self, key: str, closed_for: int) -> None:
-        """Do what `BucketStore.penalize` does."""
+        """Same as `BucketStore.penalize`."""
         with self.lock:
             now = self.clock.monotonic() + self.ahead
             self.closed.close(key, now + closed_for, now)
 
     def snapshot(self, key: str) -> Snapshot:
-        """Do what `BucketStore.snapshot` does."""
+        """Same as `BucketStore.snapshot`."""
         with self.lock:
             rule, now = self._rule_of(key), self.clock.monotonic() + self.ahead
             state = self._find(key, now)
             return snapshot_of(lambda at: rule.snapshot(state, at), now, max(now, self.closed.until(key)))
 
     def reset(self, key: str) -> None:
-        """Do what `BucketStore.reset` does."""
+        """Same as `BucketStore.reset`."""
         with self.lock:
             for table in self._siblings:
                 table._keep(key, None)

@@ -43,6 +43,6 @@ class SyncHeldStart(_Holding):
     """A start that was granted, or a permit, held by a thread."""
 
     def settle(self, actual: int) -> None:
-        """Do what `HeldStart.settle` does."""
+        """Same as `HeldStart.settle`."""
         cost, self.cost = self.cost, self._checked(actual)
         self._budget.settle(self._key, self.decision.decided_at, cost, actual)

@@ -116,26 +116,26 @@ class SyncLimiter:
         self._budget = budget
 
     def try_acquire(self, key: str = "", cost: int = 1) -> Decision:
-        """Do what `Limiter.try_acquire` does."""
+        """Same as `Limiter.try_acquire`."""
         return self._budget.try_acquire(key, cost)
 
     def acquire(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Decision:
-        """Do what `Limiter.acquire` does."""
+        """Same as `Limiter.acquire`."""
         return self._budget.acquire(key, cost, timeout)
 
     def release(self, key: str = "", cost: int = 1) -> None:
-        """Do what `Limiter.release` does."""
+        """Same as `Limiter.release`."""
         self._budget.release(key, cost)
 
     def reserve(self, key: str = "", cost: int = 1, id: str | None = None) -> SyncReservation:
-        """Do what `Limiter.reserve` does."""
+        """Same as `Limiter.reserve`."""
         id = id or _new_id()
         taken = self._budget.reserve(key, cost, id)
         return SyncReservation(self._budget, key, id, max(0, taken.opens_at - taken.now) / SECOND)
 
     @contextmanager
     def hold(self, key: str = "", cost: int = 1, timeout: Duration | None = None) -> Iterator[SyncHeldStart]:
-        """Do what `Limiter.hold` does."""
+        """Same as `Limiter.hold`."""
         decision = self.acquire(key, cost, timeout)
         if not decision:
             raise _too_late(key, timeout)
@@ -146,19 +146,19 @@ class SyncLimiter:
             held._end()
 
     def penalize(self, key: str, until: datetime | Duration) -> None:
-        """Do what `Limiter.penalize` does."""
+        """Same as `Limiter.penalize`."""
         self._budget.penalize(key, until)
 
     def snapshot(self, key: str = "") -> Snapshot:
-        """Do what `Limiter.snapshot` does."""
+        """Same as `Limiter.snapshot`."""
         return self._budget.snapshot(key)
 
     def reset(self, key: str = "") -> None:
-        """Do what `Limiter.reset` does."""
+        """Same as `Limiter.reset`."""
         self._budget.reset(key)
 
     def close(self) -> None:
-        """Do what `Limiter.close` does."""
+        """Same as `Limiter.close`."""
         self._budget.close()
 
 

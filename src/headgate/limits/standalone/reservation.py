@@ -27,5 +27,5 @@ class SyncReservation(_ReservedStart):
     """A slot booked by a thread; see `Reservation`."""
 
     def cancel(self) -> bool:
-        """Do what `Reservation.cancel` does."""
+        """Same as `Reservation.cancel`."""
         return self._budget.cancel(self._key, self.id)
