@@ -1,1 +1,1 @@
-"""Who watches: logs, metrics and traces. Fed by events; traces by one seam at which jobs are stored and run."""
+"""Logs, metrics and traces. Events feed them; traces have one hook where jobs are stored and run."""

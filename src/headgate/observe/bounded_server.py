@@ -1,4 +1,4 @@
-"""The HTTP server of metrics and of the dashboard: uvicorn, with bounds that strangers cannot exceed."""
+"""The HTTP server of metrics and of the dashboard: uvicorn, with bounds on what unknown clients can use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headgate.clock import SystemClock
 from headgate.observe.log_budget import LogBudget
 
 HEAD_TIMEOUT = 10.0
-"""Seconds until the head of a request is complete, from the connection or its first byte on."""
+"""Seconds until the head of a request must be complete, from the connection or from its first byte on."""
 
 STALL_TIMEOUT = 30.0
 """Seconds for which a client may leave an answer unread."""
@@ -27,19 +27,19 @@ KEEP_ALIVE = 5
 """Seconds between two requests of a connection."""
 
 ACCEPTED_AT_ONCE = 16
-"""Connections that are accepted before the bound is looked at again."""
+"""Connections that are accepted before the bound is checked again."""
 
 WAITING = 1024
-"""Connections that the system keeps until they are accepted."""
+"""Connections that the system queues until they are accepted."""
 
 _log = logging.getLogger("uvicorn.error")
 
 
 class BoundedServer(uvicorn.Server):
-    """Serves an ASGI app to at most `most_connections` at once, and leaves signals to whoever runs it.
+    """Serves an ASGI app to at most `most_connections` at once, and does not handle signals.
 
-    Beyond the bound the connection is closed that has waited longest without a whole request; if all have sent one,
-    the new one. What strangers cause is logged within a budget of lines.
+    Beyond the bound it closes the connection that has waited longest without a whole request, or the new one if all
+    have sent one. Log lines that clients cause have a budget.
     """
 
     def __init__(self, app: Any, most_connections: int, **options: Any) -> None:
@@ -51,10 +51,10 @@ class BoundedServer(uvicorn.Server):
                 app,
                 http=protocol,
                 ws="none",
-                # Applied to the access log of the whole process, where others may want theirs: see the protocol.
+                # It would configure the access log of the whole process; the protocol turns it off instead.
                 access_log=True,
                 server_header=False,
-                # Who asks is found out by the app, which is told which proxies to believe.
+                # The app determines the client: its settings name the trusted proxies.
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE,
                 backlog=ACCEPTED_AT_ONCE,
@@ -64,13 +64,14 @@ class BoundedServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take no signals: a server that was asked to stop and did so has not failed."""
+        """Handle no signals: a server that was asked to stop and did so has not failed."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for each in sockets or []:
-            # asyncio accepts as many at once as it lets wait; few of one, and many of the other.
+            # asyncio accepts as many at once as may wait in the backlog; here few are accepted at once, and many may
+            # wait.
             each.listen(WAITING)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -83,7 +84,7 @@ class BoundedServer(uvicorn.Server):
             _log.removeFilter(quiet)
 
     def _handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # asyncio reports each connection that it has no file for, with a traceback, up to the whole backlog a second.
+        # asyncio reports each connection without a free file, with a traceback, up to the whole backlog per second.
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             if self._budget.admits(_log.error):
@@ -105,7 +106,7 @@ class _Bounds:
 
 
 class _BoundedProtocol(H11Protocol):
-    """A connection: there in time with its request, and read in time by its client."""
+    """A connection with timeouts: for the request to arrive, and for the client to read the answer."""
 
     bounds: _Bounds
 
@@ -140,7 +141,7 @@ class _BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self._is_answering():
-            # It waits for another request, and makes room for who has one.
+            # It waits for another request, and may be closed to make room for a connection with one.
             self.bounds.headless[self] = None
 
     def pause_writing(self) -> None:
@@ -168,13 +169,13 @@ class _BoundedProtocol(H11Protocol):
 
     def _abort(self) -> None:
         self._forget_head()
-        # It counts no more, though it is closed only after what is under way.
+        # It no longer counts, though it closes only after the data in flight.
         self.connections.discard(self)
         self.transport.abort()
 
 
 class _OwnLines(logging.Filter):
-    """Leaves the lines of other servers of the process alone; of this one's thread only warnings pass, in a budget."""
+    """Passes the lines of other servers in the process; of this thread's lines only warnings, within a budget."""
 
     def __init__(self, budget: LogBudget) -> None:
         super().__init__()
@@ -186,12 +187,12 @@ class _OwnLines(logging.Filter):
             return True
         if record.levelno < logging.WARNING:
             return False
-        # What this module writes has been counted already, and so has the report of the rest.
+        # The lines of this module are counted already, and so is the report of the rest.
         return record.module == __name__.rpartition(".")[2] or self._budget.admits(_log.warning)
 
 
 def connections_allowed(wanted: int) -> int:
-    """So many, or what the open files of this process leave after its own."""
+    """Return the number of connections: `wanted`, or fewer if the process may not open that many files."""
     try:
         import resource
     except ImportError:

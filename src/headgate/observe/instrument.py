@@ -16,10 +16,11 @@ from headgate.tasks.tracing import Tracing
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What an instrument is given of the app that it is attached to.
+    """What an app passes to an instrument.
 
-    `tap` has functions called at once with each event of their kind, on the app's event loop; `trace_by` makes it the
-    app's tracing; `events_lost` counts what slow subscribers have lost; `loop` is where the app is open, if it is.
+    `tap` registers functions that are called at once with each event of their kind, on the app's event loop. `trace_by`
+    sets the app's tracing. `events_lost` returns how many events slow subscribers have lost. `loop` returns the event
+    loop of the app, if it is open.
     """
 
     clock: Clock
@@ -33,7 +34,7 @@ class Observed:
 
 
 class Instrument(Protocol):
-    """Takes metrics or traces of one app."""
+    """Collects metrics or traces of one app."""
 
     def attach(self, observed: Observed) -> None:
         """Called once, before the app is opened."""

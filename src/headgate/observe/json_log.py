@@ -15,19 +15,19 @@ from headgate.jobs.job import truncated_error
 from headgate.tasks.context import current_job
 
 _ORDINARY = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What every record has; the rest was passed as `extra`."""
+"""What every record has; other attributes were passed as `extra`."""
 
 _encoder = msgspec.json.Encoder(enc_hook=repr, decimal_format="string")
 
 
 class JsonFormatter(logging.Formatter):
-    """`handler.setFormatter(JsonFormatter())`: one JSON object a line, for whatever collects logs.
+    """Formats each record as one line of JSON, for log collectors: `handler.setFormatter(JsonFormatter())`.
 
-    Each has `time`, `level`, `logger` and `message`, what was passed as `extra`, and of an exception the `error`, with
-    `type`, `message` and `traceback`. What was passed under a name that a line has already is under `extra`. Inside a
-    job: `job_id`, `task`, `queue` and `attempt`. Inside a span of OpenTelemetry: `trace_id` and `span_id`.
-    Headgate's own lines have `event`, its kind, and `headgate`, its fields. Payloads are in none of it. `fields` are
-    put into every line: `JsonFormatter({"service": "billing"})`.
+    Each has `time`, `level`, `logger` and `message`, the fields passed as `extra`, and for an exception the `error`,
+    with `type`, `message` and `traceback`. Fields with a name that the line has already are under `extra`. Inside a
+    job: `job_id`, `task`, `queue` and `attempt`. Inside a span of OpenTelemetry: `trace_id` and `span_id`. Headgate's
+    own lines have `event`, its kind, and `headgate`, its fields. Payloads never appear. `fields` are added to every
+    line: `JsonFormatter({"service": "billing"})`.
     """
 
     def __init__(self, fields: Mapping[str, object] | None = None) -> None:
@@ -35,7 +35,7 @@ class JsonFormatter(logging.Formatter):
         self._fields = dict(fields or {})
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line of JSON; what has no JSON form is there as its `repr`."""
+        """Return the record as a line of JSON; a value without a JSON form appears as its `repr`."""
         line: dict[str, Any] = {
             "time": to_datetime(int(record.created * 1_000_000)).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -58,12 +58,12 @@ class JsonFormatter(logging.Formatter):
         return _encoded(line)
 
     def _error(self, error: BaseException) -> dict[str, str]:
-        told = truncated_error(error, self.formatException((type(error), error, error.__traceback__)))
-        return {"type": told.type, "message": told.message, "traceback": told.traceback or ""}
+        truncated = truncated_error(error, self.formatException((type(error), error, error.__traceback__)))
+        return {"type": truncated.type, "message": truncated.message, "traceback": truncated.traceback or ""}
 
 
 def job_fields() -> dict[str, str | int]:
-    """`job_id`, `task`, `queue` and `attempt` of the job that this code runs in; empty outside of one."""
+    """Return `job_id`, `task`, `queue` and `attempt` of the current job; empty outside of a job."""
     try:
         job = current_job()
     except HeadgateError:
@@ -72,7 +72,7 @@ def job_fields() -> dict[str, str | int]:
 
 
 def _trace_fields() -> dict[str, str]:
-    # Only where the program has loaded it: nobody else has spans.
+    # Only if the program has loaded it: otherwise there are no spans.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return {}
@@ -86,7 +86,7 @@ def _encoded(line: Mapping[str, Any]) -> str:
     try:
         return _encoder.encode(line).decode()
     except Exception:
-        # A key that is no text, a repr that raises, a structure that contains itself: the line is worth more than it.
+        # A key that is not text, a repr that raises, a structure that contains itself: the line is still written.
         return _encoder.encode({name: _safe(value) for name, value in line.items()}).decode()
 
 

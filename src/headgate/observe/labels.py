@@ -1,4 +1,4 @@
-"""Labels: names of tasks, queues and limits as metrics may carry them, so that there are never many of them."""
+"""Labels: the names of tasks, queues and limits in metrics, limited so that there are never many."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Collection
 from headgate.tasks.registry import Registry
 
 OTHER = "(other)"
-"""Stands for every name that is found in the store and that this program does not declare."""
+"""Replaces every name in the store that this program does not declare."""
 
 
 class Labels:
-    """The names that this program declares; any other is `(other)`. Keys of limits are no labels at all."""
+    """The names that this program declares; any other is `(other)`. Keys of limits are never labels."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     @property
     def queues(self) -> Collection[str]:
-        """Those that are declared."""
+        """The declared queues."""
         return self._registry.queues.keys()
 
     @property
     def limits(self) -> Collection[str]:
-        """Those that are declared."""
+        """The declared limits."""
         return self._registry.limits.keys()
 
     def task(self, name: str) -> str:
-        """The task that runs jobs stored under this name: an alias counts as the task that it has become."""
+        """Return the task that runs jobs stored under this name; an alias counts as its current task."""
         task = self._registry.find(name)
         return OTHER if task is None else task.name
 

@@ -1,4 +1,4 @@
-"""The log: the one subscriber that words events. Payloads and results never appear in it."""
+"""The log: the one subscriber that turns events into log lines. Payloads and results never appear in it."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ logger = logging.getLogger("headgate")
 
 
 def log_event(event: Event) -> None:
-    """Write the log line of an event; its fields travel as `extra["headgate"]`."""
-    worded = _worded(event)
-    if worded is not None:
-        level, line = worded
+    """Write the log line of an event; its fields are in `extra["headgate"]`."""
+    described = _level_and_line(event)
+    if described is not None:
+        level, line = described
         if logger.isEnabledFor(level):
             logger.log(
                 level,
@@ -64,14 +64,14 @@ def log_event(event: Event) -> None:
 
 
 def _escaped(line: str, event: Event) -> str:
-    """One line, whatever the errors and keys in it hold; below a crash its traceback, indented."""
+    """Return one line, whatever its errors and keys contain; a crash's traceback follows it, indented."""
     if isinstance(event, NodeCrashed) and event.error.traceback:
         return f"{one_line(line)}\n{INDENT}{indented(event.error.traceback.rstrip())}"
     return one_line(line)
 
 
 def logged_kinds() -> tuple[type[Event], ...]:
-    """The events worth making for the log as it is configured: those of every single job only when debugging."""
+    """Return the kinds of events that the log needs at its level: those of every single job only when debugging."""
     each_job = (JobStarted, JobFinished, JobReturned) if logger.isEnabledFor(logging.DEBUG) else ()
     return (
         *each_job,
@@ -110,7 +110,7 @@ def logged_kinds() -> tuple[type[Event], ...]:
     )
 
 
-def _worded(event: Event) -> tuple[int, str] | None:
+def _level_and_line(event: Event) -> tuple[int, str] | None:
     match event:
         case JobStarted():
             return logging.DEBUG, f"job {event.job_id} ({event.task}) started, attempt {event.attempt}"
@@ -136,10 +136,11 @@ def _worded(event: Event) -> tuple[int, str] | None:
             )
             return (
                 logging.INFO,
-                f"limit {event.limit} key {event.key!r}: {event.waiting} jobs wait, next slot {when} ({event.count} ×)",
+                f"limit {event.limit} key {event.key!r}: {_counted(event.waiting, 'job')} waiting, next slot {when} "
+                f"({event.count} ×)",
             )
         case BacklogMoved():
-            return logging.INFO, f"{event.jobs} waiting jobs were moved to the limits that their tasks have now"
+            return logging.INFO, f"{_counted(event.jobs, 'waiting job')} moved to the current limits of their tasks"
         case BacklogLeft():
             return logging.WARNING, (
                 f"{event.task} {event.job_id} waits and is not started: the limits of its task have changed and "
@@ -147,7 +148,7 @@ def _worded(event: Event) -> tuple[int, str] | None:
             )
         case LimitStoreTroubled():
             doing = "jobs run without it" if event.jobs_run else "its jobs wait"
-            return logging.WARNING, f"limit {event.limit}: its store cannot be asked, {doing}: {event.error}"
+            return logging.WARNING, f"limit {event.limit}: its store does not answer, {doing}: {event.error}"
         case LimitStoreAdvised():
             return logging.WARNING, f"limit {event.limit}: {event.advice}"
         case LimitStoreAnswers():
@@ -156,9 +157,9 @@ def _worded(event: Event) -> tuple[int, str] | None:
             return logging.WARNING, f"jobs of {event.task} run without limit {event.limit}: {event.reason}"
         case OccurrencesSkipped():
             reasons = {
-                "misfire": "nobody was there for them",
-                "overlap": "the one before is not over",
-                "max_runs": "those under way may be its last",
+                "misfire": "no node was running",
+                "overlap": "the previous run has not ended",
+                "max_runs": "the running jobs may be its last",
             }
             goes_on = (
                 "" if event.next_at is None else f"; next {to_datetime(event.next_at).isoformat(timespec='seconds')}"
@@ -169,8 +170,8 @@ def _worded(event: Event) -> tuple[int, str] | None:
             )
         case ScheduleTooFast():
             return logging.WARNING, (
-                f"schedule {event.schedule} comes more often than limit {event.limit} lets its jobs start; what the "
-                "limit does not let start is skipped or late"
+                f"schedule {event.schedule} comes more often than limit {event.limit} lets its jobs start; the "
+                "others are skipped or late"
             )
         case ScheduleTroubled():
             return logging.ERROR, f"schedule {event.schedule} is not run by this node: {event.error}"
@@ -187,7 +188,7 @@ def _worded(event: Event) -> tuple[int, str] | None:
                 f"headgate schedules remove {event.schedule}"
             )
         case ScheduleRenamed():
-            return logging.INFO, f"schedule {event.schedule} goes on with what was schedule {event.was}"
+            return logging.INFO, f"schedule {event.schedule} continues schedule {event.was}, which was renamed"
         case ScheduleSuperseded():
             return logging.INFO, (
                 f"schedule {event.schedule} stays as a newer release declares it, until none has run for three minutes"
@@ -195,12 +196,12 @@ def _worded(event: Event) -> tuple[int, str] | None:
         case ReportDropped():
             return (
                 logging.WARNING,
-                f"what job {event.job_id} ({event.task}) said at attempt {event.attempt} is not kept: {event.error}",
+                f"a report of job {event.job_id} ({event.task}) at attempt {event.attempt} was dropped: {event.error}",
             )
         case EndingRefused():
             return (
                 logging.WARNING,
-                f"job {event.job_id} ({event.task}) ended here, but is no longer this node's: its ending was refused",
+                f"job {event.job_id} ({event.task}) ended here, but is no longer this node's: its result was refused",
             )
         case BackoffFailed():
             return (
@@ -211,8 +212,8 @@ def _worded(event: Event) -> tuple[int, str] | None:
             why = _LINGERS.get(event.place, "")
             return (
                 logging.WARNING,
-                f"job {event.job_id} ({event.task}) was told to end ({event.cause}) and still runs {event.seconds:g} s "
-                f"later, in a slot of queue {event.queue}{why}",
+                f"job {event.job_id} ({event.task}) was asked to end ({event.cause}) and still runs {event.seconds:g} "
+                f"s later, in a slot of queue {event.queue}{why}",
             )
         case CallbackFailed():
             return logging.ERROR, f"{event.callback} of {event.task} failed on job {event.job_id}: {event.error}"
@@ -227,13 +228,17 @@ def _worded(event: Event) -> tuple[int, str] | None:
         case NodeStarted():
             return logging.INFO, f"{event.node} works on {event.storage}"
         case NodeStopping():
-            return logging.INFO, f"{event.node} claims nothing more and lets {event.running} running jobs finish"
+            return (
+                logging.INFO,
+                f"{event.node} is stopping: it claims no more jobs and waits for "
+                f"{_counted(event.running, 'running job')}",
+            )
         case NodeStopped():
-            return logging.INFO, f"{event.node} stopped, {event.returned} jobs handed back"
+            return logging.INFO, f"{event.node} stopped, {_counted(event.returned, 'job')} handed back"
         case NodeCrashed():
             return (
                 logging.CRITICAL,
-                f"{event.node} crashed and runs no more jobs; others take over what it ran: "
+                f"{event.node} crashed and runs no more jobs; other nodes take over its jobs: "
                 f"{event.error.type}: {event.error.message}",
             )
         case NodeLost():
@@ -244,31 +249,36 @@ def _worded(event: Event) -> tuple[int, str] | None:
         case NodeDisowned():
             return (
                 logging.ERROR,
-                f"{event.node} was declared dead while alive; its {event.cancelled} running jobs were cancelled here",
+                f"{event.node} was declared dead while alive; it cancelled {_counted(event.cancelled, 'running job')}",
             )
         case LeaseNotRenewed():
             return (
                 logging.ERROR,
-                f"{event.node} could not renew its lease for {event.seconds:.1f} s: it cancelled {event.cancelled} "
-                "jobs that hold permits or had not begun, and starts nothing until the store answers",
+                f"{event.node} could not renew its lease for {event.seconds:.1f} s: it cancelled "
+                f"{_counted(event.cancelled, 'job')} that held permits or had not started, and starts nothing until "
+                "the store answers",
             )
         case ClockSkewed():
             apart = f"{abs(event.seconds):.1f} s {'ahead of' if event.seconds > 0 else 'behind'}"
             return (
                 logging.WARNING,
-                f"the clock of {event.node} is {apart} the store's; jobs go by the store's, log lines by this one",
+                f"the clock of {event.node} is {apart} the store's; jobs use the store's clock, log lines this one",
             )
         case StorageTroubled():
             return logging.ERROR, f"storage trouble while {event.doing}: {event.error}"
         case LoopBlocked():
             return (
                 logging.WARNING,
-                f"the event loop stood still for {event.seconds:.1f} s: a handler blocks it; make it a plain def task",
+                f"the event loop was blocked for {event.seconds:.1f} s: a handler blocks it; make it a plain def task",
             )
     return None
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 _LINGERS = {
     "loop": ": its handler swallows CancelledError; let it pass",
-    "thread": ": threads cannot be stopped; look at current_job().cancelled, or use process=True",
+    "thread": ": threads cannot be stopped; check current_job().cancelled, or use process=True",
 }

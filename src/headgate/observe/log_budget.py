@@ -1,4 +1,4 @@
-"""Log budget: what strangers cause may be logged, but not without end."""
+"""Log budget: a bound on the log lines that unknown clients can cause."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headgate.clock import SECOND, Clock, Timer
 
 
 class LogBudget:
-    """Admits `lines` lines in `per` seconds. How many more there were is reported once, when the time is over."""
+    """Admits `lines` lines in `per` seconds. The number of lines left out is reported once, at the end of that time."""
 
     def __init__(self, clock: Clock, *, lines: int = 20, per: int = 60) -> None:
         self._clock = clock
@@ -21,7 +21,7 @@ class LogBudget:
         self._timer: Timer | None = None
 
     def admits(self, report: Callable[[str], object]) -> bool:
-        """Whether one more line may be written; if not it is counted, and `report` gets a sentence later."""
+        """Return whether to write one more line; if not, count it and call `report` later with a sentence."""
         if self._clock.monotonic() - self._began_at >= self._per * SECOND:
             self._end_period(report)
         if self._admitted < self._lines:

@@ -1,4 +1,4 @@
-"""The metrics: their names, labels and meaning, for whatever they are read with."""
+"""The metrics: their names, labels and meanings, for every exporter."""
 
 from __future__ import annotations
 
@@ -32,38 +32,42 @@ FINISHED = Metric(
     (*_QUEUE_TASK, "outcome"),
     "Jobs that this process has made final: succeeded, failed, cancelled.",
 )
-RETRIED = Metric("headgate_jobs_retried_total", "counter", _QUEUE_TASK, "Attempts that failed and are tried again.")
+RETRIED = Metric("headgate_jobs_retried_total", "counter", _QUEUE_TASK, "Failed attempts that are retried.")
 RETURNED = Metric(
     "headgate_jobs_returned_total",
     "counter",
     (*_QUEUE_TASK, "reason"),
-    "Attempts put back unspent: snoozed, refused by the callee, interrupted by a shutdown.",
+    "Attempts returned without being spent: snoozed, refused by the callee, interrupted by a shutdown.",
 )
 RUN = Metric("headgate_job_run_seconds", "histogram", _QUEUE_TASK, "How long attempts ran.", RUN_BUCKETS)
 WAIT = Metric(
-    "headgate_job_wait_seconds", "histogram", _QUEUE_TASK, "From when a job was due until it started.", WAIT_BUCKETS
+    "headgate_job_wait_seconds",
+    "histogram",
+    _QUEUE_TASK,
+    "Time from when a job was due until it started.",
+    WAIT_BUCKETS,
 )
 THROTTLED = Metric(
     "headgate_job_throttled_seconds",
     "histogram",
     ("limit",),
-    "Of the same, how long limits held jobs back that draw on this one; without the wait for a slot.",
+    "How long limits delayed jobs that draw on this one, without the wait for a slot.",
     WAIT_BUCKETS,
 )
 DECISIONS = Metric(
     "headgate_limit_decisions_total",
     "counter",
     ("limit", "decision"),
-    "What limits said: granted (a start was charged), throttled (a claim met a bucket closed), rejected.",
+    "Decisions of limits: granted (a start was charged), throttled (a claim met a bucket closed), rejected.",
 )
 LIMIT_STORE_ERRORS = Metric(
-    "headgate_limit_store_errors_total", "counter", ("limit",), "The store of a limit kept elsewhere did not answer."
+    "headgate_limit_store_errors_total", "counter", ("limit",), "How often a limit's own store did not answer."
 )
 FENCED = Metric(
     "headgate_fenced_writes_total",
     "counter",
     ("task",),
-    "Endings that were refused, because the job was no longer this node's.",
+    "Results that were refused, because the job no longer belonged to this node.",
 )
 LEASES_EXPIRED = Metric(
     "headgate_leases_expired_total", "counter", (), "Nodes whose lease ran out and whose jobs this node took back."
@@ -91,7 +95,7 @@ STORE_OP = Metric(
     STORE_BUCKETS,
 )
 STORE_ERRORS = Metric(
-    "headgate_store_errors_total", "counter", ("op",), "What the engine could not do because of the store; it tries on."
+    "headgate_store_errors_total", "counter", ("op",), "Store operations of the engine that failed; it retries them."
 )
 EVENTS_LOST = Metric("headgate_events_lost_total", "counter", (), "Events that slow subscribers have lost.")
 SLOTS = Metric("headgate_worker_slots", "gauge", ("queue", "state"), "Slots of this node: busy and free.")
@@ -99,7 +103,7 @@ LINGERING = Metric(
     "headgate_attempts_lingering",
     "gauge",
     (),
-    "Attempts that were told to end, and take a slot for 5 s and more since.",
+    "Attempts that were asked to end 5 s ago or more and still take a slot.",
 )
 UNRECORDED = Metric("headgate_endings_unrecorded", "gauge", (), "Finished attempts that wait to be stored.")
 LOOP_LAG = Metric(
@@ -116,9 +120,9 @@ COUNTED = (
     RECOVERED, SKIPPED, CALLBACKS_FAILED, STORE_OP, STORE_ERRORS, EVENTS_LOST, SLOTS, LINGERING, UNRECORDED, LOOP_LAG,
     CLOCK_SKEW, BUILD,
 )  # fmt: skip
-"""What every process tells of itself."""
+"""The metrics that every process counts."""
 
-UP = Metric("headgate_up", "gauge", (), "1 if the store answered in time, else 0; without it the others are missing.")
+UP = Metric("headgate_up", "gauge", (), "1 if the store answered in time, else 0, and the others below are missing.")
 DEPTH = Metric("headgate_queue_depth", "gauge", ("queue", "state"), "Jobs that wait or run.")
 WAITING = Metric(
     "headgate_jobs_waiting",
@@ -129,12 +133,14 @@ WAITING = Metric(
 JOBS_THROTTLED = Metric(
     "headgate_jobs_throttled", "gauge", ("limit",), "Jobs behind closed buckets of a limit; of its 1,000 fullest keys."
 )
-KEYS_THROTTLED = Metric("headgate_limit_keys_throttled", "gauge", ("limit",), "How many keys those are.")
+KEYS_THROTTLED = Metric("headgate_limit_keys_throttled", "gauge", ("limit",), "The number of these keys.")
 TOP_KEYS = Metric(
-    "headgate_top_key_waiting", "gauge", ("limit", "key"), "The keys with most waiting jobs, if `top_keys` asks for it."
+    "headgate_top_key_waiting", "gauge", ("limit", "key"), "The keys with the most waiting jobs, if `top_keys` is set."
 )
 OLDEST = Metric("headgate_queue_oldest_age_seconds", "gauge", ("queue",), "Age of the oldest job that is due.")
-LAG = Metric("headgate_queue_lag_seconds", "gauge", ("queue",), "For how long a job has lacked only a slot.")
+LAG = Metric(
+    "headgate_queue_lag_seconds", "gauge", ("queue",), "How long the oldest ready job has waited for a free slot."
+)
 PAUSED = Metric("headgate_queue_paused", "gauge", ("queue",), "1 while the queue is paused.")
 NODES = Metric("headgate_nodes", "gauge", ("state",), "Engine processes: alive, silent for 30 s, gone.")
 
@@ -146,4 +152,4 @@ COUNTED_AGE = Metric(
 )
 
 READ = (UP, COUNTED_AGE, DEPTH, WAITING, JOBS_THROTTLED, KEYS_THROTTLED, TOP_KEYS, OLDEST, LAG, PAUSED, NODES)
-"""What one process reads from the store for all of them."""
+"""The metrics that one process reads from the store, for all processes."""

@@ -39,26 +39,26 @@ Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 SLACK = 0.5
-"""Seconds that a busy event loop gets on top of the deadline before a scrape goes without it."""
+"""Seconds that a busy event loop gets after the deadline before a scrape continues without it."""
 
 MOST_CONNECTIONS = 32
 """Connections of scrapers at once, each of them an open file of the worker."""
 
 MOST_SCRAPES = 4
-"""Scrapes that are answered at once; the next ones wait."""
+"""Scrapes that are answered at once; the others wait."""
 
 
 class PrometheusMetrics:
-    """Counts what this process does, and with `store` also reads what is in the store, for all processes at once.
+    """Counts what this process does, and with `store` also reads the store, for all processes at once.
 
-    Every process may count; one should read the store: its numbers would be the same from each. A scrape reads them
-    again when they are older than `max_age` (5) seconds, and waits no longer than `deadline` (2) seconds for them:
-    `headgate_up` is 0 then, and all that is counted is still there. With `top_keys` the keys with most waiting jobs
-    are told by name, which is off by default: keys are often people.
+    Every process may count; only one should read the store. A scrape reads it again when the numbers are older than
+    `max_age` (5) seconds, and waits at most `deadline` (2) seconds: after that `headgate_up` is 0, and all counters
+    still appear. With `top_keys` the keys with the most waiting jobs appear by name, which is off by default: keys
+    often identify people.
 
-    The metrics are those of `registry` (default: the one of prometheus_client, with your own and those of the process).
-    They are served by the worker (`headgate worker --metrics-port 9100`), by `serve`, by `asgi` as a route of a web
-    application, or by whatever serves the registry already.
+    The metrics are in `registry` (default: the one of prometheus_client, with your own and those of the process). They
+    are served by the worker (`headgate worker --metrics-port 9100`), by `serve`, by `asgi` as a route of a web
+    application, or by any other server of the registry.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class PrometheusMetrics:
         self._refreshing: asyncio.Task[None] | None = None
 
     def attach(self, observed: Observed) -> None:
-        """As `app.instrument(…)` calls it. Raises DeclarationError if it has an app already."""
+        """Attach to an app; `app.instrument(…)` calls it. Raises DeclarationError if it has an app already."""
         if self._observed is not None:
             raise DeclarationError("these metrics are of another app already; make one PrometheusMetrics for each")
         try:
@@ -105,9 +105,9 @@ class PrometheusMetrics:
     # ---------------------------------------------------------------------------------------------- serving
 
     def serve(self, port: int, host: str = "127.0.0.1") -> MetricsServer:
-        """Serve the registry over HTTP from a thread of its own, until the server is closed.
+        """Serve the registry over HTTP from its own thread, until the server is closed.
 
-        It answers also while the event loop is blocked, and at most 32 connections at once. `port` 0 takes a free one.
+        It also answers while the event loop is blocked, to at most 32 connections at once. `port` 0 chooses a free one.
         Raises HeadgateError.
         """
         try:
@@ -136,20 +136,20 @@ class PrometheusMetrics:
 
     @property
     def asgi(self) -> MetricsRoute:
-        """An ASGI application that answers with the registry: `fastapi_app.add_route("/metrics", metrics.asgi)`."""
+        """An ASGI application that serves the registry: `fastapi_app.add_route("/metrics", metrics.asgi)`."""
         return MetricsRoute(self)
 
     async def refresh(self) -> None:
-        """Read the store, if that is wanted and time; returns within the deadline."""
+        """Read the store if that is enabled and due; returns within the deadline."""
         if self._reading is not None and self._observed is not None:
             if self._observed.loop() is asyncio.get_running_loop():
                 await self._reading.refresh()
             else:
-                # The app is open in another thread, or not at all.
+                # The app is open in another thread, or not open.
                 await asyncio.get_running_loop().run_in_executor(None, self._refresh_from_thread)
 
     def _refresh_from_thread(self) -> None:
-        """Have the app's event loop read the store, and wait for it, unless this is the loop itself."""
+        """Read the store on the app's event loop, and wait for it, unless this is the loop itself."""
         assert self._observed is not None
         assert self._reading is not None
         loop = self._observed.loop()
@@ -157,7 +157,7 @@ class PrometheusMetrics:
             self._reading.give_up()
             return
         if _is_running_here(loop):
-            # A registry is read in one go: what is known is told, and the next time it will be news.
+            # Collecting cannot await: return the last numbers, and the next scrape has new ones.
             if self._refreshing is None or self._refreshing.done():
                 self._refreshing = loop.create_task(self._reading.refresh(), name="headgate-metrics-refresh")
             return
@@ -165,7 +165,7 @@ class PrometheusMetrics:
         try:
             waiting = asyncio.run_coroutine_threadsafe(refreshing, loop)
         except RuntimeError:
-            # The app was closed in this moment.
+            # The app was closed at this moment.
             refreshing.close()
             self._reading.give_up()
             return
@@ -178,12 +178,12 @@ class PrometheusMetrics:
     # ------------------------------------------------------------------------------------------- collecting
 
     def describe(self) -> Iterable[Family]:
-        """The names, for the registry to see that they are not taken."""
-        told = metric.COUNTED + (metric.READ if self._reads_store else ())
-        return [_family(each) for each in told]
+        """Return all metrics without values; the registry checks their names for conflicts."""
+        definitions = metric.COUNTED + (metric.READ if self._reads_store else ())
+        return [_family(each) for each in definitions]
 
     def collect(self) -> Iterator[Family]:
-        """What the registry asks for at each scrape."""
+        """Yield all metrics with their values; the registry calls it at each scrape."""
         if self._tally is None:
             return
         if self._reading is not None:
@@ -192,15 +192,15 @@ class PrometheusMetrics:
         if self._reading is not None:
             numbers += self._reading.numbers
         families: dict[metric.Metric, Any] = {}
-        for told, values, number in numbers:
-            _family_of(families, told).add_metric(values, number)
-        for told, values, histogram in self._tally.histograms():
-            _family_of(families, told).add_metric(values, histogram.cumulated(), histogram.total)
+        for definition, values, number in numbers:
+            _family_of(families, definition).add_metric(values, number)
+        for definition, values, histogram in self._tally.histograms():
+            _family_of(families, definition).add_metric(values, histogram.cumulated(), histogram.total)
         yield from families.values()
 
 
 class MetricsRoute:
-    """Answers each HTTP request with the metrics; an object, as frameworks take functions for views of their own."""
+    """Answers HTTP requests with the metrics; an object, because frameworks treat functions as their own views."""
 
     def __init__(self, metrics: PrometheusMetrics) -> None:
         self._metrics = metrics
@@ -218,9 +218,9 @@ class MetricsRoute:
 
 
 class _Scrapes:
-    """The WSGI app of prometheus_client, with all that it understands of a request, as an ASGI app.
+    """The WSGI app of prometheus_client, with all of its request options, as an ASGI app.
 
-    A scrape runs in a thread, as it may wait for the app; so connections are looked after meanwhile.
+    A scrape runs in a thread, as it may wait for the app; the connections are served meanwhile.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -231,28 +231,28 @@ class _Scrapes:
         if scope["type"] != "http":
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        asked = {
+        environ = {
             "REQUEST_METHOD": scope["method"],
             "PATH_INFO": scope["path"],
             "QUERY_STRING": scope["query_string"].decode("latin-1"),
             "HTTP_ACCEPT": headers.get("accept"),
             "HTTP_ACCEPT_ENCODING": headers.get("accept-encoding"),
         }
-        begun: list[tuple[str, list[tuple[str, str]]]] = []
+        started: list[tuple[str, list[tuple[str, str]]]] = []
 
         def answer() -> bytes:
-            return b"".join(self._answer(asked, lambda status, headers: begun.append((status, headers))))
+            return b"".join(self._answer(environ, lambda status, headers: started.append((status, headers))))
 
         body = await asyncio.get_running_loop().run_in_executor(self._threads, answer)
-        ((status, given),) = begun
-        told = [(name.lower().encode(), value.encode()) for name, value in given]
-        told.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": int(status.partition(" ")[0]), "headers": told})
+        ((status, response_headers),) = started
+        encoded = [(name.lower().encode(), value.encode()) for name, value in response_headers]
+        encoded.append((b"content-length", str(len(body)).encode()))
+        await send({"type": "http.response.start", "status": int(status.partition(" ")[0]), "headers": encoded})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 
 class MetricsServer:
-    """Serves metrics over HTTP on `port`, from a thread of its own, until it is closed."""
+    """Serves metrics over HTTP on `port`, from its own thread, until it is closed."""
 
     def __init__(self, server: BoundedServer, listening: socket.socket) -> None:
         self.port = int(listening.getsockname()[1])
@@ -261,30 +261,30 @@ class MetricsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """End it; waits for what is being answered."""
+        """End the server; waits for requests in progress."""
         self._server.should_exit = True
         self._thread.join()
 
     def _run(self, listening: socket.socket) -> None:
-        # asyncio's own loop, whatever the app runs on: that one accepts no more connections than it is told to.
+        # asyncio's own loop, whatever the app runs on: it respects the bound on accepted connections.
         with listening, asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
             runner.run(self._server.serve(sockets=[listening]))
 
 
-def _family_of(families: dict[metric.Metric, Any], told: metric.Metric) -> Any:
-    if told not in families:
-        families[told] = _family(told)
-    return families[told]
+def _family_of(families: dict[metric.Metric, Any], definition: metric.Metric) -> Any:
+    if definition not in families:
+        families[definition] = _family(definition)
+    return families[definition]
 
 
-def _family(told: metric.Metric) -> Family:
-    match told.kind:
+def _family(definition: metric.Metric) -> Family:
+    match definition.kind:
         case "counter":
-            return CounterMetricFamily(told.name, told.meaning, labels=told.labels)
+            return CounterMetricFamily(definition.name, definition.meaning, labels=definition.labels)
         case "gauge":
-            return GaugeMetricFamily(told.name, told.meaning, labels=told.labels)
+            return GaugeMetricFamily(definition.name, definition.meaning, labels=definition.labels)
         case "histogram":
-            return HistogramMetricFamily(told.name, told.meaning, labels=told.labels)
+            return HistogramMetricFamily(definition.name, definition.meaning, labels=definition.labels)
 
 
 def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:

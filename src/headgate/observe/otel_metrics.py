@@ -14,13 +14,13 @@ BOUNDARIES = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5
 """Seconds, as the conventions advise."""
 
 OPERATIONS = {"add": ("send", "send"), "claim": ("receive", "receive"), "finish": ("settle", "settle")}
-"""The verbs of the store as names and types of operations."""
+"""The verbs of the store, as names and types of operations."""
 
 Attributes = dict[str, str]
 
 
 class OtelMetrics:
-    """Counts sent and consumed jobs, and measures attempts and what they need of the store."""
+    """Counts sent and consumed jobs, and measures attempts and store operations."""
 
     def __init__(self, observed: Observed, provider: metrics.MeterProvider | None) -> None:
         meter = metrics.get_meter("headgate", observed.version, provider)

@@ -1,4 +1,4 @@
-"""What metrics read from the store, within a deadline: depth, age and lag of queues, throttled keys, nodes."""
+"""The metrics read from the store, within a deadline: depth, age and lag of queues, throttled keys, nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger("headgate.metrics")
 Number = tuple[metric.Metric, tuple[str, ...], float]
 
 MOST_KEYS = 1000
-"""How many keys are looked at, those with most waiting jobs first."""
+"""The maximum of keys read, those with the most waiting jobs first."""
 
 SILENT_AFTER = 30 * SECOND
 """Microseconds without a heartbeat; the default lease."""
@@ -31,11 +31,11 @@ SILENT_AFTER = 30 * SECOND
 COUNTS_FOR = 0.5
 """Seconds that a scrape waits for a count of the queues; if it takes longer, the scrape has the count before it."""
 
-AWAY: tuple[Number, ...] = ((metric.UP, (), 0.0),)
+STORE_AWAY: tuple[Number, ...] = ((metric.UP, (), 0.0),)
 
 
 class StoreReading:
-    """The last reading, no older than `max_age` seconds when it is asked for, unless the store is away."""
+    """The last reading of the store; `refresh` renews it when it is older than `max_age` seconds."""
 
     def __init__(self, observed: Observed, *, top_keys: int, deadline: float, max_age: float) -> None:
         self._observed = observed
@@ -48,48 +48,48 @@ class StoreReading:
         self._max_age = microseconds(max_age)
         self._read_at: int | None = None
         self._reading: asyncio.Task[None] | None = None
-        self.numbers: tuple[Number, ...] = AWAY
+        self.numbers: tuple[Number, ...] = STORE_AWAY
 
     async def refresh(self) -> None:
-        """Read again if it is time, within the deadline; what is told when the store is away is that it is."""
+        """Read again if it is due, within the deadline; if the store does not answer, only `headgate_up` 0 remains."""
         if self._reading is None:
             now = self._observed.clock.monotonic()
             if self._read_at is not None and now - self._read_at < self._max_age:
                 return
             self._reading = asyncio.get_running_loop().create_task(self._read_in_time(), name="headgate-metrics")
-            self._reading.add_done_callback(self._note_read)
-        # Whoever asks while one reads shares what comes of it.
+            self._reading.add_done_callback(self._on_read)
+        # Concurrent callers share one reading.
         await asyncio.wait([self._reading])
 
     def give_up(self) -> None:
-        """The event loop that would have to read does not answer, or there is none."""
-        self.numbers = AWAY
+        """Report the store as away: the event loop that would read it does not answer, or there is none."""
+        self.numbers = STORE_AWAY
 
-    def _note_read(self, _: asyncio.Future[None]) -> None:
+    def _on_read(self, _: asyncio.Future[None]) -> None:
         self._reading = None
         self._read_at = self._observed.clock.monotonic()
 
     async def _read_in_time(self) -> None:
-        is_over = asyncio.Event()
+        is_done = asyncio.Event()
         reading = asyncio.ensure_future(_numbers(self._observed.storage, self._labels, self._top_keys, self._queues))
-        reading.add_done_callback(partial(_set, is_over))
+        reading.add_done_callback(partial(_set, is_done))
         try:
-            in_time = await wait_for_event(self._observed.clock, is_over, self._deadline)
+            in_time = await wait_for_event(self._observed.clock, is_done, self._deadline)
         finally:
-            # Not waited for: a store that hangs may be slow to be cancelled, too.
+            # Not awaited: a store that hangs may be slow to cancel, too.
             reading.cancel()
         if not in_time or reading.cancelled():
-            self.numbers = AWAY
+            self.numbers = STORE_AWAY
         elif (error := reading.exception()) is not None:
-            self.numbers = AWAY
+            self.numbers = STORE_AWAY
             if not isinstance(error, HeadgateError):
                 logger.error("the store could not be read for metrics", exc_info=error)
         else:
             self.numbers = reading.result()
 
 
-def _set(is_over: asyncio.Event, _: asyncio.Future[tuple[Number, ...]]) -> None:
-    is_over.set()
+def _set(is_done: asyncio.Event, _: asyncio.Future[tuple[Number, ...]]) -> None:
+    is_done.set()
 
 
 async def _numbers(
@@ -103,7 +103,7 @@ async def _numbers(
     now = storage.now()
     if counted is None:
         # The store refuses to count, or has not answered yet.
-        return AWAY
+        return STORE_AWAY
     return (
         (metric.UP, (), 1.0),
         (metric.COUNTED_AGE, (), max(0.0, (to_datetime(now) - counted.at).total_seconds())),
@@ -127,7 +127,7 @@ async def _count_queues(storage: Store, labels: Labels) -> Sequence[Number]:
 def _depths(counts: Iterable[QueueCounts], labels: Labels) -> Iterator[Number]:
     for each in counts:
         queue = labels.queue(each.queue)
-        # Those that are final are not read: a store may have to look at each of them.
+        # Final jobs are not counted: a store may have to read each of them.
         for state in ("waiting", "running"):
             yield metric.DEPTH, (queue, state), getattr(each, state)
 
@@ -138,14 +138,14 @@ def _waiting(waiting: Iterable[WaitingCount], labels: Labels) -> Iterator[Number
 
 
 def _ages(queues: Iterable[QueueRecord], labels: Labels, now: int) -> list[Number]:
-    """Of the queues that are not declared here, the worst."""
-    told = dict.fromkeys(labels.queues, (0.0, 0.0))
+    """Return the ages of each queue; for undeclared queues, the worst of them."""
+    worst = dict.fromkeys(labels.queues, (0.0, 0.0))
     for each in queues:
         queue = labels.queue(each.queue)
-        oldest, lag = told.get(queue, (0.0, 0.0))
-        told[queue] = max(oldest, _seconds_since(each.oldest_at, now)), max(lag, _seconds_since(each.ready_at, now))
+        oldest, lag = worst.get(queue, (0.0, 0.0))
+        worst[queue] = max(oldest, _seconds_since(each.oldest_at, now)), max(lag, _seconds_since(each.ready_at, now))
     kinds = (metric.OLDEST, metric.LAG)
-    return [(kind, (queue,), age) for queue, ages in told.items() for kind, age in zip(kinds, ages, strict=True)]
+    return [(kind, (queue,), age) for queue, ages in worst.items() for kind, age in zip(kinds, ages, strict=True)]
 
 
 def _pauses(paused: Iterable[str], labels: Labels) -> list[Number]:
@@ -186,7 +186,7 @@ def _nodes(nodes: Iterable[NodeRecord], now: int) -> Iterator[Number]:
 
 
 def _added_up(numbers: Iterable[Number]) -> list[Number]:
-    """One number for each series: names that are not declared here share one."""
+    """Return one number for each series: undeclared names share one."""
     sums: dict[tuple[metric.Metric, tuple[str, ...]], float] = {}
     for kind, values, number in numbers:
         sums[kind, values] = sums.get((kind, values), 0.0) + number

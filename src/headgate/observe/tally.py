@@ -1,4 +1,4 @@
-"""The tally: counts what happens in this process, in plain numbers, so that counting costs a job next to nothing."""
+"""The tally: counts the events of this process in plain numbers, which costs almost nothing per job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OPS: Mapping[str, str] = {
     "laying down starts": "deposit",
     "taking back starts": "withdraw",
 }
-"""The engine's words for what it was doing when the store failed, as labels; whatever else it did is `other`."""
+"""The engine's descriptions of its store operations (of `StorageTroubled`), as labels; others are `other`."""
 
 
 class Histogram:
@@ -66,17 +66,17 @@ class Histogram:
         self.total += value
 
     def cumulated(self) -> list[tuple[str, float]]:
-        """The buckets as Prometheus has them: up to which bound how many."""
-        told: list[tuple[str, float]] = []
+        """Return the buckets as Prometheus has them: each bound with the number of values up to it."""
+        buckets: list[tuple[str, float]] = []
         count = 0
         for bound, more in zip((*map(repr, self.bounds), "+Inf"), tuple(self.counts), strict=True):
             count += more
-            told.append((bound, float(count)))
-        return told
+            buckets.append((bound, float(count)))
+        return buckets
 
 
 class _Jobs:
-    """The series of one task in one queue; plain attributes, as they are counted up for every job."""
+    """The series of one task in one queue; plain attributes, because every job increments them."""
 
     __slots__ = ("enqueued", "finished", "labels", "retried", "returned", "run", "wait")
 
@@ -101,7 +101,7 @@ class _LimitCounts:
 
 
 class Tally:
-    """Everything that one process has counted since it began; read from whatever thread."""
+    """All that one process has counted since its start; may be read from any thread."""
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
@@ -112,7 +112,7 @@ class Tally:
         self._counters: dict[str, Counter[Values]] = {}
         self._store: dict[str, Histogram] = {}
         self._measured: dict[str, NodeMeasured] = {}
-        # One a second. The last alone would hide all that happens between two scrapes.
+        # One per second. The last one alone would hide what happens between two scrapes.
         self._lags: deque[float] = deque(maxlen=60)
         observed.tap(
             {
@@ -150,12 +150,12 @@ class Tally:
         if found is None:
             found = self._jobs[labels] = _Jobs(labels)
         if labels[0] == queue and task in self._observed.registry.names:
-            # Only what is declared is kept: names out of the store may be any, and any number.
+            # Only declared names are kept: the store may hold any names, and any number of them.
             self._known[queue, task] = found
         return found
 
     def _begin(self, event: NodeStarted) -> None:
-        # Counters that are there with 0 from the start: Prometheus cannot see that one which appears has grown.
+        # Create counters with 0 at the start: Prometheus cannot see the growth of one that appears later.
         registry = self._observed.registry
         for task in registry.tasks.values():
             self._new_series(task.queue, task.name)
@@ -230,7 +230,7 @@ class Tally:
         self._count(metric.RECOVERED, "poisonous", by=event.poisonous)
 
     def _note_measured(self, event: NodeMeasured) -> None:
-        # One node in a process: one that was declared dead has begun anew under another id.
+        # One node per process: a node that was declared dead has started anew under another id.
         self._measured = {event.node: event}
         self._lags.append(event.loop_lag)
 
@@ -240,7 +240,7 @@ class Tally:
     # ---------------------------------------------------------------------------------------------- reading
 
     def numbers(self) -> Iterator[tuple[metric.Metric, Values, float]]:
-        """Every counter and gauge, with the values of its labels."""
+        """Yield every counter and gauge, with the values of its labels."""
         for series in list(self._jobs.values()):
             yield metric.ENQUEUED, series.labels, series.enqueued
             yield metric.RETRIED, series.labels, series.retried
@@ -251,10 +251,10 @@ class Tally:
         for name, limit in list(self._limits.items()):
             for decision in ("granted", "throttled", "rejected"):
                 yield metric.DECISIONS, (name, decision), limit.decisions[decision]
-        for told in (metric.LIMIT_STORE_ERRORS, metric.FENCED, metric.RECOVERED, metric.SKIPPED):
-            yield from self._counted(told)
-        for told in (metric.CALLBACKS_FAILED, metric.STORE_ERRORS):
-            yield from self._counted(told)
+        for kind in (metric.LIMIT_STORE_ERRORS, metric.FENCED, metric.RECOVERED, metric.SKIPPED):
+            yield from self._counted(kind)
+        for kind in (metric.CALLBACKS_FAILED, metric.STORE_ERRORS):
+            yield from self._counted(kind)
         yield metric.LEASES_EXPIRED, (), self._counters.get(metric.LEASES_EXPIRED.name, Counter())[()]
         yield metric.EVENTS_LOST, (), self._observed.events_lost()
         yield metric.BUILD, (self._observed.version,), 1
@@ -263,19 +263,19 @@ class Tally:
             yield metric.LOOP_LAG, (), max(tuple(self._lags), default=0.0)
 
     def histograms(self) -> Iterator[tuple[metric.Metric, Values, Histogram]]:
-        """Every histogram, with the values of its labels."""
+        """Yield every histogram, with the values of its labels."""
         for series in list(self._jobs.values()):
-            for told, histogram in ((metric.RUN, series.run), (metric.WAIT, series.wait)):
+            for kind, histogram in ((metric.RUN, series.run), (metric.WAIT, series.wait)):
                 if any(histogram.counts):
-                    yield told, series.labels, histogram
+                    yield kind, series.labels, histogram
         for name, limit in list(self._limits.items()):
             yield metric.THROTTLED, (name,), limit.throttled
         for op, histogram in list(self._store.items()):
             yield metric.STORE_OP, (op,), histogram
 
-    def _counted(self, told: metric.Metric) -> Iterator[tuple[metric.Metric, Values, float]]:
-        for labels, count in list(self._counters.get(told.name, {}).items()):
-            yield told, labels, count
+    def _counted(self, kind: metric.Metric) -> Iterator[tuple[metric.Metric, Values, float]]:
+        for labels, count in list(self._counters.get(kind.name, {}).items()):
+            yield kind, labels, count
 
 
 def _gauges(measured: NodeMeasured) -> Iterator[tuple[metric.Metric, Values, float]]:

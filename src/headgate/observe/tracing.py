@@ -1,6 +1,6 @@
-"""OpenTelemetry: `app.instrument(OpenTelemetry())` traces jobs from who enqueues them to who runs them.
+"""OpenTelemetry: `app.instrument(OpenTelemetry())` traces jobs from the program that enqueues to the worker.
 
-Names follow the conventions for messaging. No payload and no key of a limit is ever in a span.
+Names follow the conventions for messaging. Payloads and keys of limits are never in a span.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from headgate.observe.otel_metrics import OtelMetrics
 
 SYSTEM = "headgate"
 SCOPE = "headgate"
-"""The name of the instrumentation, as tracers and meters are known by it."""
+"""The name of the instrumentation, for tracers and meters."""
 
 Relation = Literal["link", "child"]
 
@@ -62,10 +62,10 @@ _callbacks: ContextVar[trace.Span | None] = ContextVar("headgate_callbacks_span"
 class OpenTelemetry:
     """Spans `send {queue}` where jobs are enqueued and `process {queue}` for each attempt, and the metrics of both.
 
-    The context travels in the headers of the job, as the configured propagators write it (W3C traceparent and baggage
-    by default). Each attempt is a trace of its own that links to who enqueued the job; with `run_as="child"` it goes on
-    in that trace instead, which suits jobs that run within minutes. `key_salt` adds a hash of each limit's key, salted
-    with it, by which the spans of one key are found without being told whose they are.
+    The context is stored in the headers of the job, in the format of the configured propagators (W3C traceparent and
+    baggage by default). Each attempt is its own trace that links to the span of the enqueue. With `run_as="child"` it
+    continues that trace instead, which suits jobs that run within minutes. `key_salt` adds a hash of each limit's key,
+    salted with it: it finds the spans of one key without revealing the key.
 
     `tracer_provider` and `meter_provider` default to the global ones; `metrics=False` leaves the metrics out.
     """
@@ -90,7 +90,7 @@ class OpenTelemetry:
         self._meter_provider = meter_provider
 
     def attach(self, observed: Observed) -> None:
-        """As `app.instrument(…)` calls it. Raises DeclarationError if the app is traced already."""
+        """Attach to an app; `app.instrument(…)` calls it. Raises DeclarationError if the app is traced already."""
         tracer = trace.get_tracer(SCOPE, observed.version, self._tracer_provider)
         spans = Spans(tracer, Labels(observed.registry), run_as=self._run_as, key_salt=self._key_salt)
         observed.trace_by(spans)
@@ -107,11 +107,11 @@ class Spans:
         self._labels = labels
         self._run_as = run_as
         self._salt = None if key_salt is None else key_salt.encode()
-        self._harm = _TracingError()
+        self._errors = _TracingErrors()
 
     @contextmanager
     def sending(self, jobs: Sequence[NewJob]) -> Iterator[Sequence[NewJob]]:
-        """One span however many they are; all of them carry its context."""
+        """Wrap the storing of jobs in one span; all of them carry its context."""
         queues = {job.queue for job in jobs}
         queue = queues.pop() if len(queues) == 1 else None
         attributes = _attributes("send", "send", queue)
@@ -134,7 +134,7 @@ class Spans:
 
     @contextmanager
     def running(self, job: ClaimedJob, task: str) -> Iterator[Callable[[Outcome], None]]:
-        """The span of an attempt, current in the handler, also in its thread."""
+        """Wrap an attempt in a span, which is current in the handler, also in its thread."""
         attributes = _attributes("process", "process", job.queue)
         attributes |= {
             "messaging.message.id": job.id,
@@ -155,14 +155,14 @@ class Spans:
                 attributes["headgate.ratelimit.key_hash"] = [self._hash(draw.key, self._salt) for draw in job.draws]
         with self._following(job.headers, f"process {job.queue}", trace.SpanKind.CONSUMER, attributes) as span:
 
-            def told(outcome: Outcome) -> None:
-                _tell(span, outcome)
+            def record(outcome: Outcome) -> None:
+                _set_outcome(span, outcome)
 
-            yield told
+            yield record
 
     @contextmanager
     def calling_back(self, job: JobContext, moment: str) -> Iterator[None]:
-        """Callbacks come when the attempt is over, so their span is beside that of the attempt."""
+        """Wrap callbacks in a span beside that of the attempt, which is over by then."""
         task = self._labels.task(job.task)
         attributes: dict[str, AttributeValue] = {
             "messaging.system": SYSTEM,
@@ -174,18 +174,18 @@ class Spans:
             yield
 
     def note_failed_callback(self, event: CallbackFailed) -> None:
-        """Told where it failed, so the span of the callbacks is known there, if they were called at all."""
+        """Record a failed callback; it runs where the callback failed, so the callbacks' span is current."""
         span = _callbacks.get()
         if span is not None:
             span.set_status(trace.StatusCode.ERROR, event.error)
 
     def carried(self, headers: Mapping[str, str] | None) -> dict[str, str]:
-        """The headers with the context of the span that is current here."""
+        """Return the headers with the context of the current span."""
         carried = dict(headers or {})
         try:
             propagate.inject(carried)
         except Exception as error:
-            self._harm.told(error)
+            self._errors.log_once(error)
         return carried
 
     @contextmanager
@@ -196,18 +196,18 @@ class Spans:
         kind: trace.SpanKind,
         attributes: Mapping[str, AttributeValue],
     ) -> Iterator[trace.Span]:
-        """A span that follows who enqueued the job, in the way that is asked for; its baggage is there in both."""
+        """Open a span that follows the enqueue, as a link or a child; its baggage is there in both cases."""
         producer = context.Context()
         try:
             producer = propagate.extract(headers or {}, producer)
         except Exception as error:
-            self._harm.told(error)
+            self._errors.log_once(error)
         sent = trace.get_current_span(producer).get_span_context()
         links: list[trace.Link] = []
         if sent.is_valid and self._run_as == "link":
             links.append(trace.Link(sent))
             producer = trace.set_span_in_context(trace.INVALID_SPAN, producer)
-        # What is current where the job is claimed is of no concern to it.
+        # The context in which the job was claimed does not belong to it.
         before = context.attach(producer)
         try:
             with self._current(name, kind, attributes, links) as span:
@@ -222,41 +222,41 @@ class Spans:
         attributes: Mapping[str, AttributeValue],
         links: Sequence[trace.Link] = (),
     ) -> _SafeSpan:
-        """A span that is current inside."""
+        """Return a span that is current inside."""
         span = self._tracer.start_as_current_span(name, kind=kind, attributes=attributes, links=links)
-        return _SafeSpan(span, self._harm)
+        return _SafeSpan(span, self._errors)
 
     @staticmethod
     def _hash(key: str, salt: bytes) -> str:
         return hmac.new(salt, key.encode(), hashlib.sha256).hexdigest()[:16]
 
 
-class _TracingError:
-    """What the program's own processors and propagators raise: told once, and no harm to a job."""
+class _TracingErrors:
+    """Logs the first error of the program's own processors and propagators; they never fail a job."""
 
     def __init__(self) -> None:
         self._is_told = False
 
-    def told(self, error: Exception) -> None:
+    def log_once(self, error: Exception) -> None:
         if not self._is_told:
             self._is_told = True
             logger.warning("spans could not be made; jobs run on without", exc_info=error)
 
 
 class _SafeSpan:
-    """A span that is current around some work, and cannot fail it."""
+    """A span around some work; its own errors do not fail the work."""
 
-    __slots__ = ("_harm", "_span")
+    __slots__ = ("_errors", "_span")
 
-    def __init__(self, span: AbstractContextManager[trace.Span], harm: _TracingError) -> None:
+    def __init__(self, span: AbstractContextManager[trace.Span], errors: _TracingErrors) -> None:
         self._span = span
-        self._harm = harm
+        self._errors = errors
 
     def __enter__(self) -> trace.Span:
         try:
             return self._span.__enter__()
         except Exception as error:
-            self._harm.told(error)
+            self._errors.log_once(error)
             return trace.INVALID_SPAN
 
     def __exit__(
@@ -266,13 +266,13 @@ class _SafeSpan:
             self._span.__exit__(kind, raised, traceback)
         except Exception as error:
             if error is not raised:
-                self._harm.told(error)
+                self._errors.log_once(error)
 
 
 def continued_trace() -> AbstractContextManager[None]:
-    """In a `process=True` task: let what is traced inside be part of the attempt's span, which its node has made.
+    """Continue the attempt's span, which its node has made, inside a `process=True` task.
 
-    `with continued_trace(): …`. The child process needs a tracer provider of its own, as any program does.
+    `with continued_trace(): …`. The child process needs its own tracer provider, as any program does.
     """
     return _attached(propagate.extract(current_job().headers))
 
@@ -297,13 +297,13 @@ def _attributes(name: str, kind: str, queue: str | None) -> dict[str, AttributeV
     return attributes
 
 
-def _tell(span: trace.Span, outcome: Outcome) -> None:
+def _set_outcome(span: trace.Span, outcome: Outcome) -> None:
     match outcome:
         case Succeeded():
             span.set_attribute("headgate.outcome", "succeeded")
         case Failed(error) | Unreadable(error):
             span.set_attribute("headgate.outcome", "failed")
-            _tell_error(span, error)
+            _set_error(span, error)
         case Snoozed():
             span.set_attribute("headgate.outcome", "snoozed")
         case CalleeRateLimited(retry_after):
@@ -317,12 +317,12 @@ def _tell(span: trace.Span, outcome: Outcome) -> None:
             assert_never(outcome)
 
 
-def _tell_error(span: trace.Span, error: JobError) -> None:
+def _set_error(span: trace.Span, error: JobError) -> None:
     # As `record_exception` does it; the error itself may have been raised in another process.
-    said: dict[str, AttributeValue] = {"exception.type": error.type, "exception.message": error.message}
+    attributes: dict[str, AttributeValue] = {"exception.type": error.type, "exception.message": error.message}
     if error.traceback is not None:
-        said["exception.stacktrace"] = error.traceback
-    span.add_event("exception", said)
+        attributes["exception.stacktrace"] = error.traceback
+    span.add_event("exception", attributes)
     span.set_attribute("error.type", error.type)
     span.set_status(trace.StatusCode.ERROR, f"{error.type}: {error.message}")
 
