@@ -1,4 +1,4 @@
-"""For the tests of those who use Headgate: `manual`, `inline` and `live`, and virtual time."""
+"""Tools for tests of applications: `manual`, `inline` and `live`, and virtual time."""
 
 from headgate.testing.enqueued import Enqueued
 from headgate.testing.inline_mode import inline
@@ -12,7 +12,7 @@ __all__ = [
     "manual",
     "inline",
     "live",
-    # what the test has in hand
+    # the app in a test
     "Workbench",
     "SyncWorkbench",
     "Live",

@@ -1,4 +1,4 @@
-"""What was enqueued in a test, and whether it is what the test asked for; if not, how it differs."""
+"""The jobs enqueued in a test, and how they differ from the expected ones."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from headgate.jobs.job import JobRecord, JobState
 from headgate.tasks.task import Task
 
 SHOWN = 10
-"""How many jobs a failed assertion tells of."""
+"""The maximum of jobs in the message of a failed assertion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
     """A job that a test has enqueued, as it is now.
 
-    `arguments` are by name, as the handler gets them, with the defaults filled in. `delay` is in seconds, and 0 for a
-    job that was to run at once; `run_at` is an aware datetime, of a retry the time of the next try. `connection` is the
-    caller's own whose transaction it was put into.
+    `arguments` are by name, as the handler gets them, with the defaults filled in. `delay` is in seconds, 0 without
+    one. `run_at` is an aware datetime; for a retry, the time of the next attempt. `connection` is the caller's
+    connection whose transaction contains it.
     """
 
     id: str
@@ -54,7 +54,7 @@ class Enqueued:
 
 
 def enqueued(record: JobRecord, task: Task[Any, Any] | None, connection: Any = None) -> Enqueued:
-    """A stored job as a test looks at it."""
+    """Return a stored job for a test."""
     try:
         given = {} if task is None else task.payload.arguments(record.payload)
         arguments = {name: given[name] for name in (task.payload.parameters if task else ()) if name in given}
@@ -78,7 +78,7 @@ def enqueued(record: JobRecord, task: Task[Any, Any] | None, connection: Any = N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueuedQuery:
-    """What a test asks for; None, and arguments that are not named, may be anything."""
+    """The job that a test expects; None, and arguments that are not named, match anything."""
 
     task: str
     arguments: Mapping[str, Any]
@@ -104,7 +104,7 @@ class EnqueuedQuery:
         return said if self.connection is None else f"{said}  connection=…"
 
     def differences(self, job: Enqueued) -> list[str]:
-        """How the job is not what is asked for, a line each; nothing if it is."""
+        """Return how the job differs from the expected one, a line each; empty if it matches."""
         if job.task != self.task:
             return [f"another task, not {self.task}"]
         found: list[str] = []
@@ -129,13 +129,13 @@ class EnqueuedQuery:
         return found
 
 
-def told_missing(wanted: EnqueuedQuery, jobs: Sequence[Enqueued], found: int = 0, count: int | None = None) -> str:
-    """What a failed `assert_enqueued` says: what was asked for, and what there is, nearest first."""
+def missing_message(expected: EnqueuedQuery, jobs: Sequence[Enqueued], found: int = 0, count: int | None = None) -> str:
+    """Return the message of a failed `assert_enqueued`: the expected job, and the enqueued ones, nearest first."""
     many = "no job was" if not found else f"{found} jobs, not {count}, were"
-    said = [f"{many} enqueued as", f"    {wanted}"]
+    said = [f"{many} enqueued as", f"    {expected}"]
     if not jobs:
         return "\n".join([*said, "nothing was enqueued at all"])
-    ranked = sorted(((wanted.differences(job), job) for job in jobs), key=lambda each: _distance(each[0]))
+    ranked = sorted(((expected.differences(job), job) for job in jobs), key=lambda each: _distance(each[0]))
     said.append(f"{len(jobs)} enqueued in this test, nearest first:" if len(jobs) > 1 else "what was enqueued:")
     for differences, job in ranked[:SHOWN]:
         said += [f"    {job}", *(f"      ✗ {each}" for each in differences)]
@@ -144,9 +144,9 @@ def told_missing(wanted: EnqueuedQuery, jobs: Sequence[Enqueued], found: int = 0
     return "\n".join(said)
 
 
-def told_present(wanted: EnqueuedQuery, found: Sequence[Enqueued]) -> str:
-    """What a failed `refute_enqueued` says."""
-    said = [f"{len(found)} {'jobs were' if len(found) > 1 else 'job was'} enqueued as", f"    {wanted}", "namely:"]
+def present_message(expected: EnqueuedQuery, found: Sequence[Enqueued]) -> str:
+    """Return the message of a failed `refute_enqueued`."""
+    said = [f"{len(found)} {'jobs were' if len(found) > 1 else 'job was'} enqueued as", f"    {expected}", "namely:"]
     said += [f"    {job}" for job in found[:SHOWN]]
     return "\n".join(said if len(found) <= SHOWN else [*said, f"    … and {len(found) - SHOWN} more"])
 

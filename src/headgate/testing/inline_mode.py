@@ -1,4 +1,4 @@
-"""Inline mode: to enqueue a job is to run it."""
+"""Inline mode: a job runs when it is enqueued."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class InlineStandIn(StandIn):
         async with self.node() as node:
             await node.run_due()
         for job_id in job_ids:
-            # Somebody who enqueues at the same time may have come first, and runs it.
+            # A concurrent caller may have claimed it first, and runs it.
             for recorded in [each.recorded[job_id] for each in self.at_work if job_id in each.recorded]:
                 await asyncio.wait([recorded])
             performed = self.performed.get(job_id)
@@ -37,10 +37,10 @@ class InlineStandIn(StandIn):
 def inline(app: Headgate, *, now: datetime | None = None, raising: bool = True) -> Iterator[Workbench]:
     """Run what is enqueued on this app at once, in the caller's loop or thread, until the block ends.
 
-    It is a whole life of a job: arguments and result go through JSON, callbacks are told, what follows it runs as well,
-    a failed one waits for its retry. What its handler raised is raised by `enqueue` itself, unless `raising` is False.
-    Limits hold nothing back. What has a delay waits until `travel(…)` or `drain(until=…)`. All else is as in
-    `manual(app)`. Raises HeadgateError for an app that is open.
+    A job runs as in production: arguments and result go through JSON, callbacks are called, following jobs run as well,
+    a failed one waits for its retry. `enqueue` raises what the handler raised, unless `raising` is False. Limits do not
+    delay jobs. A delayed job waits until `travel(…)` or `drain(until=…)`. All else is as in `manual(app)`. Raises
+    HeadgateError for an app that is open.
     """
     clock = ManualClock(SystemClock().now() if now is None else parse_instant(now, "now", "a test"))
     storage = SharedMemory(clock, gated=False)

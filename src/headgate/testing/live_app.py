@@ -1,7 +1,7 @@
-"""The app while a real engine runs its jobs in a test: what the program opens and closes is open until the test ends.
+"""The app while a real engine runs its jobs in a test: it stays open until the test ends.
 
-Where the engine has a thread of its own, the program may be on another event loop, as behind a test client: what it
-awaits of the app runs on the loop of the engine.
+If the engine has its own thread, the program may be on another event loop, as behind a test client: what it awaits of
+the app runs on the loop of the engine.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from headgate.testing.stand_in import InTest
 
 
 class LiveHeadgate(InTest):
-    """An app whose jobs run already: an `async with app:` of the program starts nothing more, and ends nothing."""
+    """An app whose jobs run already: an `async with app:` of the program starts and ends nothing more."""
 
-    _inner = 0
+    _nested = 0
 
     async def __aenter__(self) -> Self:
         if self._own_node is None:
             return await super().__aenter__()
-        self._inner += 1
+        self._nested += 1
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._inner:
-            self._inner -= 1
+        if self._nested:
+            self._nested -= 1
         else:
             await super().__aexit__(kind, error, traceback)
 
 
-class ReachingClient(Client):
-    """Runs its verbs on the loop of the engine, on whichever event loop they are awaited."""
+class EngineLoopClient(Client):
+    """Runs its verbs on the loop of the engine, whichever event loop awaits them."""
 
     async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
         enqueued = super().enqueue(task, calls)
-        # A connection of the caller's belongs to the loop of the caller.
+        # A caller's connection belongs to the caller's loop.
         return await (self.portal.reach(enqueued) if task.options.get("connection") is None else enqueued)
 
     async def enqueue_flow(self, calls: Sequence[FlowCall], batches: Sequence[tuple[str, int]]) -> None:
@@ -73,20 +73,20 @@ class ReachingClient(Client):
 
 
 class HeadgateInThread(LiveHeadgate):
-    """The same with the engine in a thread of its own: verbs run there, on whichever event loop they are awaited."""
+    """A `LiveHeadgate` with the engine in its own thread: verbs run there, whichever event loop awaits them."""
 
-    _client_kind = ReachingClient
+    _client_kind = EngineLoopClient
 
     def prepare_thread(self) -> EnginePortal:
-        """Let all that uses the app meet in the thread which this portal begins and ends."""
+        """Connect all that uses the app to the engine's thread; the returned portal begins and ends it."""
         client = self._client
         client.opening = opening = _OpenInThread(
             open=client._open, last_words=client._end_callbacks, close=client._close
         )
-        # Whoever uses a sync verb meets the loop on which the engine runs.
+        # Sync verbs run on the loop of the engine.
         client.portal = portal = EnginePortal(lambda: self, lambda: opening.loop)
-        # What operators see and steer, and limiters, have the store in hand.
-        _let_reach(self._storage, portal)
+        # Admin verbs and limiters use the store directly.
+        _run_verbs_on_loop(self._storage, portal)
         return portal
 
     async def run(
@@ -104,10 +104,10 @@ class HeadgateInThread(LiveHeadgate):
 
 
 class EnginePortal(Portal):
-    """The portal that keeps the engine of a test: the program under test does not end it."""
+    """The portal that keeps the engine of a test: the program under test cannot end it."""
 
     def close(self) -> None:
-        """What the program says that moves to a loop of its own; the engine stays where it is."""
+        """Do nothing: a program calls it when it moves to its own loop; the engine stays on this one."""
 
     def end(self) -> None:
         """Stop the engine, and end its thread."""
@@ -115,7 +115,7 @@ class EnginePortal(Portal):
 
 
 class _OpenInThread(AppLifecycle):
-    """Its opening: whoever enters on another loop than that of the engine finds it open, and adds nothing to it."""
+    """The lifecycle of the app: entering on another loop than the engine's finds it open and does nothing."""
 
     async def enter(self) -> None:
         if self.loop is None or self._is_here():
@@ -129,17 +129,17 @@ class _OpenInThread(AppLifecycle):
         return self.loop is asyncio.get_running_loop()
 
 
-def _let_reach(storage: Store, portal: Portal) -> None:
-    """Let each verb of the store run on the loop of the app, but for what runs on a connection of the caller's."""
+def _run_verbs_on_loop(storage: Store, portal: Portal) -> None:
+    """Run each verb of the store on the loop of the app, except those on a caller's connection."""
     for name in dir(storage):
         verb = getattr(storage, name)
         if not name.startswith("_") and name != "add_in" and inspect.iscoroutinefunction(verb):
-            setattr(storage, name, _reaching(verb, portal))
+            setattr(storage, name, _on_engine_loop(verb, portal))
 
 
-def _reaching(verb: Callable[..., Coroutine[Any, Any, Any]], portal: Portal) -> Callable[..., Any]:
+def _on_engine_loop(verb: Callable[..., Coroutine[Any, Any, Any]], portal: Portal) -> Callable[..., Any]:
     @functools.wraps(verb)
-    async def reaching(*args: Any, **kwargs: Any) -> Any:
+    async def on_engine_loop(*args: Any, **kwargs: Any) -> Any:
         return await portal.reach(verb(*args, **kwargs))
 
-    return reaching
+    return on_engine_loop

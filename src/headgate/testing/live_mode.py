@@ -1,4 +1,4 @@
-"""Live mode: a real engine runs inside the test, on a store of its own."""
+"""Live mode: a real engine runs inside the test, on its own store."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from headgate.testing.live_app import HeadgateInThread, LiveHeadgate
 from headgate.testing.stand_in import in_test
 from headgate.testing.virtual_time import VirtualClock, VirtualTimeLoop
 
-LOOK_EVERY = 1.0
+POLL_INTERVAL = 1.0
 
 
 class LiveApp:
-    """What a test has in hand of an app that runs; `.sync` has the same verbs for tests that cannot await."""
+    """A running app in a test; `.sync` has the same verbs for tests that cannot await."""
 
     def __init__(self, app: Headgate, storage: Store, clock: Clock) -> None:
         self.app: Headgate = app
@@ -30,7 +30,7 @@ class LiveApp:
         self._clock = clock
 
     async def wait_until_idle(self, timeout: float = 10.0) -> None:
-        """Return when no job waits or runs, delayed ones included. Raises TimeoutError that tells what is left."""
+        """Wait until no job waits or runs, delayed ones included. Raises TimeoutError with the number of jobs left."""
         await self.app._client.portal.reach(self._wait_until_idle(timeout))
 
     async def _wait_until_idle(self, timeout: float) -> None:
@@ -47,7 +47,7 @@ class LiveApp:
                 left = (until - self._clock.monotonic()) / SECOND
                 if left <= 0:
                     raise TimeoutError(f"after {timeout:g} s {waiting} jobs wait and {running} run")
-                await wait_for_event(self._clock, changed, min(left, LOOK_EVERY))
+                await wait_for_event(self._clock, changed, min(left, POLL_INTERVAL))
         finally:
             unwatch()
 
@@ -59,12 +59,12 @@ class SyncLiveApp:
         self._running = running
 
     def wait_until_idle(self, timeout: float = 10.0) -> None:
-        """As `LiveApp.wait_until_idle`."""
+        """Same as `LiveApp.wait_until_idle`."""
         self._running.app.sync.run(self._running.wait_until_idle(timeout))
 
 
 class Live:
-    """What `live` returns: enter it once, with or without `async`."""
+    """The result of `live`: enter it once, with or without `async`."""
 
     def __init__(self, app: Headgate, file: Path | str | None) -> None:
         self._app = app
@@ -75,7 +75,7 @@ class Live:
     async def __aenter__(self) -> LiveApp:
         loop = asyncio.get_running_loop()
         clock: Clock = VirtualClock(loop) if isinstance(loop, VirtualTimeLoop) else SystemClock()
-        return await self._held_async.enter_async_context(_beside_the_test(self._app, self._storage(clock), clock))
+        return await self._held_async.enter_async_context(_on_test_loop(self._app, self._storage(clock), clock))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -98,28 +98,28 @@ class Live:
 def live(app: Headgate, *, file: Path | str | None = None) -> Live:
     """Run the app's jobs in this test, as `async with app:` does, on a store in memory, or in a SQLite `file`.
 
-    `async with live(app) as running:` runs them on the loop of the test; on one of `run_virtual` time is virtual, and
-    an hour passes in less than a second; otherwise it is the machine's. `with live(app) as running:` is for tests that
-    cannot await: the engine has a thread of its own. The program under test may open, run and close the app itself, on
-    the loop of a test client, too; the engine stays until the block ends. What the app is configured for, limits
-    included, is never connected to. Process tasks run in threads. Raises HeadgateError for an app that is open.
+    `async with live(app) as running:` runs them on the loop of the test. On a loop of `run_virtual` time is virtual,
+    and an hour passes in less than a second; otherwise time is real. `with live(app) as running:` is for tests that
+    cannot await: the engine has its own thread. The program under test may open, run and close the app itself, also on
+    the loop of a test client; the engine stays until the block ends. The configured store and limit stores are never
+    connected to. Process tasks run in threads. Raises HeadgateError for an app that is open.
     """
     return Live(app, file)
 
 
 @contextlib.asynccontextmanager
-async def _beside_the_test(app: Headgate, storage: Store, clock: Clock) -> AsyncIterator[LiveApp]:
-    with in_test(app, LiveHeadgate, storage, clock) as in_hand:
-        async with in_hand:
-            yield LiveApp(in_hand, storage, clock)
+async def _on_test_loop(app: Headgate, storage: Store, clock: Clock) -> AsyncIterator[LiveApp]:
+    with in_test(app, LiveHeadgate, storage, clock) as app_in_test:
+        async with app_in_test:
+            yield LiveApp(app_in_test, storage, clock)
 
 
 @contextlib.contextmanager
 def _in_a_thread(app: Headgate, storage: Store, clock: Clock) -> Iterator[LiveApp]:
-    with in_test(app, HeadgateInThread, storage, clock) as in_hand:
-        portal = in_hand.prepare_thread()
+    with in_test(app, HeadgateInThread, storage, clock) as app_in_test:
+        portal = app_in_test.prepare_thread()
         portal.open()
         try:
-            yield LiveApp(in_hand, storage, clock)
+            yield LiveApp(app_in_test, storage, clock)
         finally:
             portal.end()

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that moves only when a test advances it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headgate.arguments import read_duration
 from headgate.clock import SECOND, Duration, Timer
 
 START = 1_767_225_600 * SECOND
-"""Where wall time begins: 2026-01-01 00:00:00 UTC."""
+"""The start of wall time: 2026-01-01 00:00:00 UTC."""
 
 
 class ManualClock:
@@ -37,7 +37,7 @@ class ManualClock:
         return timer
 
     def advance(self, duration: Duration) -> None:
-        """Let time pass; each timer on the way fires at its own moment, also those that a timer sets."""
+        """Let time pass; each timer fires at its own instant, also those that a timer sets."""
         end = self._monotonic + read_duration(duration, "duration", "advance")
         if end < self._monotonic:
             raise ValueError(f"time cannot advance by {duration!r}; use step_wall() to set wall time back")
@@ -48,7 +48,7 @@ class ManualClock:
         self._move(end)
 
     def step_wall(self, duration: Duration) -> None:
-        """Set wall time forward or back, as an operator or a time server does; no timer notices."""
+        """Set wall time forward or back, as an operator or a time server does; timers are not affected."""
         self._wall += read_duration(duration, "duration", "step_wall")
 
     def _move(self, monotonic: int) -> None:

@@ -1,4 +1,4 @@
-"""Manual mode: what a test enqueues is kept, and runs when the test says so."""
+"""Manual mode: a test keeps what is enqueued, and runs it with `drain`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from headgate.testing.workbench import Workbench
 def manual(app: Headgate, *, now: datetime | None = None) -> Iterator[Workbench]:
     """Keep in memory what is enqueued on this app until the block ends; nothing runs before `drain()`.
 
-    `with manual(app) as jobs:` around what enqueues, then `jobs.assert_enqueued(…)`. The app counts as open; its own
-    store, and what keeps its limits, is never connected to. Time stands still, at `now` (default: the machine's). With
-    `using(connection=…)` the connection is not touched: the job is kept at once, whatever becomes of the transaction.
-    Raises HeadgateError for an app that is open.
+    `with manual(app) as jobs:` around the code that enqueues, then `jobs.assert_enqueued(…)`. The app counts as open;
+    its own store, and the stores of its limits, are never connected to. Time does not move, from `now` (default: the
+    current time). With `using(connection=…)` the connection is not used: the job is kept at once, whatever the
+    transaction does. Raises HeadgateError for an app that is open.
     """
     clock = ManualClock(SystemClock().now() if now is None else parse_instant(now, "now", "a test"))
     storage = SharedMemory(clock)

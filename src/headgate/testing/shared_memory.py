@@ -1,4 +1,4 @@
-"""A store in memory for tests, which have more threads and event loops than a program has."""
+"""A store in memory for tests, which use more threads and event loops than a program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headgate.storage.sqlite.memory import MemoryStorage
 
 
 class SharedMemory(MemoryStorage):
-    """Calls each watcher on the event loop that it came from. With `gated=False` no limit holds back what is added."""
+    """Calls each watcher on the event loop that it came from. With `gated=False` limits do not delay added jobs."""
 
     def __init__(self, clock: Clock, *, gated: bool = True) -> None:
         super().__init__(clock)

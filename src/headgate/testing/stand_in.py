@@ -1,7 +1,7 @@
-"""The app as a test has it: the same declarations on another store, and nothing runs by itself.
+"""The app in a test: the same declarations on another store, and nothing runs by itself.
 
-While it stands in, the app object and its client are of classes of their own here, so whoever imported the app or a
-task enqueues into the test. At the end they are what they were before.
+During the test, the app object and its client have classes of this module, so all code that has imported the app or a
+task enqueues into the test. At the end they are restored.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ S = TypeVar("S", bound="InTest")
 
 
 class InTest(Headgate):
-    """An app on the store of a test, limits included: what was kept in Redis is with the jobs now."""
+    """An app on the store of a test, limits included: limits of Redis are kept with the jobs."""
 
     _node_kind = NodeInTest
 
 
 class ManualClient(Client):
-    """Keeps what is enqueued until the test runs it; to wait for what nothing would run is an error."""
+    """Keeps what is enqueued until the test runs it; waiting for a job that nothing would run is an error."""
 
     app: StandIn
 
     connections: dict[str, Any]
-    """Whose transaction a job was put into, by its id."""
+    """The connection in whose transaction a job was enqueued, by the job's id."""
 
     async def enqueue(self, task: Task[Any, Any], calls: Sequence[Call[Any]]) -> list[Job[Any]]:
         connection = task.options.get("connection")
@@ -105,7 +105,7 @@ class StandIn(InTest):
     """The latest attempt of each job that was run, by its id."""
 
     at_work: list[SteppedNode]
-    """The nodes that run jobs right now: one in another where a handler enqueues, side by side where tasks do."""
+    """The nodes that run jobs right now: nested if a handler enqueues, in parallel if several tasks enqueue."""
 
     async def __aenter__(self) -> Self:
         self._own_node = contextlib.AsyncExitStack()
@@ -126,13 +126,13 @@ class StandIn(InTest):
         )
 
     async def after_enqueueing(self, job_ids: Sequence[str]) -> None:
-        """What follows when jobs are stored: nothing, until somebody drains."""
+        """Called after jobs were stored; does nothing, because they wait for `drain`."""
 
     @contextlib.asynccontextmanager
     async def node(self, storage: Store | None = None) -> AsyncIterator[SteppedNode]:
-        """A node on this event loop, at work; on another store than the app's if one is given."""
+        """Run a node on this event loop, on the app's store or on another one."""
         storage = storage or self._storage
-        made = SteppedNode(
+        new = SteppedNode(
             storage,
             self._registry,
             self._node_settings(),
@@ -140,38 +140,38 @@ class StandIn(InTest):
             bus=self._bus,
             random=self._random,
             ids=self._ids,
-            # One of its own: what a teller waits with belongs to one event loop.
+            # Its own: what a callback runner waits with belongs to one event loop.
             teller=CallbackRunner(storage, self._registry, self._clock, self._bus),
             historian=self._client.historian,
             tracing=self._client.intake.tracing,
             pool=waiting_thread(),
             latest=self.performed,
         )
-        before, self._node = self._node, made
-        self.at_work.append(made)
+        before, self._node = self._node, new
+        self.at_work.append(new)
         try:
-            async with made.at_work():
-                yield made
+            async with new.at_work():
+                yield new
         finally:
-            self.at_work.remove(made)
+            self.at_work.remove(new)
             self._node = before
 
 
 class _LimitsWithJobs(RemoteLimits):
-    """Where no limit is elsewhere."""
+    """Remote limits for a test: all limits are kept with the jobs."""
 
     def store_of(self, limit: Limit) -> BucketStore | None:
         return None
 
 
 class _OpenAnywhere(AppLifecycle):
-    """Where an app counts as open, without being opened; whoever enters says on which event loop it is used."""
+    """The lifecycle of an app that counts as open; entering it sets the event loop on which it is used."""
 
     def __init__(self) -> None:
         super().__init__(open=_nothing, last_words=_nothing, close=_nothing)
 
     def require(self) -> None:
-        """It always is."""
+        """Do nothing: it is always open."""
 
     async def enter(self) -> None:
         self._entered += 1
@@ -184,11 +184,11 @@ class _OpenAnywhere(AppLifecycle):
 
 
 async def _nothing() -> None:
-    """What opening and closing do then."""
+    """Open or close nothing."""
 
 
 class _ImpatientBacklogs(Backlogs):
-    """Where nothing makes room by itself, a full queue is told of at once."""
+    """Backlogs for a test: nothing makes room by itself, so a full queue is reported at once."""
 
     async def admit(self, wanted: Mapping[str, int], *, may_wait: bool = True) -> Admitted:
         return await super().admit(wanted, may_wait=False)
@@ -196,13 +196,13 @@ class _ImpatientBacklogs(Backlogs):
 
 @contextlib.contextmanager
 def in_test(app: Headgate, kind: type[S], storage: Store, clock: Clock) -> Iterator[S]:
-    """Let the app be of that kind, on this store, until the block ends. Raises HeadgateError for one that is open."""
+    """Replace the class and store of the app until the block ends. Raises HeadgateError for one that is open."""
     if isinstance(app, InTest):
         raise HeadgateError("this app is in a test already: inline, manual and live do not go into one another")
     client = app._client
     if client.opening.is_open:
         raise HeadgateError(
-            f"this app is open on {client.address.shown}: a test has to have it before it is opened; where "
+            f"this app is open on {client.address.shown}: use it in the test before it is opened; if "
             "code that cannot await has opened it, app.sync.close() closes it"
         )
     before, own_kind = dict(vars(app)), type(app)
@@ -210,14 +210,14 @@ def in_test(app: Headgate, kind: type[S], storage: Store, clock: Clock) -> Itera
     bus = EventBus()
     for subscription in app._bus._subscriptions:
         bus.subscribe(subscription._callback, *subscription._kinds)
-    # Its own kind stays in it: an app may be of a class of the user's.
+    # The app's own class stays a base: it may be a subclass by the user.
     app.__class__ = type(kind.__name__, (kind, own_kind), {"__module__": kind.__module__})
     stand_in = cast(S, app)
     try:
         stand_in._wire(storage, StoreAddress(f"{type(storage).__name__} of a test"), clock, bus, history=False)
-        # Tasks and handles hold the client of the app, so that one becomes the client of the test.
-        made = stand_in._client
-        client.__class__, client.__dict__ = type(made), vars(made)
+        # Tasks and handles hold the app's client, so that client becomes the client of the test.
+        new = stand_in._client
+        client.__class__, client.__dict__ = type(new), vars(new)
         stand_in._client = client
         client.elsewhere = _LimitsWithJobs(stand_in._registry.limits, storage, clock, None)
         if isinstance(stand_in, StandIn):

@@ -1,4 +1,4 @@
-"""A node that does nothing by itself: it runs what is due when it is told to, one job after the other."""
+"""A node that runs only when called: it runs what is due, one job after the other."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from headgate.tasks.task import Task
 
 @dataclass(frozen=True, slots=True)
 class RunAttempt:
-    """One attempt that was run: of which job, and what state it left the job in.
+    """One attempt that was run: its job, and the state it left the job in.
 
-    `state` is waiting if the job is to be tried again, or was snoozed. `error` is what the handler raised, the very
-    object; None if it returned.
+    `state` is waiting if the job will be retried, or was snoozed. `error` is the exception object that the handler
+    raised; None if it returned.
     """
 
     job_id: str
@@ -39,7 +39,7 @@ class RunAttempt:
 
 
 class NextEvent(NamedTuple):
-    """When a job that waits can go, and when the next occurrence is due (wall microseconds); None: never by itself."""
+    """When the next waiting job can start, and when the next occurrence is due (wall microseconds); None: never."""
 
     job_at: int | None
     occurrence_at: int | None
@@ -50,7 +50,7 @@ class NextEvent(NamedTuple):
 
 
 class KeptAttempt(RunningAttempt):
-    """An attempt that keeps what its handler raised, and what it came to."""
+    """An attempt that keeps its handler's exception, and its outcome."""
 
     __slots__ = ("kept", "outcome")
 
@@ -78,7 +78,7 @@ class NodeInTest(Node):
 
 
 def in_this_process(task: Task[Any, Any]) -> Task[Any, Any]:
-    """The task, as one that runs in a thread if it is declared for a child process."""
+    """Return the task; one that is declared for a child process runs in a thread instead."""
     if task.place is not Executor.PROCESS:
         return task
     task = copy(task)
@@ -87,13 +87,13 @@ def in_this_process(task: Task[Any, Any]) -> Task[Any, Any]:
 
 
 class SteppedNode(NodeInTest):
-    """Claims, runs and records as every node does, but only inside of `at_work()` and when it is told to.
+    """Claims, runs and records as every node does, but only inside of `at_work()` and when it is called.
 
-    What the store gives out runs one job after the other, so a plain rerun of a test does the same again.
+    It runs claimed jobs one after the other, so a rerun of a test does the same again.
     """
 
     def __init__(self, *args: Any, teller: CallbackRunner, latest: dict[str, RunAttempt], **kwargs: Any) -> None:
-        super().__init__(*args, teller=teller, on_concluded=self._note_concluded, **kwargs)
+        super().__init__(*args, teller=teller, on_concluded=self._on_concluded, **kwargs)
         self._teller = teller
         self.performed: list[RunAttempt] = []
         self.recorded: dict[str, asyncio.Future[None]] = {}
@@ -102,13 +102,13 @@ class SteppedNode(NodeInTest):
 
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[Self]:
-        """The node is there, as its neighbours see it; at the end its callbacks and subscribers have been told."""
+        """Register the node in the store; at the end all callbacks and subscribers have been called."""
         loop = asyncio.get_running_loop()
         if self._settings.log_lines:
             self._capture.start()
-        # Unguarded: a test lets hours pass in a moment, in which no heartbeat is sent.
+        # No lease guard: a test lets hours pass at once, without heartbeats.
         await self.lease.join()
-        beside = [
+        services = [
             loop.create_task(self.recorder.run(), name="headgate-recorder"),
             loop.create_task(self._reporter.run(), name="headgate-reporter"),
         ]
@@ -119,9 +119,9 @@ class SteppedNode(NodeInTest):
             if self._endings:
                 await asyncio.wait(self._endings.values())
             await self.recorder.flush(10.0)
-            for each in beside:
+            for each in services:
                 each.cancel()
-            await asyncio.wait(beside)
+            await asyncio.wait(services)
             self._capture.stop()
             await self.attempts.close(5.0)
             await self._storage.leave(self.id)
@@ -129,7 +129,7 @@ class SteppedNode(NodeInTest):
             await self._bus.drain()
 
     async def run_due(self) -> NextEvent:
-        """Run all that is due now, also what comes of it; when something more will be."""
+        """Run all that is due now, and what follows from it; return when more will be due."""
         while True:
             scheduled_at = await self._recurring.fire_now()
             publish_dropped(self._bus, self._teller, self._clock, await self._storage.expire())
@@ -141,7 +141,7 @@ class SteppedNode(NodeInTest):
         return NextEvent(opens_at, scheduled_at)
 
     async def _claim_one(self, queue: str, room: Room) -> Claimed:
-        """Run the next job of a queue, if one is due. One at a time, so none is held that does not run."""
+        """Run the next job of a queue, if one is due. One at a time, so that it holds no job that does not run."""
         claim = self._claims.claim_for({queue: replaced(room, slots=1)})
         claimed = await self._storage.claim(claim)
         if claimed.astray and not claimed.jobs:
@@ -155,7 +155,7 @@ class SteppedNode(NodeInTest):
         return claimed
 
     async def perform(self, job: ClaimedJob) -> KeptAttempt:
-        """Run one job that was claimed, and record how it ended."""
+        """Run one claimed job, and record its outcome."""
         loop = asyncio.get_running_loop()
         ending = self._endings[job.id] = loop.create_future()
         recorded = self.recorded[job.id] = loop.create_future()
@@ -177,15 +177,15 @@ class SteppedNode(NodeInTest):
             recorded.cancel()
         return attempt
 
-    def _note_concluded(self, attempt: RunningAttempt) -> None:
+    def _on_concluded(self, attempt: RunningAttempt) -> None:
         assert isinstance(attempt, KeptAttempt)
         ending = self._endings[attempt.job.id]
         if not ending.done():
             ending.set_result(attempt)
 
 
-def wait_asked_for(outcome: Outcome | None) -> int | None:
-    """Microseconds that a handler asked to be left alone; None if it did not."""
+def requested_wait(outcome: Outcome | None) -> int | None:
+    """Return the microseconds that a handler asked to wait; None if it did not."""
     match outcome:
         case Snoozed(delay):
             return delay

@@ -1,6 +1,6 @@
 """Virtual time: run code that waits for hours in milliseconds, the same way every time.
 
-The time of a `VirtualTimeLoop` stands still while anything runs and jumps to the next timer when nothing is ready, so
+The time of a `VirtualTimeLoop` does not move while anything runs and jumps to the next timer when nothing is ready, so
 `asyncio.sleep`, `asyncio.timeout` and every timer of Headgate take no real time. `VirtualClock` is the clock of such a
 loop, and `run_virtual` makes both for one test:
 
@@ -33,17 +33,17 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 START = 1_767_225_600 * SECOND
-"""Where the wall time of a `VirtualClock` starts unless told otherwise: the first instant of 2026, UTC."""
+"""The default start of a `VirtualClock`'s wall time: the first instant of 2026, UTC."""
 
-PATIENCE = 10.0
-"""Real seconds that the loop waits for a busy thread before it calls it stuck."""
+STUCK_AFTER = 10.0
+"""Real seconds that the loop waits for a busy thread before it reports it as stuck."""
 
-GRACE = 1.0
-"""Real seconds that an idle loop waits for other threads and sockets, if there are any, before it calls a deadlock."""
+DEADLOCK_AFTER = 1.0
+"""Real seconds that an idle loop waits for other threads and sockets, if any, before it reports a deadlock."""
 
 
 class VirtualDeadlock(HeadgateError, RuntimeError):
-    """Nothing can happen any more on a virtual loop, and what it was asked to complete is not complete."""
+    """Nothing can happen any more on a virtual loop, but its work is not complete."""
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -54,7 +54,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     seed gives the same order again. Without one, both run in the order they were scheduled in. Plain callbacks keep
     the order that asyncio promises.
 
-    Time stands still while a call of `run_in_executor` or `asyncio.to_thread` runs, so a thread must not wait for
+    Time does not move while a call of `run_in_executor` or `asyncio.to_thread` runs, so a thread must not wait for
     virtual time to pass; wrap other work that goes on elsewhere in `standing_still()`. How such work interleaves
     with the loop is up to the machine, seed or not.
 
@@ -68,14 +68,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._scheduled_count = 0
         self._held = 0
         self._threads: Executor | None = None
-        # Another run is another boot: its time starts over.
+        # Another run is another boot: its time starts again at 0.
         self.boot_id: str = f"virtual-{os.urandom(6).hex()}"
-        # asyncio fires what is due within this of now. It has to be above the rounding of a float, and below the
-        # distance of two microseconds.
+        # asyncio fires what is due within this of now. It must be larger than the rounding of a float, and smaller than
+        # the distance of two microseconds.
         self._clock_resolution = 0.5 / SECOND
 
     def microseconds(self) -> int:
-        """The loop's time as it is kept: whole microseconds since the loop was made."""
+        """Return the loop's time in whole microseconds since the loop was made."""
         return self._microseconds
 
     def time(self) -> float:
@@ -86,7 +86,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         self._scheduled_count += 1
         turn = self._scheduled_count if self._random is None else self._random.random()
-        return super().call_at(_Moment(_not_before(when), turn), callback, *args, context=context)
+        return super().call_at(_TimerInstant(_not_before(when), turn), callback, *args, context=context)
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
@@ -107,7 +107,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._held += 1
         result = asyncio.wrap_future(work, loop=self)
         # After `wrap_future`, so that the result has reached the loop before time may jump; and on the work itself,
-        # because a cancelled call runs on in its thread.
+        # because a cancelled call continues in its thread.
         work.add_done_callback(self._release_from_thread)
         return result
 
@@ -116,7 +116,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._threads = executor
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        # Threads end in real time: a virtual timeout would be over at once.
+        # Threads end in real time: a virtual timeout would expire at once.
         with self.standing_still():
             await super().shutdown_default_executor()
 
@@ -133,7 +133,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._microseconds += round(seconds * SECOND)
 
     def _shuffle(self) -> None:
-        """Put the ready tasks in another order, each in the place of one of them."""
+        """Shuffle the ready tasks among their places."""
         if self._random is None:
             return
         ready = self._ready  # type: ignore[attr-defined]
@@ -146,20 +146,20 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         for place, step in zip(places, steps, strict=True):
             ready[place] = step
 
-    def _patience(self, sockets: int) -> float:
-        """Real seconds to wait for something to happen outside of the loop."""
+    def _real_wait(self, sockets: int) -> float:
+        """Return the real seconds to wait for something to happen outside of the loop."""
         if self._held:
-            return PATIENCE
+            return STUCK_AFTER
         # The loop's own wake-up pipe is one of the sockets.
-        return GRACE if threading.active_count() > 1 or sockets > 1 else 0.0
+        return DEADLOCK_AFTER if threading.active_count() > 1 or sockets > 1 else 0.0
 
     def _deadlock(self) -> VirtualDeadlock:
         waiting = sorted(_where(task) for task in asyncio.all_tasks(self))
         shown = "; ".join(waiting[:8]) + ("; …" if len(waiting) > 8 else "")
         if self._held:
             why = (
-                f"a call in a thread (or a `standing_still()` block) took more than {PATIENCE:g} real seconds; "
-                "it is stuck, or waits for virtual time, which stands still until it returns"
+                f"a call in a thread (or a `standing_still()` block) took more than {STUCK_AFTER:g} real seconds; "
+                "it is stuck, or waits for virtual time, which does not move until it returns"
             )
         else:
             why = "nothing is ready, no timer is set and no thread is at work, so nothing can happen any more"
@@ -199,9 +199,9 @@ def run_virtual(
 ) -> T:
     """Run `main(clock)` on a new virtual loop to its end, and return what it returns.
 
-    Tasks left over are cancelled, threads are joined and the loop is closed, as `asyncio.run` does. A wait inside
-    that may never end wants an `asyncio.timeout`, which costs no real time: background tasks with timers of their
-    own keep a loop from being a deadlock.
+    Tasks left over are cancelled, threads are joined and the loop is closed, as `asyncio.run` does. Put an
+    `asyncio.timeout` around a wait that may never end; it costs no real time. Without it, background tasks with their
+    own timers keep the loop from being a deadlock.
     """
     loop = VirtualTimeLoop(seed)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -209,7 +209,7 @@ def run_virtual(
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Where a loop would sleep until its next timer, this one lets its time jump there instead."""
+    """Instead of sleeping until the next timer, lets the loop's time jump there."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         super().__init__()
@@ -217,40 +217,40 @@ class _JumpingSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self._loop._shuffle()
-        happened = super().select(0)
-        if happened or (timeout is not None and timeout <= 0):
-            return happened
+        events = super().select(0)
+        if events or (timeout is not None and timeout <= 0):
+            return events
         if timeout is None or self._loop._held:
-            happened = super().select(self._loop._patience(len(self.get_map())))
-            if not happened:
+            events = super().select(self._loop._real_wait(len(self.get_map())))
+            if not events:
                 raise self._loop._deadlock()
-            return happened
+            return events
         self._loop._jump(timeout)
-        return happened
+        return events
 
 
-class _Moment(float):
-    """When a timer fires; moments of the same microsecond go by their turn."""
+class _TimerInstant(float):
+    """When a timer fires; timers of the same microsecond are ordered by `turn`."""
 
     __slots__ = ("turn",)
 
-    def __new__(cls, instant: int, turn: float) -> _Moment:
+    def __new__(cls, instant: int, turn: float) -> _TimerInstant:
         return super().__new__(cls, instant / SECOND)
 
     def __init__(self, instant: int, turn: float) -> None:
         self.turn = turn
 
     def __lt__(self, other: float) -> bool:
-        if isinstance(other, _Moment) and self == other:
+        if isinstance(other, _TimerInstant) and self == other:
             return self.turn < other.turn
         return super().__lt__(other)
 
 
 def _not_before(when: float) -> int:
-    """The first whole microsecond that is not before `when`."""
+    """Return the first whole microsecond that is not before `when`."""
     exact = when * SECOND
     nearest = round(exact)
-    # `when` is often a sum of floats that means a whole microsecond and misses it by their rounding.
+    # `when` is often a sum of floats that means a whole microsecond and misses it by rounding.
     return nearest if abs(exact - nearest) <= 4 * math.ulp(exact) else math.ceil(exact)
 
 

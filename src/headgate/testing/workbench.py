@@ -1,4 +1,4 @@
-"""The workbench: what a test has in hand of an app in which nothing runs by itself."""
+"""The workbench: the verbs of a test for an app in which nothing runs by itself."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from headgate.storage.enlisting import run_at_once
 from headgate.storage.records import Claim, JobFilter, Room
 from headgate.tasks.signals import RateLimited, Snooze
 from headgate.tasks.task import Call, Task
-from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, told_missing, told_present
+from headgate.testing.enqueued import Enqueued, EnqueuedQuery, enqueued, missing_message, present_message
 from headgate.testing.manual_clock import ManualClock
 from headgate.testing.shared_memory import SharedMemory
 from headgate.testing.stand_in import StandIn
-from headgate.testing.stepped_node import RunAttempt, SteppedNode, wait_asked_for
+from headgate.testing.stepped_node import RunAttempt, SteppedNode, requested_wait
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,7 +43,7 @@ class DrainResult:
     attempts: tuple[RunAttempt, ...]
 
     def count(self, state: JobState | str) -> int:
-        """How many of them left their job in this state; "waiting" are those that are to be tried again."""
+        """Return how many attempts left their job in this state; "waiting" are those that will be retried."""
         return sum(each.state == state for each in self.attempts)
 
     def __len__(self) -> int:
@@ -51,9 +51,9 @@ class DrainResult:
 
 
 class Workbench:
-    """What was enqueued in a test, and the ways to run it. Made by `manual(app)` and `inline(app)`.
+    """The jobs enqueued in a test, and the ways to run them. `manual(app)` and `inline(app)` make it.
 
-    `clock` is the time of the app. It stands still until `drain(until=…)` or `travel(…)` lets it go on.
+    `clock` is the time of the app. It moves only in `drain(until=…)` and `travel(…)`.
     """
 
     def __init__(self, app: StandIn, storage: SharedMemory, clock: ManualClock) -> None:
@@ -76,13 +76,13 @@ class Workbench:
     def all_enqueued(
         self, task: Task[..., Any] | None = None, *, state: JobState | str | None = None
     ) -> list[Enqueued]:
-        """All jobs of this test, oldest first, whatever became of them; of one task, or in one state, if given."""
-        wanted = None if state is None else JobState(state)
+        """Return all jobs of this test, oldest first, in every state; of one task, or in one state, if given."""
+        expected = None if state is None else JobState(state)
         records: list[Any] = []
         cursor: str | None = None
         while True:
             filter = JobFilter(
-                task=None if task is None else task.name, state=wanted, oldest_first=True, cursor=cursor, count=PAGE
+                task=None if task is None else task.name, state=expected, oldest_first=True, cursor=cursor, count=PAGE
             )
             page = run_at_once(self._storage.jobs(filter))
             records += page
@@ -108,14 +108,14 @@ class Workbench:
         count: int | None = None,
         **kwargs: Any,
     ) -> Enqueued:
-        """The first job that was enqueued like this; AssertionError, with what was enqueued instead, if there is none.
+        """Return the first job that was enqueued like this; raise AssertionError, with the enqueued jobs, without one.
 
-        `assert_enqueued(sync_tenant, "acme", delay=60)`: arguments that are not given may be anything, and so may all
-        else. `sync_tenant.call("acme")` in place of the task asks for exactly that call, checked by the type checker.
-        `delay` and `at` are met `within` a second. `count`: exactly so many. A job counts whether it has run or not.
+        `assert_enqueued(sync_tenant, "acme", delay=60)`: arguments and options that are not given match anything.
+        `sync_tenant.call("acme")` instead of the task matches exactly that call, checked by the type checker. `delay`
+        and `at` match `within` a second. `count`: exactly so many. A job counts whether it has run or not.
         """
         __tracebackhide__ = True
-        wanted = self._wanted(
+        expected = self._expected(
             what,
             args,
             kwargs,
@@ -129,9 +129,9 @@ class Workbench:
             connection=connection,
         )
         jobs = self.all_enqueued()
-        found = [job for job in jobs if not wanted.differences(job)]
+        found = [job for job in jobs if not expected.differences(job)]
         if not found or (count is not None and len(found) != count):
-            raise AssertionError(told_missing(wanted, jobs, len(found), count))
+            raise AssertionError(missing_message(expected, jobs, len(found), count))
         return found[0]
 
     def refute_enqueued(
@@ -143,14 +143,14 @@ class Workbench:
         unique_key: str | None = None,
         **kwargs: Any,
     ) -> None:
-        """AssertionError if a job was enqueued like this, as `assert_enqueued` would find it."""
+        """Raise AssertionError if a job was enqueued like this, as `assert_enqueued` would find it."""
         __tracebackhide__ = True
-        wanted = self._wanted(what, args, kwargs, queue=queue, unique_key=unique_key)
-        found = [job for job in self.all_enqueued() if not wanted.differences(job)]
+        expected = self._expected(what, args, kwargs, queue=queue, unique_key=unique_key)
+        found = [job for job in self.all_enqueued() if not expected.differences(job)]
         if found:
-            raise AssertionError(told_present(wanted, found))
+            raise AssertionError(present_message(expected, found))
 
-    def _wanted(
+    def _expected(
         self, what: Task[..., Any] | Call[Any], args: tuple[Any, ...], kwargs: Any, **options: Any
     ) -> EnqueuedQuery:
         if isinstance(what, Call):
@@ -171,15 +171,15 @@ class Workbench:
     # ------------------------------------------------------------------------------------------------ running
 
     async def drain(self, *, until: Until | None = None, raising: bool = True) -> DrainResult:
-        """Run the jobs that are due, and what comes of them: what they enqueue, what follows them, their retries.
+        """Run the jobs that are due, and what follows: the jobs they enqueue, following jobs, retries.
 
-        One after the other, on this event loop. Without `until` time stands still, so that delayed jobs and retries
-        stay; with it the clock goes on, each job, retry, schedule and limit at its own moment, to that instant, by that
-        duration, or ("idle") as far as needed until no job waits for it. Raises JobFailed at the end for the first job
-        that is failed for good, with the handler's own error as its cause, unless `raising` is False.
+        They run one after the other, on this event loop. Without `until` time does not move, so delayed jobs and
+        retries stay. With it the clock goes on, each job, retry, schedule and limit at its own instant, to that
+        instant, by that duration, or ("idle") until no job waits for time to pass. Raises JobFailed at the end for the
+        first job that failed for good, with the handler's exception as its cause, unless `raising` is False.
         """
         async with self._app.node() as node:
-            await self._go_on(node, until)
+            await self._run_until(node, until)
             performed = tuple(node.performed)
         if raising:
             await self._raise_first(performed)
@@ -192,11 +192,11 @@ class Workbench:
         return await self.drain(until=timedelta(**duration) if to is None else to, raising=raising)
 
     async def run_job(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run one job of the task, at once and alone, and return what it returned; it is not among those enqueued.
+        """Run one job of the task, at once and alone, and return its result; it is not among those enqueued.
 
-        Arguments and result go through JSON as they do in production. What the handler raises is raised here, Snooze
-        and RateLimited included; limits, delay and retries are not looked at. Raises TypeError and PayloadError for
-        arguments that cannot be enqueued.
+        Arguments and result go through JSON as in production. It raises what the handler raises, Snooze and RateLimited
+        included; limits, delay and retries are ignored. Raises TypeError and PayloadError for arguments that cannot be
+        enqueued.
         """
         now = self.clock.now()
         (job,) = self._app._client.intake._jobs_of(task, group_calls(task, [Call(args, kwargs, task)]))
@@ -208,7 +208,7 @@ class Workbench:
             attempt = await node.perform(claimed.jobs[0])
         if attempt.kept is not None:
             raise attempt.kept
-        wait = wait_asked_for(attempt.outcome)
+        wait = requested_wait(attempt.outcome)
         if wait is not None:
             seconds = wait / SECOND
             raise (
@@ -221,7 +221,7 @@ class Workbench:
         result: R = task.payload.decode_result(record.result)
         return result
 
-    async def _go_on(self, node: SteppedNode, until: Until | None) -> None:
+    async def _run_until(self, node: SteppedNode, until: Until | None) -> None:
         end: int | None
         match until:
             case None:
@@ -233,14 +233,14 @@ class Workbench:
             case _:
                 end = self.clock.now() + read_duration(until, "until", "drain")
         while True:
-            ahead = await node.run_due()
-            # An occurrence alone is nothing to wait for: there is always a next one.
-            next_at = ahead.first_at if end is not None or ahead.job_at is not None else None
+            upcoming = await node.run_due()
+            # An occurrence alone is not waited for: there is always a next one.
+            next_at = upcoming.first_at if end is not None or upcoming.job_at is not None else None
             if next_at is None or (end is not None and next_at > end):
                 break
             if end is None and len(node.performed) > MOST_ATTEMPTS:
                 raise AssertionError(
-                    f"{MOST_ATTEMPTS:,} attempts were run, and there is no end in sight; the last was of task "
+                    f"{MOST_ATTEMPTS:,} attempts were run, and jobs keep coming; the last was of task "
                     f"{node.performed[-1].task!r}"
                 )
             self.clock.advance(max(0, next_at - self.clock.now()) / SECOND)
@@ -267,15 +267,15 @@ class SyncWorkbench:
         self._bench = bench
 
     def drain(self, *, until: Until | None = None, raising: bool = True) -> DrainResult:
-        """As `Workbench.drain`."""
+        """Same as `Workbench.drain`."""
         return self._run(self._bench.drain(until=until, raising=raising))
 
     def travel(self, to: datetime | None = None, *, raising: bool = True, **duration: float) -> DrainResult:
-        """As `Workbench.travel`."""
+        """Same as `Workbench.travel`."""
         return self._run(self._bench.travel(to, raising=raising, **duration))
 
     def run_job(self, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """As `Workbench.run_job`."""
+        """Same as `Workbench.run_job`."""
         return self._run(self._bench.run_job(task, *args, **kwargs))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:

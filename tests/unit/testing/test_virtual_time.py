@@ -382,7 +382,7 @@ def test_a_deadlock_raises_and_says_who_waits() -> None:
 
 
 def test_a_thread_that_waits_for_virtual_time_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.testing.virtual_time.PATIENCE", 0.05)
+    monkeypatch.setattr("headgate.testing.virtual_time.STUCK_AFTER", 0.05)
 
     async def main(_clock: VirtualClock) -> None:
         hour_is_over = threading.Event()
