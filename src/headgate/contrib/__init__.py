@@ -1,1 +1,1 @@
-"""What fits Headgate into other frameworks: one module each, imported only by those who use it."""
+"""Headgate in other frameworks: one module each, imported only by its users."""

@@ -6,9 +6,9 @@
     @app.task(limit=StrictRate("15/m", key="{tenant_id}"))
     def sync_tenant(tenant_id): ...
 
-A task over its limit waits in Redis, in the line of its key. It is put there where it is published, or by the consumer
-of a worker before a process of the pool is used. Each worker publishes again what a key lets go, and the process that
-is about to run it charges the key.
+A task over its limit waits in Redis, in the line of its key. The publisher puts it there, or the consumer of a worker
+before a process of the pool is used. Each worker publishes tasks again when their key opens, and the process that is
+about to run one charges the key.
 """
 
 from __future__ import annotations
@@ -35,17 +35,26 @@ except ImportError as error:  # pragma: no cover
 
 logger = logging.getLogger("headgate.gates")
 
-AGAIN_IN = 5
-"""Seconds until a task with on_store_error="wait" comes again when Redis could not be asked."""
+RETRY_IN = 5
+"""Seconds until a task with on_store_error="wait" is retried when Redis did not answer."""
 
-_CARRIED = ("priority", "correlation_id", "reply_to", "delivery_mode", "message_id", "timestamp", "user_id", "app_id")
+_PROPERTIES = (
+    "priority",
+    "correlation_id",
+    "reply_to",
+    "delivery_mode",
+    "message_id",
+    "timestamp",
+    "user_id",
+    "app_id",
+)
 
 
 class CeleryGate:
-    """Keeps the limits of an app's tasks: those of `limit=` in a task's options, and those declared by `limit()`.
+    """Enforces the limits of an app's tasks: those of `limit=` in a task's options, and those declared by `limit()`.
 
-    Make one wherever the app is made, for workers and for whoever publishes. `store` is a Redis (not a Redis Cluster),
-    which may be the broker's; `name` tells the lines of programs apart that share it.
+    Make one wherever the app is made, in workers and publishers. `store` is a Redis (not a Redis Cluster), which may be
+    the broker's; `name` separates the lines of programs that share it.
     """
 
     def __init__(self, app: Celery, *, store: str, name: str = "celery") -> None:
@@ -54,40 +63,40 @@ class CeleryGate:
         self._app = app
         self._declared: dict[str, Limit] = {}
         self._gated: dict[str, GatedTask] = {}
-        self._guarded: set[Any] = set()
+        self._wrapped: set[Any] = set()
         self._lines = BlockingLines(store, name, publish=self._publish, find=self._find)
-        self._send = _once(app.amqp._create_task_sender)
+        self._send = _lazy(app.amqp._create_task_sender)
         app.amqp.send_task_message = self._send_task_message
         app.steps["worker"].add(self._step())
         signals.task_revoked.connect(self._forget, weak=False)
 
     def limit(self, task: str | Task, limit: Limit) -> None:
-        """Limit a task, by its name or itself, that was not declared with `limit=`."""
+        """Limit a task, given by name or itself, that was not declared with `limit=`."""
         declare(self._declared, task if isinstance(task, str) else task.name, limit)
 
-    # ------------------------------------------------------------------------------------------- where it is published
+    # ------------------------------------------------------------------------------------------------ when publishing
 
     def _send_task_message(self, producer: Any, name: str, message: Any, **options: Any) -> Any:
         gated = self._of(name)
-        # One with an ETA waits for its time first, and one of the old protocol has no headers to tell it by.
+        # A message with an ETA waits for its time first; one of the old protocol has no id in its headers.
         if gated is None or not message.headers.get("id") or message.headers.get("eta"):
             return self._send()(producer, name, message, **options)
         args, kwargs, _ = message.body
-        place = gated.line(args, kwargs)
-        if place is None:
+        line = gated.line(args, kwargs)
+        if line is None:
             return self._send()(producer, name, message, **options)
 
         def arrives(record: bytes) -> bool:
-            return self._arrive(place, message.headers["id"], record)
+            return self._arrive(line, message.headers["id"], record)
 
-        return self._send()(_Stopping(producer, message.body, arrives), name, message, **options)
+        return self._send()(_GatedProducer(producer, message.body, arrives), name, message, **options)
 
-    def _arrive(self, place: BucketLine, id: str, record: bytes) -> bool:
+    def _arrive(self, line: BucketLine, id: str, record: bytes) -> bool:
         try:
-            return self._lines.ask(self._lines.lines.arrive(place, id, record))
+            return self._lines.ask(self._lines.lines.arrive(line, id, record))
         except StorageUnavailable as error:
-            # The broker keeps it as well, and it is judged again where it starts.
-            logger.warning("task %s goes to the broker unjudged: %s", id, error)
+            # The broker keeps it as well, and the limit is checked again at its start.
+            logger.warning("task %s goes to the broker without a limit check: %s", id, error)
             return True
 
     def _publish(self, record: bytes) -> None:
@@ -104,7 +113,7 @@ class CeleryGate:
     # ---------------------------------------------------------------------------------------------------- in a worker
 
     def _step(self) -> type:
-        """Return what a worker starts and stops with itself."""
+        """Return the worker step that starts and stops the gate."""
         gate = self
 
         class Gate(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -114,7 +123,7 @@ class CeleryGate:
                 # Every module with tasks is imported by now, and no process of the pool is forked.
                 for task in gate._app.tasks.values():
                     if gate._of(task.name) is not None:
-                        gate._guard(task)
+                        gate._wrap_task(task)
                 for name in gate._declared.keys() - gate._app.tasks.keys():
                     logger.warning("a limit is declared for task %r, which this worker does not have", name)
 
@@ -126,79 +135,81 @@ class CeleryGate:
 
         return Gate
 
-    def _guard(self, task: Task) -> None:
-        """Once each: a process may start several workers, and a class may serve several tasks."""
-        if task.name in self._guarded:
+    def _wrap_task(self, task: Task) -> None:
+        """Guard a task once: a process may start several workers, and a class may serve several tasks."""
+        if task.name in self._wrapped:
             return
         declared: Any = type(task)
         strategy, before_start = task.Strategy, declared.before_start
 
-        def guarded(task: Task, task_id: str, args: Any, kwargs: Any) -> None:
+        def checked(task: Task, task_id: str, args: Any, kwargs: Any) -> None:
             self._start(task, args, kwargs)
             before_start(task, task_id, args, kwargs)
 
-        if declared not in self._guarded:
-            declared.before_start = guarded
+        if declared not in self._wrapped:
+            declared.before_start = checked
         task.Strategy = lambda *collaborators, **options: self._consume(strategy, *collaborators, **options)
-        self._guarded |= {task.name, declared}
+        self._wrapped |= {task.name, declared}
 
     def _consume(self, strategy: Any, task: Task, app: Celery, consumer: Any, **options: Any) -> Callable[..., Any]:
-        """What the consumer does with a message of the task: it comes before the pool, and before a place there."""
+        """Return the consumer's handler of the task's messages; it runs before a place in the pool is taken."""
         handle: Callable[..., Any] = symbol_by_name(strategy)(task, app, consumer, **options)
         revoked = consumer.controller.state.revoked
 
-        def look_first(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **options: Any) -> Any:
+        def check_first(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **options: Any) -> Any:
             id = message.headers.get("id")
             if id and not message.headers.get("eta") and id not in revoked and not self._may_pass(task, id, message):
                 return ack(logger, consumer.connection_errors)
             return handle(message, body, ack, reject, callbacks, **options)
 
-        return look_first
+        return check_first
 
     def _may_pass(self, task: Task, id: str, message: Any) -> bool:
         gated = self._of(task.name)
         try:
             args, kwargs, _ = message.payload
-            place = gated and gated.line(args, kwargs)
+            line = gated and gated.line(args, kwargs)
         except Exception:
-            # What cannot be read, or may not run, fails where Celery sees it.
+            # A message that cannot be read, or may not run, fails in Celery's own code.
             return True
-        if not place:
+        if not line:
             return True
         headers = {name: value for name, value in message.headers.items() if name != "compression"}
-        properties = {name: message.properties[name] for name in _CARRIED if message.properties.get(name) is not None}
+        properties = {
+            name: message.properties[name] for name in _PROPERTIES if message.properties.get(name) is not None
+        }
         route = {name: message.delivery_info.get(name) for name in ("exchange", "routing_key")}
         coded = {"content_type": message.content_type, "content_encoding": message.content_encoding}
-        return self._arrive(place, id, _record(message.body, coded | route | properties | {"headers": headers}))
+        return self._arrive(line, id, _record(message.body, coded | route | properties | {"headers": headers}))
 
     def _start(self, task: Task, args: Any, kwargs: Any) -> None:
         gated = self._of(task.name)
         if gated is None or task.request.is_eager:
             return
-        place = gated.line(args, kwargs)
-        if place is None:
+        line = gated.line(args, kwargs)
+        if line is None:
             return
         try:
-            if self._lines.ask(self._lines.lines.start(place, task.request.id)):
+            if self._lines.ask(self._lines.lines.start(line, task.request.id)):
                 return
             later = {}
         except StorageUnavailable as error:
             logger.warning("task %s %ss: %s", task.request.id, gated.limit.on_store_error, error)
             if gated.limit.on_store_error == "run":
                 return
-            later = {"countdown": AGAIN_IN}
+            later = {"countdown": RETRY_IN}
         # The same message once more: no attempt is spent, and it goes to the line on its way.
         task.signature_from_request(task.request, args, kwargs, **later).apply_async()
         raise Ignore(f"over its limit {gated.name!r}; it waits in line")
 
-    def _forget(self, sender: Any, request: Any, **told: Any) -> None:
+    def _forget(self, sender: Any, request: Any, **present: Any) -> None:
         gated = self._of(sender.name)
-        place = gated and gated.line(request.args, request.kwargs)
-        if place:
+        line = gated and gated.line(request.args, request.kwargs)
+        if line:
             try:
-                self._lines.ask(self._lines.lines.forget(place, request.id))
+                self._lines.ask(self._lines.lines.forget(line, request.id))
             except StorageUnavailable as error:
-                logger.warning("revoked task %s keeps its place for a while: %s", request.id, error)
+                logger.warning("revoked task %s keeps its place in line for a while: %s", request.id, error)
 
     # -------------------------------------------------------------------------------------------------------- limits
 
@@ -219,8 +230,8 @@ class CeleryGate:
         return None
 
 
-class _Stopping:
-    """A producer that publishes a message only if it may be."""
+class _GatedProducer:
+    """A producer that publishes a message only if its limit allows it."""
 
     def __init__(self, producer: Any, body: Any, arrives: Callable[[bytes], bool]) -> None:
         self._producer = producer
@@ -231,7 +242,7 @@ class _Stopping:
         return getattr(self._producer, name)
 
     def publish(self, body: Any, **options: Any) -> Any:
-        # The event that a task was sent comes this way, too.
+        # The task-sent event is also published here.
         if body is self._body and not self._arrives(self._recorded(**options)):
             return None
         return self._producer.publish(body, **options)
@@ -246,20 +257,20 @@ class _Stopping:
 
 
 def _record(body: Any, options: Mapping[str, Any], declare: list[str] | None = None) -> bytes:
-    """Return a message as it stands in line: what to call `publish` with."""
+    """Return a message for the line: the arguments of `publish`."""
     raw = body if isinstance(body, bytes) else body.encode()
-    told = {name: value for name, value in options.items() if value is not None}
-    record: str = json.dumps({"body": base64.b64encode(raw).decode(), "options": told, "declare": declare or []})
+    present = {name: value for name, value in options.items() if value is not None}
+    record: str = json.dumps({"body": base64.b64encode(raw).decode(), "options": present, "declare": declare or []})
     return record.encode()
 
 
-def _once(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Made when it is first wanted: an app may be configured after its gate is made."""
-    made: list[Any] = []
+def _lazy(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that makes it on first use: an app may be configured after its gate is made."""
+    cached: list[Any] = []
 
     def get() -> Any:
-        if not made:
-            made.append(make())
-        return made[0]
+        if not cached:
+            cached.append(make())
+        return cached[0]
 
     return get

@@ -6,9 +6,9 @@
     @dramatiq.actor(limit=StrictRate("15/m", key="{tenant_id}"))
     def sync_tenant(tenant_id): ...
 
-A message over its limit waits in Redis, in the line of its key. It is put there where it is enqueued, or by the
-consumer of a worker before it takes one of the worker's places. Each worker enqueues again what a key lets go, and the
-thread that is about to run it charges the key.
+A message over its limit waits in Redis, in the line of its key. The sender puts it there, or the consumer of a worker
+before it takes one of the worker's places. Each worker enqueues messages again when their key opens, and the thread
+that is about to run one charges the key.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ except ImportError as error:  # pragma: no cover
 
 logger = logging.getLogger("headgate.gates")
 
-AGAIN_IN = 5_000
-"""Milliseconds until a message with on_store_error="wait" comes again when Redis could not be asked."""
+RETRY_IN = 5_000
+"""Milliseconds until a message with on_store_error="wait" is retried when Redis did not answer."""
 
-LOOK_EVERY = 50
-"""Milliseconds after which an idle consumer of a queue with limited actors looks again."""
+POLL_INTERVAL = 50
+"""Milliseconds between polls of an idle consumer of a queue with limited actors."""
 
 
 class DramatiqGate(Middleware):
-    """Keeps the limits of a broker's actors: those of their option `limit=`, and those declared by `limit()`.
+    """Enforces the limits of a broker's actors: those of their option `limit=`, and those declared by `limit()`.
 
-    Make one wherever the broker is made, for workers and for whoever sends; it adds itself to the broker. `store` is a
-    Redis (not a Redis Cluster), which may be the broker's; `name` tells the lines of programs apart that share it.
+    Make one wherever the broker is made, in workers and senders; it adds itself to the broker. `store` is a Redis (not
+    a Redis Cluster), which may be the broker's; `name` separates the lines of programs that share it.
     """
 
     def __init__(self, broker: Broker, *, store: str, name: str = "dramatiq") -> None:
@@ -64,25 +64,25 @@ class DramatiqGate(Middleware):
         return {"limit"}
 
     def limit(self, actor: str | Actor[Any, Any], limit: Limit) -> None:
-        """Limit an actor, by its name or itself, that was not declared with `limit=`."""
+        """Limit an actor, given by name or itself, that was not declared with `limit=`."""
         declare(self._declared, actor if isinstance(actor, str) else actor.actor_name, limit)
 
-    # --------------------------------------------------------------------------------------------- where it is enqueued
+    # ------------------------------------------------------------------------------------------------- when enqueueing
 
     def _enqueue_gated(self, message: Message[Any], *, delay: int | None = None) -> Message[Any]:
-        # One with a delay waits for its time first; its consumer then enqueues it again.
+        # A message with a delay waits for its time first; its consumer then enqueues it again.
         if delay is None and "eta" not in message.options and not self._arrive(message):
             return message
         return self._enqueue(message, delay=delay)
 
     def _arrive(self, message: Any) -> bool:
-        if (place := self._place(message)) is None:
+        if (line := self._line_of(message)) is None:
             return True
         try:
-            return self._lines.ask(self._lines.lines.arrive(place, message.message_id, message.encode()))
+            return self._lines.ask(self._lines.lines.arrive(line, message.message_id, message.encode()))
         except StorageUnavailable as error:
-            # The broker keeps it as well, and it is judged again where it starts.
-            logger.warning("message %s goes to the broker unjudged: %s", message.message_id, error)
+            # The broker keeps it as well, and the limit is checked again at its start.
+            logger.warning("message %s goes to the broker without a limit check: %s", message.message_id, error)
             return True
 
     def _publish(self, message: bytes) -> None:
@@ -101,40 +101,41 @@ class DramatiqGate(Middleware):
     def _consume_gated(self, queue_name: str, prefetch: int = 1, timeout: int = 30000) -> Consumer:
         actors = self._broker.actors.values()
         if any(actor.queue_name == queue_name and self._of(actor.actor_name) for actor in actors):
-            # An idle consumer looks ever more rarely, up to this: what is let go has waited long enough.
-            timeout = min(timeout, LOOK_EVERY)
+            # An idle consumer polls less and less often; this is the bound, because released messages have waited
+            # enough.
+            timeout = min(timeout, POLL_INTERVAL)
         return _GatedConsumer(self._consume(queue_name, prefetch, timeout), self)
 
     def may_pass(self, message: MessageProxy) -> bool:
-        """Return whether a consumer may hand on a message; otherwise it stands in line, and is to be acknowledged."""
+        """Return whether a consumer may pass on a message; otherwise it waits in line, and must be acknowledged."""
         if "eta" in message.options:
             return True
         try:
             return self._arrive(message)
         except PayloadError:
-            # It fails where Dramatiq sees it.
+            # It fails in Dramatiq's own code.
             return True
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         try:
-            place = self._place(message)
+            line = self._line_of(message)
         except PayloadError as error:
-            # An error here would only be logged; a failed message is not run, and not tried again.
+            # An error here would only be logged; a failed message is neither run nor retried.
             message.stuff_exception(error)
             message.fail()
             return
-        if place is None:
+        if line is None:
             return
         try:
-            if self._lines.ask(self._lines.lines.start(place, message.message_id)):
+            if self._lines.ask(self._lines.lines.start(line, message.message_id)):
                 return
             delay = None
         except StorageUnavailable as error:
-            wish = self._gated[message.actor_name].limit.on_store_error
-            logger.warning("message %s %ss: %s", message.message_id, wish, error)
-            if wish == "run":
+            decision = self._gated[message.actor_name].limit.on_store_error
+            logger.warning("message %s %ss: %s", message.message_id, decision, error)
+            if decision == "run":
                 return
-            delay = AGAIN_IN
+            delay = RETRY_IN
         # The same message once more: no attempt is spent, and it goes to the line on its way.
         broker.enqueue(message.copy(), delay=delay)
         # This copy of it has no result.
@@ -143,7 +144,7 @@ class DramatiqGate(Middleware):
 
     # -------------------------------------------------------------------------------------------------------- limits
 
-    def _place(self, message: Any) -> BucketLine | None:
+    def _line_of(self, message: Any) -> BucketLine | None:
         gated = self._of(message.actor_name)
         return None if gated is None else gated.line(message.args, message.kwargs)
 
@@ -168,7 +169,7 @@ class DramatiqGate(Middleware):
 
 
 class _GatedConsumer(Consumer):
-    """A consumer that hands on no message which has to wait."""
+    """A consumer that passes on only messages that may start."""
 
     def __init__(self, consumer: Consumer, gate: DramatiqGate) -> None:
         self._consumer = consumer

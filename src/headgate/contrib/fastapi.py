@@ -1,6 +1,6 @@
-"""Headgate inside a FastAPI or Starlette application: open for as long as it runs, with a worker beside it or without.
+"""Headgate in a FastAPI or Starlette application: open while it runs, with or without a worker in its process.
 
-api = FastAPI(lifespan=lifespan(jobs))                 # enqueues and looks; jobs run in `headgate worker`
+api = FastAPI(lifespan=lifespan(jobs))                 # enqueues and reads; jobs run in `headgate worker`
 api = FastAPI(lifespan=lifespan(jobs, worker=True))    # runs them in this process, too
 api.add_route("/healthz", health(jobs))
 """
@@ -26,23 +26,23 @@ except ModuleNotFoundError as error:
     ) from None
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
-"""What FastAPI and Starlette take as `lifespan=`: a context that is open while the application runs."""
+"""The `lifespan=` argument of FastAPI and Starlette: a context that is open while the application runs."""
 
 OwnLifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
-"""The same as applications write it: it may yield nothing."""
+"""A lifespan as applications write it: it may yield nothing."""
 
 
 def lifespan(jobs: Headgate, inner: OwnLifespan | None = None, *, worker: bool = False) -> Lifespan:
     """Keep `jobs` open while the application runs: `FastAPI(lifespan=lifespan(jobs))`.
 
-    With `worker=True` this process runs jobs as well; when the server stops, running ones get the app's `grace` (30 s)
-    to end, and the rest is handed back. `inner` is the application's own lifespan: it begins when the app is open and
-    ends before it is closed, and what it yields is the state of requests.
+    With `worker=True` this process also runs jobs; when the server stops, running ones get the app's `grace` (30 s) to
+    end, and the others are handed back. `inner` is the application's own lifespan: it begins when the app is open and
+    ends before the app is closed, and what it yields is the state of requests.
     """
 
     @asynccontextmanager
     async def opened(api: Any) -> AsyncIterator[Mapping[str, Any]]:
-        # What was enqueued by `.sync` while modules were imported has opened it on an event loop that is not this one.
+        # Enqueueing by `.sync` during imports has opened it on another event loop than this one.
         await asyncio.to_thread(jobs.sync.close)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(jobs if worker else jobs.open())
@@ -53,10 +53,10 @@ def lifespan(jobs: Headgate, inner: OwnLifespan | None = None, *, worker: bool =
 
 
 def health(jobs: Headgate, *, worker: bool = False) -> Callable[[Request], Awaitable[JSONResponse]]:
-    """A route that says whether this process can enqueue: `api.add_route("/healthz", health(jobs))`.
+    """Return a route that reports whether this process can enqueue: `api.add_route("/healthz", health(jobs))`.
 
-    200 if the store answers, and with `worker=True` if this process also has a node whose heart beats; else 503, with
-    the reason. What it shows is meant for whoever may know that the process is there.
+    200 if the store answers, and with `worker=True` if this process also has a node with a current heartbeat; else 503,
+    with the reason. Serve it only where it may be known that the process exists.
     """
 
     async def healthz(_request: Request) -> JSONResponse:

@@ -7,9 +7,9 @@
     @gate.limit(StrictRate("15/m", key="{tenant_id}"))
     async def sync_tenant(tenant_id: str) -> None: ...
 
-A task over its limit waits in Redis, in the line of its key. It is put there where it is sent, or by a worker as it
-listens, before one of its places is taken. Each worker sends again what a key lets go, and charges the key when it is
-about to run it.
+A task over its limit waits in Redis, in the line of its key. The sender puts it there, or a listening worker before one
+of its places is taken. Each worker sends tasks again when their key opens, and charges the key when it is about to run
+one.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ logger = logging.getLogger("headgate.gates")
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
-AGAIN_IN = 5.0
-"""Seconds until a task with on_store_error="wait" is sent again when Redis could not be asked."""
+RETRY_IN = 5.0
+"""Seconds until a task with on_store_error="wait" is sent again when Redis did not answer."""
 
 _refusal: ContextVar[Exception | None] = ContextVar("headgate_refusal", default=None)
 
 
 class TaskiqGate(TaskiqMiddleware):
-    """Keeps the limits of a broker's tasks that are declared with `limit()`.
+    """Enforces the limits of a broker's tasks that are declared with `limit()`.
 
-    Make one wherever the broker is made, for workers and for whoever sends; it adds itself to the broker. `store` is a
-    Redis (not a Redis Cluster), which may be the broker's; `name` tells the lines of programs apart that share it.
+    Make one wherever the broker is made, in workers and senders; it adds itself to the broker. `store` is a Redis (not
+    a Redis Cluster), which may be the broker's; `name` separates the lines of programs that share it.
     """
 
     def __init__(self, broker: AsyncBroker, *, store: str, name: str = "taskiq", clock: Clock | None = None) -> None:
@@ -74,14 +74,12 @@ class TaskiqGate(TaskiqMiddleware):
         broker.add_middlewares(self)
 
     def limit(self, limit: Limit) -> Callable[[Call], Call]:
-        """Limit the task that is made of this function; stands below `@broker.task`."""
+        """Limit the task that is made of this function; put it below `@broker.task`."""
         single_limit("a task", limit)
 
         def limited(call: Call) -> Call:
             if isinstance(call, AsyncTaskiqDecoratedTask):
-                raise DeclarationError(
-                    f"@gate.limit of task {call.task_name!r} has to stand below the broker's decorator"
-                )
+                raise DeclarationError(f"@gate.limit of task {call.task_name!r} must be below the broker's decorator")
             single_limit(f"task {call.__qualname__!r}", getattr(call, "__headgate_limit__", None), limit)
             guarded: Any = _guarded(call)
             guarded.__headgate_limit__ = limit
@@ -89,23 +87,23 @@ class TaskiqGate(TaskiqMiddleware):
 
         return limited
 
-    # ------------------------------------------------------------------------------------------------ where it is sent
+    # ---------------------------------------------------------------------------------------------------- when sending
 
     async def _kick_gated(self, message: BrokerMessage) -> None:
-        # One with a delay waits for its time first.
+        # A message with a delay waits for its time first.
         if message.labels.get("delay") or await self._arrive(message.message):
             await self._kick(message)
 
     async def _arrive(self, record: bytes) -> bool:
         message = self.broker.formatter.loads(record)
-        if (place := self._place(message)) is None:
+        if (line := self._line_of(message)) is None:
             return True
         lines = self._lines()
         try:
-            return await lines.ask(lines.lines.arrive(place, message.task_id, record))
+            return await lines.ask(lines.lines.arrive(line, message.task_id, record))
         except StorageUnavailable as error:
-            # The broker keeps it as well, and it is judged again where it starts.
-            logger.warning("task %s goes to the broker unjudged: %s", message.task_id, error)
+            # The broker keeps it as well, and the limit is checked again at its start.
+            logger.warning("task %s goes to the broker without a limit check: %s", message.task_id, error)
             return True
 
     async def _publish(self, record: bytes) -> None:
@@ -139,7 +137,7 @@ class TaskiqGate(TaskiqMiddleware):
         try:
             return await self._arrive(data)
         except Exception:
-            # What cannot be read, or may not run, fails where Taskiq sees it.
+            # A message that cannot be read, or may not run, fails in Taskiq's own code.
             return True
 
     async def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
@@ -148,28 +146,28 @@ class TaskiqGate(TaskiqMiddleware):
 
     async def _refused(self, message: TaskiqMessage) -> Exception | None:
         try:
-            place = self._place(message)
+            line = self._line_of(message)
         except PayloadError as error:
             return error
-        if place is None:
+        if line is None:
             return None
         lines = self._lines()
         try:
-            if await lines.ask(lines.lines.start(place, message.task_id)):
+            if await lines.ask(lines.lines.start(line, message.task_id)):
                 return None
             await self._kick_gated(self.broker.formatter.dumps(message))
         except StorageUnavailable as error:
-            wish = self._gated[message.task_name].limit.on_store_error
-            logger.warning("task %s %ss: %s", message.task_id, wish, error)
-            if wish == "run":
+            decision = self._gated[message.task_name].limit.on_store_error
+            logger.warning("task %s %ss: %s", message.task_id, decision, error)
+            if decision == "run":
                 return None
-            await sleep(self._clock, AGAIN_IN)
+            await sleep(self._clock, RETRY_IN)
             await self._kick(self.broker.formatter.dumps(message))
         return NoResultError()
 
     # -------------------------------------------------------------------------------------------------------- limits
 
-    def _place(self, message: TaskiqMessage) -> BucketLine | None:
+    def _line_of(self, message: TaskiqMessage) -> BucketLine | None:
         gated = self._of(message.task_name)
         return None if gated is None else gated.line(message.args, message.kwargs)
 
@@ -191,7 +189,7 @@ class TaskiqGate(TaskiqMiddleware):
         return None
 
     def _lines(self) -> AsyncLines:
-        """Return those of the running loop: a client of Redis belongs to one."""
+        """Return the lines of the running loop: a Redis client belongs to one loop."""
         loop = asyncio.get_running_loop()
         if self._of_loop is None or self._of_loop[0] is not loop:
             lines = AsyncLines(self._store, self._name, publish=self._publish, find=self._find, clock=self._clock)
@@ -200,7 +198,7 @@ class TaskiqGate(TaskiqMiddleware):
 
 
 def _guarded(call: Call) -> Call:
-    """Return the function, which does not run where its start was refused."""
+    """Return the function, wrapped so that it does not run if its start was refused."""
 
     @functools.wraps(call)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -216,7 +214,7 @@ def _guarded(call: Call) -> Call:
 
 
 def _raise_refusal() -> None:
-    # Set for one start; in a task that sends and awaits another in this process it must not be seen again.
+    # It applies to one start; a task that sends and awaits another one in this process must not see it again.
     if (refusal := _refusal.get()) is not None:
         _refusal.set(None)
         raise refusal

@@ -143,7 +143,7 @@ def test_a_call_that_is_revoked_while_it_waits_never_starts(m: Any, worker: Work
 
 
 def test_a_call_without_the_key_it_needs_is_refused_where_it_is_sent(m: Any) -> None:
-    with pytest.raises(PayloadError, match="its key came out empty; nothing was published"):
+    with pytest.raises(PayloadError, match="its key is empty; nothing was published"):
         m.needs_a_key.delay(None)
 
 

@@ -241,7 +241,7 @@ def test_arguments_that_cannot_be_stored_are_refused_and_nothing_is(shop: Any) -
     with heard(signals.task_enqueued) as enqueued:
         with pytest.raises(TypeError, match="Unsupported type"):
             shop.add.enqueue(object())
-        with pytest.raises(TypeError, match="misses argument 'a'"):
+        with pytest.raises(TypeError, match="lacks argument 'a'"):
             shop.add.enqueue()
         with pytest.raises(PayloadError):
             shop.anything.enqueue({1: "a key that JSON would make text"})
@@ -345,7 +345,7 @@ def backend(**params: Any) -> HeadgateBackend:
 
 
 def test_options_that_cannot_work_are_told_at_once(shop: Any) -> None:
-    with pytest.raises(InvalidTaskBackend, match=r'misses OPTIONS\["app"\]'):
+    with pytest.raises(InvalidTaskBackend, match=r'lacks OPTIONS\["app"\]'):
         backend()
     with pytest.raises(InvalidTaskBackend, match="unknown OPTIONS url"):
         backend(OPTIONS={"app": "x:y", "url": "sqlite:///jobs.db"})

@@ -104,7 +104,7 @@ def test_a_delay_is_kept_and_then_the_limit(m: Any, worker: Worker, log: Log, ke
 def test_a_message_without_the_key_it_needs_is_refused_where_it_is_sent_and_fails_where_it_comes(
     m: Any, worker: Worker, log: Log
 ) -> None:
-    with pytest.raises(PayloadError, match="its key came out empty; nothing was published"):
+    with pytest.raises(PayloadError, match="its key is empty; nothing was published"):
         m.needs_a_key.send(None)
     m.gate._enqueue(m.needs_a_key.message(None))
     until(lambda: log.client.zcard("dramatiq:default.XQ") == 1, 5, worker.log)

@@ -277,7 +277,7 @@ def test_an_answer_is_handed_on_though_nobody_can_be_told_that_it_refuses(caplog
             assert (await client.get("http://a/")).status_code == 429
 
     run_virtual(main)
-    assert "refuses 'a' for 30 s, and the limiter could not be told: it has just gone" in caplog.text
+    assert "refuses 'a' for 30 s, but the limiter could not store that: it has just gone" in caplog.text
 
 
 class Unread(httpx.AsyncByteStream, httpx.SyncByteStream):

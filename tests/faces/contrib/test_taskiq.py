@@ -128,7 +128,7 @@ def test_what_a_gate_cannot_keep_is_refused_where_it_is_declared() -> None:
 
     with pytest.raises(DeclarationError, match=r"work' has several limits: a gate keeps one"):
         gate.limit(StrictRate("1/s"))(gate.limit(StrictRate("9/m"))(work))
-    with pytest.raises(DeclarationError, match="has to stand below the broker's decorator"):
+    with pytest.raises(DeclarationError, match="must be below the broker's decorator"):
         gate.limit(StrictRate("1/s"))(broker.task(work))
     with pytest.raises(DeclarationError, match="has a gate already"):
         TaskiqGate(broker, store=AWAY)

@@ -1,4 +1,4 @@
-"""What `INSTALLED_APPS` names, so that `manage.py headgate` is there."""
+"""The entry for `INSTALLED_APPS`, which adds `manage.py headgate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of a Django task, which are positional and named, as those of a job, which all have names."""
+"""Converts the arguments of a Django task, positional and named, to those of a job, which all have names."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 POSITIONAL = "django.positional"
-"""The header that says how many of a job's arguments were passed without a name."""
+"""The header with the number of a job's arguments that were passed without a name."""
 
 
 class Arguments(NamedTuple):
-    """How a function was called."""
+    """The arguments of a call."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
 
 
 class Parameters:
-    """What a Django task takes, but for its context.
+    """The parameters of a Django task, without its context.
 
-    Its arguments are plain JSON values, whatever they are annotated with: so Django has it. What takes `*args` or
-    `**kwargs` is stored as two arguments of these names.
+    Its arguments are plain JSON values, whatever their annotations, as Django requires. A function with `*args` or
+    `**kwargs` is stored with two arguments of these names.
     """
 
     def __init__(self, function: Callable[..., Any], *, takes_context: bool) -> None:
@@ -34,13 +34,13 @@ class Parameters:
         self._names = [each.name for each in bare if each.kind is not each.KEYWORD_ONLY]
 
     def to_job(self, call: Arguments) -> tuple[Arguments, dict[str, str]]:
-        """A call as it is enqueued, with the headers that tell how it was made."""
+        """Return a call as it is enqueued, with a header for its positional arguments."""
         if self._is_open:
             return Arguments((), {"args": list(call.args), "kwargs": dict(call.kwargs)}), {}
         return call, {POSITIONAL: str(len(call.args))} if call.args else {}
 
     def of_job(self, named: Mapping[str, Any], headers: Mapping[str, str]) -> Arguments:
-        """The call that was enqueued, from the arguments of its job by name."""
+        """Return the call that was enqueued, from the arguments of its job by name."""
         if self._is_open:
             return Arguments(named["args"], named["kwargs"])
         first = self._names[: int(headers.get(POSITIONAL, "0"))]
@@ -48,5 +48,5 @@ class Parameters:
         return Arguments([named[name] for name in first if name in named], rest)
 
     def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with which a job's function was called."""
+        """Return the arguments of a call of a job's function, by name."""
         return {**dict(zip(self._names, args, strict=False)), **kwargs}

@@ -1,4 +1,4 @@
-"""The backend that Django's `TASKS` names: its tasks are jobs of a Headgate app."""
+"""The backend for Django's `TASKS`: its tasks are jobs of a Headgate app."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ OPTIONS = ("app", "database")
 class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its base has no types
     """Runs Django tasks as jobs: `"BACKEND": "headgate.contrib.django.HeadgateBackend"`.
 
-    `OPTIONS["app"]` says which app, as `"module:app"`; it is imported when it is first needed. `QUEUES` (default:
-    `["default"]`) become queues of that app, unless it declares them itself. `OPTIONS["database"]` (default:
-    `"default"`) is the alias of the connection whose transactions take jobs with them.
+    `OPTIONS["app"]` is the app, as `"module:app"`; it is imported on first use. `QUEUES` (default: `["default"]`)
+    become queues of that app, unless it declares them itself. `OPTIONS["database"]` (default: `"default"`) is the alias
+    of the connection whose transactions include enqueued jobs.
 
-    Inside `atomic()` on that connection the job is there if and only if the transaction commits: written by it, where
+    Inside `atomic()` on that connection the job exists if and only if the transaction commits: it is written by it if
     the jobs are in the same database, else enqueued right after the commit.
     """
 
@@ -44,7 +44,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         super().__init__(alias, params)
         unknown = sorted(set(self.options) - set(OPTIONS))
         if unknown or "app" not in self.options:
-            what = f"has the unknown OPTIONS {', '.join(unknown)}" if unknown else 'misses OPTIONS["app"]'
+            what = f"has the unknown OPTIONS {', '.join(unknown)}" if unknown else 'lacks OPTIONS["app"]'
             raise InvalidTaskBackend(
                 f'TASKS[{alias!r}] {what}; write "OPTIONS": {{"app": "myproject.jobs:app"}}, with "database" for a '
                 "connection other than the default one"
@@ -64,21 +64,21 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         return self._app
 
     def declare_all(self) -> Headgate:
-        """The app with all tasks that have been imported, for a worker. Raises DeclarationError."""
+        """Return the app with all tasks that have been imported, for a worker. Raises DeclarationError."""
         for path in IMPORTED.paths():
             self._declared(path)
         return self.app
 
     def validate_task(self, task: Any) -> None:
-        """As in Django. Raises InvalidTask."""
+        """Same as in Django. Raises InvalidTask."""
         super().validate_task(task)
         IMPORTED.add(task)
 
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Store a job, or add it to the open transaction of Django's connection; its result, which is READY.
+        """Store a job, or add it to the open transaction of Django's connection; return its result, which is READY.
 
-        Raises TypeError or PayloadError for arguments that do not fit or are no JSON, CostExceedsLimit, QueueFull,
-        StorageUnavailable; InvalidTask for a task that is none for this backend.
+        Raises TypeError or PayloadError for arguments that do not fit or are not JSON, CostExceedsLimit, QueueFull,
+        StorageUnavailable; InvalidTask for a task that this backend cannot run.
         """
         self.validate_task(task)
         declared = self._declared(task.module_path)
@@ -98,7 +98,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         elif (enlisted := self._enlist(connection, job, call)) is not None:
             id = enlisted
         else:
-            # Its id is told now, so that it can be kept in what is about to be committed.
+            # Its id is needed now, so that it can be stored in the transaction.
             id = self.app.sync.run(self._new_id())
             object.__setattr__(result, "id", id)
             transaction.on_commit(partial(self._enqueue_late, job, id, call, result), using=self._database)
@@ -108,7 +108,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """As in Django. Raises TaskResultDoesNotExist, also for a job that has been pruned, or is no Django task."""
+        """Same as in Django. Raises TaskResultDoesNotExist, also for a pruned job, or one that is not a Django task."""
         try:
             details = self.app.sync.ask(lambda admin: admin.job(result_id))
             return self._declared(details.record.task).body.result_of(details)
@@ -116,7 +116,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
             raise exceptions.TaskResultDoesNotExist(str(error)) from error
 
     def check(self, **kwargs: Any) -> list[Any]:
-        """What `manage.py check` tells: whether the app can be imported, and the database is one of Django's."""
+        """Return errors for `manage.py check`: the app cannot be imported, or the database is not one of Django's."""
         found = []
         try:
             _ = self.app
@@ -136,7 +136,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
         return declared_on(self.app, task, self.alias, type(self), queue)
 
     def _enlist(self, connection: Any, job: Any, call: Arguments) -> str | None:
-        """The id of a job that was written by Django's connection; None where the jobs are elsewhere."""
+        """Return the id of a job that was written by Django's connection; None if the jobs are in another database."""
         if connection.vendor not in ("sqlite", "postgresql"):
             return None
         connection.ensure_connection()
@@ -144,7 +144,7 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
             with connection.wrap_database_errors:
                 id: str = job.using(connection=connection.connection).sync.enqueue(*call.args, **call.kwargs).id
         except (UnfitConnection, DeclarationError):
-            # Another database or file, or an app in memory, which no connection leads to.
+            # Another database or file, or an app in memory.
             return None
         return id
 
@@ -158,13 +158,13 @@ class HeadgateBackend(backends.BaseTaskBackend):  # type: ignore[misc]  # its ba
 
 
 def job_priority(priority: int) -> int:
-    """Django's -100 to 100 as 0 to 9; 0, which is Django's default, is 4."""
+    """Return Django's -100 to 100 as 0 to 9; 0, which is Django's default, is 4."""
     span = int(base.TASK_MAX_PRIORITY - base.TASK_MIN_PRIORITY)
     return int(priority - base.TASK_MIN_PRIORITY) * MAX_PRIORITY // span
 
 
 class _NoDjangoTask(LookupError):
-    """A job is one of the app's own tasks, or of one that is not there any more."""
+    """A job is one of the app's own tasks, or of one that no longer exists."""
 
 
 def _import_app(path: Any, alias: str) -> Headgate:
@@ -190,5 +190,5 @@ def _import_task(path: str) -> Any:
 
 
 def _aware(instant: datetime) -> datetime:
-    # Django has seen to it that it is aware where it uses time zones.
+    # Django has made it aware if it uses time zones.
     return instant if timezone.is_aware(instant) else timezone.make_aware(instant)

@@ -1,4 +1,4 @@
-"""What a job of a Django task runs: the function, with Django's signals and database connections around it."""
+"""The body of a Django task's job: the function, with Django's signals and database connections around it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from headgate.contrib.django.standard import base, signals
 from headgate.jobs.identity import process_name
 
 UNSPENT = (Snooze, RateLimited, asyncio.CancelledError)
-"""What ends an attempt without an end of its job that anybody is told of."""
+"""Exceptions that end an attempt but not its job."""
 
 
 class DjangoTaskBody:
-    """One Django task on one app. `sender` is what its signals come from: the class of the backend."""
+    """One Django task on one app. `sender` is the sender of its signals: the class of the backend."""
 
     def __init__(self, app: Headgate, task: Any, alias: str, sender: type[Any]) -> None:
         self._app = app
         self._task = task
         self._alias = alias
         self._sender = sender
-        # Of the attempts that run here, until it is known how their jobs have ended.
+        # The results of the attempts that run here, until the outcomes of their jobs are known.
         self._attempts: dict[str, Any] = {}
         self.parameters = Parameters(task.func, takes_context=task.takes_context)
 
@@ -39,13 +39,13 @@ class DjangoTaskBody:
         """Make it a task of the app, under the path of its function."""
         options = options_of(self._task.func)
         declared = self._app.task(name=self._task.module_path, queue=queue, **options)(self._function())
-        declared.on_completed(self._tell_success)
-        declared.on_error(self._tell_failure)
-        declared.on_retry(self._forget_attempt)
+        declared.on_completed(self._on_completed)
+        declared.on_error(self._on_error)
+        declared.on_retry(self._on_retry)
         return declared
 
     def result_of(self, details: JobDetails) -> Any:
-        """The result of one of its jobs, as it is there."""
+        """Return the current result of one of its jobs."""
         record = details.record
         args, kwargs = self._app.tasks[self._task.module_path].payload.decode(record.payload)
         call = self.parameters.of_job(self.parameters.by_name(args, kwargs), record.headers or {})
@@ -61,7 +61,7 @@ class DjangoTaskBody:
             def run(*args: Any, **kwargs: Any) -> Any:  # type: ignore[misc]  # one of two
                 return self._run(self.parameters.by_name(args, kwargs))
 
-        # Jobs are checked against this, and limits take their keys from it.
+        # Arguments are checked against this, and the keys of limits use it.
         run.__signature__ = self.parameters.signature  # type: ignore[attr-defined]
         run.__annotations__ = {}
         run.__doc__ = self._task.func.__doc__
@@ -69,7 +69,7 @@ class DjangoTaskBody:
 
     def _run(self, named: dict[str, Any]) -> Any:
         job = current_job()
-        # The thread is one of a pool, so nobody ends a request in it, which is when Django lets go of connections.
+        # In a thread of a pool no request ends, which is when Django closes old connections.
         close_old_connections()
         try:
             args, kwargs = self.parameters.of_job(named, job.headers)
@@ -85,7 +85,7 @@ class DjangoTaskBody:
     async def _run_async(self, named: dict[str, Any]) -> Any:
         job = current_job()
         args, kwargs = self.parameters.of_job(named, job.headers)
-        # As Django does it for requests: what a job awaits of the ORM has a thread of its own, and so a connection.
+        # As Django does it for requests: the ORM calls of a job have their own thread, and so their own connection.
         async with ThreadSensitiveContext():
             try:
                 result = await sync_to_async(self._running)(job, Arguments(args, kwargs))
@@ -98,7 +98,7 @@ class DjangoTaskBody:
                 await sync_to_async(connections.close_all)()
 
     def _running(self, job: JobContext, call: Arguments) -> Any:
-        # What went before is looked up where there may be any, and where the handler is going to see it.
+        # Earlier attempts are read if there may be any, and if the handler uses them.
         if job.attempt == 1 and not self._task.takes_context:
             result = started_result(self._task, self._alias, job, call, process_name())
         else:
@@ -109,20 +109,20 @@ class DjangoTaskBody:
     def _context(self, result: Any) -> tuple[Any, ...]:
         return (base.TaskContext(task_result=result),) if self._task.takes_context else ()
 
-    def _tell_success(self, job: JobContext, value: Any) -> None:
+    def _on_completed(self, job: JobContext, value: Any) -> None:
         stored = self._app.tasks[self._task.module_path].payload.encode_result(value)
-        self._tell_end(job, lambda result: succeed(result, msgspec.json.decode(stored)))
+        self._send_finished(job, lambda result: succeed(result, msgspec.json.decode(stored)))
 
-    def _tell_failure(self, job: JobContext, error: BaseException) -> None:
-        self._tell_end(job, lambda result: fail(result, error))
+    def _on_error(self, job: JobContext, error: BaseException) -> None:
+        self._send_finished(job, lambda result: fail(result, error))
 
-    def _tell_end(self, job: JobContext, end: Callable[[Any], None]) -> None:
-        """Send task_finished, of what is known here: at the end of a worker the store may be closed already."""
+    def _send_finished(self, job: JobContext, end: Callable[[Any], None]) -> None:
+        """Send task_finished, with what is known here: at the end of a worker the store may be closed already."""
         close_old_connections()
         try:
             result = self._attempts.pop(job.id, None)
             if result is None:
-                # It has failed without an attempt in this process, as a job that has expired.
+                # It failed without an attempt in this process, for example because it expired.
                 result = self._stored(job)
             else:
                 end(result)
@@ -130,7 +130,7 @@ class DjangoTaskBody:
         finally:
             close_old_connections()
 
-    def _forget_attempt(self, job: JobContext, _error: BaseException, _attempt: int, _delay: float) -> None:
+    def _on_retry(self, job: JobContext, _error: BaseException, _attempt: int, _delay: float) -> None:
         self._attempts.pop(job.id, None)
 
     def _stored(self, job: JobContext) -> Any:

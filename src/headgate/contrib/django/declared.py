@@ -1,6 +1,6 @@
-"""Which Django tasks there are, and which of them are tasks of an app already.
+"""The imported Django tasks, and those of them that are declared on an app.
 
-Django makes a backend for each thread and asyncio task, so what they know of each other is here.
+Django makes a backend for each thread and asyncio task, so their shared state is here.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ class Declared(NamedTuple):
 
 
 class Imported:
-    """The Django tasks that have been made, by the path of their function and those that it had before."""
+    """The Django tasks that have been made, by the path of their function and by earlier paths."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Any] = {}
 
     def add(self, task: Any) -> None:
-        """Note a task; what `task.using(…)` makes of it later is the same one."""
+        """Add a task; a later result of `task.using(…)` is the same task."""
         known = self._tasks.get(task.module_path)
         if known is None or known.func is not task.func:
             for path in (*options_of(task.func).get("aliases", ()), task.module_path):
                 self._tasks[path] = task
 
     def find(self, path: str) -> Any:
-        """That of this path, None if none was made."""
+        """Return the task of this path, None without one."""
         return self._tasks.get(path)
 
     def paths(self) -> list[str]:
-        """Of all of them."""
+        """Return the paths of all tasks."""
         return sorted(self._tasks)
 
 
@@ -55,11 +55,11 @@ _declared: WeakKeyDictionary[Headgate, dict[str, Declared]] = WeakKeyDictionary(
 
 
 def declared_on(app: Headgate, task: Any, alias: str, sender: type[Any], queue: str) -> Declared:
-    """The task of an app that runs this Django task; declared now, unless it is already. Raises DeclarationError."""
+    """Return the app's task that runs this Django task; declare it if it is not. Raises DeclarationError."""
     with _lock:
-        of_app = _declared.setdefault(app, {})
-        found = of_app.get(task.module_path)
+        app_tasks = _declared.setdefault(app, {})
+        found = app_tasks.get(task.module_path)
         if found is None:
             body = DjangoTaskBody(app, task, alias, sender)
-            found = of_app[task.module_path] = Declared(body.declare(queue), body)
+            found = app_tasks[task.module_path] = Declared(body.declare(queue), body)
         return found

@@ -1,4 +1,4 @@
-"""What Headgate can do for a Django task and Django has no word for."""
+"""Headgate's options for Django tasks that Django does not have."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ATTRIBUTE = "headgate_options"
 
 
 class DjangoOptions(TypedDict, total=False):
-    """How the jobs of one Django task run: those options of `@app.task` for which Django has no word.
+    """The options of the jobs of one Django task: those of `@app.task` that Django does not have.
 
-    The `aliases` are the paths that the task had before.
+    The `aliases` are the earlier paths of the task.
     """
 
     limits: Sequence[Limit | str]
@@ -29,7 +29,7 @@ class DjangoOptions(TypedDict, total=False):
 
 
 def task_options(**options: Unpack[DjangoOptions]) -> Callable[[F], F]:
-    """Give a Django task limits, a retry policy, a timeout and the paths it had before: below `@task`.
+    """Give a Django task limits, a retry policy, a timeout and its earlier paths; put it below `@task`.
 
     Options are those of `@app.task`. Under any other backend the task runs without them.
     """
@@ -45,6 +45,6 @@ def task_options(**options: Unpack[DjangoOptions]) -> Callable[[F], F]:
 
 
 def options_of(function: Callable[..., Any]) -> DjangoOptions:
-    """What was said of a function; nothing, if nothing was."""
+    """Return the options of a function; empty without any."""
     found: DjangoOptions = getattr(function, _ATTRIBUTE, DjangoOptions())
     return found

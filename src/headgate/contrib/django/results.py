@@ -19,7 +19,7 @@ from headgate.contrib.django.standard import base
 from headgate.jobs.job import AttemptRecord, JobError, JobRecord
 
 PRIORITY = "django.priority"
-"""The header that keeps the priority that Django was told, which is finer than that of a job."""
+"""The header with Django's priority, which is finer than that of a job."""
 
 _STATUS = {
     JobState.WAITING: "READY",
@@ -31,7 +31,7 @@ _STATUS = {
 
 
 def enqueued_result(task: Any, alias: str, id: str, call: Arguments) -> Any:
-    """That of a job that was just enqueued."""
+    """Return the result of a job that was just enqueued."""
     return base.TaskResult(
         task=task,
         id=id,
@@ -49,7 +49,7 @@ def enqueued_result(task: Any, alias: str, id: str, call: Arguments) -> Any:
 
 
 def started_result(task: Any, alias: str, job: JobContext, call: Arguments, worker: str) -> Any:
-    """That of a job in its first attempt, of which nothing needs to be looked up."""
+    """Return the result of a job in its first attempt, without reading the store."""
     result = enqueued_result(task, alias, job.id, call)
     now = timezone.now()
     _set(result, status=base.TaskResultStatus.RUNNING, enqueued_at=in_zone(job.enqueued_at))
@@ -58,12 +58,12 @@ def started_result(task: Any, alias: str, job: JobContext, call: Arguments, work
 
 
 def succeed(result: Any, value: Any) -> None:
-    """Let the result of a running job be that of one that returned this."""
+    """Set the result of a running job to that of one that returned `value`."""
     _set(result, status=base.TaskResultStatus.SUCCESSFUL, finished_at=timezone.now(), _return_value=value)
 
 
 def fail(result: Any, error: BaseException) -> None:
-    """Let the result of a running job be that of one that failed for good with this."""
+    """Set the result of a running job to that of one that failed for good with `error`."""
     kind = type(error)
     traceback = "".join(format_exception(error))
     path = f"{kind.__module__}.{kind.__qualname__}"
@@ -72,7 +72,7 @@ def fail(result: Any, error: BaseException) -> None:
 
 
 def stored_result(task: Any, alias: str, details: JobDetails, call: Arguments) -> Any:
-    """That of a job as it is now."""
+    """Return the result of a job as it is now."""
     record, attempts = details.record, details.attempts
     first = attempts[0].started_at if attempts else record.started_at
     result = enqueued_result(_as_enqueued(task, alias, record), alias, record.id, call)
@@ -91,7 +91,7 @@ def stored_result(task: Any, alias: str, details: JobDetails, call: Arguments) -
 
 
 def in_zone(instant: datetime) -> datetime:
-    """An aware instant as this Django wants it: naive and local where it does not use time zones."""
+    """Return an aware instant as this Django uses it: naive and local without time zones."""
     return instant if settings.USE_TZ else timezone.make_naive(instant)
 
 
@@ -107,7 +107,7 @@ def _as_enqueued(task: Any, alias: str, record: JobRecord) -> Any:
 
 def _errors(record: JobRecord, attempts: Sequence[AttemptRecord]) -> list[Any]:
     errors = [attempt.error for attempt in attempts if attempt.error is not None]
-    # Which attempts are kept is a matter of the audit level; what a job ended with always is.
+    # The audit level decides which attempts are kept; the final error always is.
     if record.state in (JobState.FAILED, JobState.CANCELLED) and not (errors and errors[-1] == record.error):
         errors.append(record.error or JobError("headgate.errors.JobCancelled", "the job was cancelled"))
     return [_task_error(error) for error in errors]
@@ -119,7 +119,7 @@ def _task_error(error: JobError) -> Any:
 
 
 def _workers(record: JobRecord, attempts: Sequence[AttemptRecord]) -> list[str]:
-    """A node for each attempt that was spent; what became of the others is in their errors."""
+    """Return a node for each attempt that was spent; those of the others are in their errors."""
     nodes = {attempt.number: attempt.node for attempt in attempts}
     if record.node is not None:
         nodes[record.attempt] = record.node
@@ -131,6 +131,6 @@ def _instant(at: int | None) -> datetime | None:
 
 
 def _set(result: Any, **values: Any) -> None:
-    # It is frozen for those who look at it; Django's own backends fill it in like this as well.
+    # Results are frozen for users; Django's own backends set them like this as well.
     for name, value in values.items():
         object.__setattr__(result, name, value)

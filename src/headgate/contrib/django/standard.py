@@ -1,4 +1,4 @@
-"""Django's task framework: that of Django 6, or the django-tasks package, which brings the same to older releases."""
+"""Django's task framework: that of Django 6, or the django-tasks package, which has it for older releases."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ backends: Any = import_module(f"{NAME}.backends.base")
 exceptions: Any = import_module(f"{NAME}.exceptions")
 signals: Any = import_module(f"{NAME}.signals")
 
-# The package has given two of its errors other names than Django 6.
+# In the package, two of its errors have other names than in Django 6.
 InvalidTask: Any = getattr(exceptions, "InvalidTask", None) or exceptions.InvalidTaskError
 InvalidTaskBackend: Any = getattr(exceptions, "InvalidTaskBackend", None) or exceptions.InvalidTaskBackendError

@@ -1,6 +1,6 @@
-"""The apps of `TASKS` as the command line names them: `headgate.contrib.django.worker:default`, after the alias.
+"""The apps of `TASKS` for the command line: `headgate.contrib.django.worker:default`, where `default` is the alias.
 
-Importing it sets Django up, by DJANGO_SETTINGS_MODULE, so that the processes which a worker starts can import it, too.
+Importing it sets Django up, by DJANGO_SETTINGS_MODULE, so that the processes of a worker can import it, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if not apps.ready:
 
 
 def __getattr__(alias: str) -> Headgate:
-    """The app of that backend, with the tasks of every `tasks.py` in INSTALLED_APPS declared."""
+    """Return the app of that backend, with the tasks of every `tasks.py` in INSTALLED_APPS declared."""
     if alias not in tasks.task_backends.settings:
         raise AttributeError(f"TASKS has no backend {alias!r}")
     backend = tasks.task_backends[alias]
@@ -26,6 +26,6 @@ def __getattr__(alias: str) -> Headgate:
         raise AttributeError(f"the backend of TASKS[{alias!r}] is not Headgate's")
     autodiscover_modules("tasks")
     app = backend.declare_all()
-    # What was enqueued while modules were imported has opened it in a thread of its own; a worker opens it anew.
+    # Enqueueing during imports has opened the app in its own thread; a worker opens it anew.
     app.sync.close()
     return app

@@ -1,10 +1,10 @@
-"""HTTP clients that keep to a budget, and do as servers say that refuse them: transports and hooks for httpx."""
+"""HTTP clients that keep to a budget, and obey the refusals of servers: transports and hooks for httpx."""
 
 from headgate.contrib.httpx.advice import HORIZON, UNSAID, closed_for, refused_for
 from headgate.errors import DeclarationError
 
 try:
-    import httpx  # noqa: F401  # what follows needs it
+    import httpx  # noqa: F401  # the modules of this package use it
 except ModuleNotFoundError as error:
     if error.name != "httpx":
         raise

@@ -1,7 +1,7 @@
-"""What an answer says about when the next request may come: `Retry-After`, and what servers say of their limits.
+"""When the next request may come, according to an answer: `Retry-After`, and the rate limit headers of servers.
 
-It is read defensively: a header that makes no sense says nothing, and whatever one says is a wait from 0 to `HORIZON`.
-Instants are compared with the answer's own `Date`, where it has one, because this machine's clock may be wrong.
+Headers are read defensively: an invalid one is ignored, and every wait is from 0 to `HORIZON`. Instants are compared
+with the answer's own `Date`, if it has one, because this machine's clock may be wrong.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
 HORIZON = 86_400.0
-"""Seconds; the longest wait that is believed: longer ones are mistakes, or nothing that a request can wait for."""
+"""Seconds; the longest wait that is used: longer ones are mistakes, or too long for a request to wait."""
 
 UNSAID = 5.0
-"""Seconds to wait after a 429 that does not say for how long."""
+"""Seconds to wait after a 429 that does not state a wait."""
 
 TOO_MANY = 429
 _REFUSALS = (403, TOO_MANY, 503)
 
 
 def refused_for(status: int, headers: Mapping[str, str], now: datetime) -> float | None:
-    """For how many seconds the server refuses requests; None if this is no refusal.
+    """Return for how many seconds the server refuses requests; None if this is not a refusal.
 
-    Each 429 is one, and so are 403 (GitHub's word) and 503 if they say how long it lasts. A wait of 0 says nothing.
+    Each 429 is one, and so are 403 (as GitHub uses it) and 503 if they state a wait. A wait of 0 is ignored.
     """
     if status not in _REFUSALS:
         return None
@@ -39,9 +39,9 @@ def refused_for(status: int, headers: Mapping[str, str], now: datetime) -> float
 
 
 def closed_for(status: int, headers: Mapping[str, str], now: datetime) -> float:
-    """How many seconds to wait before the next request; 0 if it may come at once.
+    """Return how many seconds to wait before the next request; 0 if it may come at once.
 
-    That is as long as it is refused, or, where an answer says that it was the last one of its window, until the next.
+    That is as long as requests are refused, or, if an answer was the last one of its window, until the next window.
     """
     refused = refused_for(status, headers, now)
     if refused is not None:
@@ -50,7 +50,7 @@ def closed_for(status: int, headers: Mapping[str, str], now: datetime) -> float:
 
 
 class _Window(NamedTuple):
-    """What a server says of one of its limits: how much is left of it, and in how many seconds it begins anew."""
+    """One limit of a server: how much of it is left, and in how many seconds it begins anew."""
 
     remaining: float | None
     reset: float | None
@@ -67,12 +67,12 @@ def _read(headers: Mapping[str, str], now: datetime) -> tuple[_Fields, datetime]
 def _retry_after(fields: _Fields, now: datetime) -> float | None:
     milliseconds = _number(fields.get("retry-after-ms", ""))
     if milliseconds is not None:
-        return _believed(milliseconds / 1000)
+        return _clamped(milliseconds / 1000)
     return _wait(fields.get("retry-after", ""), now)
 
 
 def _exhausted(fields: _Fields, now: datetime, *, is_refusal: bool) -> float | None:
-    """The longest wait for a window of which nothing is left; after a refusal also for one that does not say so."""
+    """Return the longest wait for an exhausted window; after a refusal also for one without a remaining count."""
     waits = [
         window.reset
         for window in _windows(fields, now)
@@ -83,40 +83,40 @@ def _exhausted(fields: _Fields, now: datetime, *, is_refusal: bool) -> float | N
 
 def _windows(fields: _Fields, now: datetime) -> Iterator[_Window]:
     yield from _structured(fields)
-    told: dict[str, dict[str, str]] = {}
+    parameters: dict[str, dict[str, str]] = {}
     for name, value in fields.items():
-        found = _OF_A_WINDOW.fullmatch(name)
+        found = _WINDOW_HEADER.fullmatch(name)
         if found is not None:
             which = f"{found['before'] or ''}/{found['after'] or ''}"
-            told.setdefault(which, {})[found["what"]] = value
-    for each in told.values():
+            parameters.setdefault(which, {})[found["what"]] = value
+    for each in parameters.values():
         yield _Window(_number(each.get("remaining", "")), _wait(each.get("reset", ""), now))
 
 
 # RateLimit-Reset and X-RateLimit-Reset, X-Rate-Limit-Reset, X-RateLimit-Reset-Tokens (OpenAI), and
 # Anthropic-RateLimit-Tokens-Reset.
-_OF_A_WINDOW = re.compile(
+_WINDOW_HEADER = re.compile(
     r"(?:[a-z]+-)?rate-?limit-(?:(?P<before>[a-z-]+)-)?(?P<what>remaining|reset)(?:-(?P<after>[a-z-]+))?"
 )
 
 
 def _structured(fields: _Fields) -> Iterator[_Window]:
-    """`RateLimit: "burst";r=0;t=30`, as the IETF's draft has it, and `limit=9, remaining=0, reset=30`, as it had it."""
+    """Read `RateLimit: "burst";r=0;t=30` of the IETF draft, and `limit=9, remaining=0, reset=30` of earlier ones."""
     policies = dict(_items(fields.get("ratelimit-policy", "")))
     loose: dict[str, str] = {}
-    for name, told in _items(fields.get("ratelimit", "")):
-        if "r" in told:
-            window = told.get("t", policies.get(name, {}).get("w", ""))
+    for name, parameters in _items(fields.get("ratelimit", "")):
+        if "r" in parameters:
+            window = parameters.get("t", policies.get(name, {}).get("w", ""))
             reset = _number(window)
-            yield _Window(_number(told["r"]), None if reset is None else _believed(reset))
-        loose.update(told)
+            yield _Window(_number(parameters["r"]), None if reset is None else _clamped(reset))
+        loose.update(parameters)
     if "reset" in loose:
         reset = _number(loose["reset"])
-        yield _Window(_number(loose.get("remaining", "")), None if reset is None else _believed(reset))
+        yield _Window(_number(loose.get("remaining", "")), None if reset is None else _clamped(reset))
 
 
 def _items(field: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """The members of a list with their parameters."""
+    """Yield the members of a list with their parameters."""
     for item in field.split(","):
         parts = [part.strip() for part in item.split(";")]
         pairs = [part.partition("=") for part in parts if "=" in part]
@@ -124,14 +124,14 @@ def _items(field: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _wait(text: str, now: datetime) -> float | None:
-    """Seconds from `now`, of what may be seconds, an instant or a duration."""
+    """Return the seconds from `now`, of a text with seconds, an instant or a duration."""
     number = _number(text)
     if number is not None:
-        return _believed(_from_epoch(number, now))
+        return _clamped(_from_epoch(number, now))
     if _DURATION.fullmatch(text):
-        return _believed(sum(float(count) * _UNITS[unit] for count, unit in _PART.findall(text)))
+        return _clamped(sum(float(count) * _UNITS[unit] for count, unit in _PART.findall(text)))
     instant = _instant(text)
-    return None if instant is None else _believed((instant - now).total_seconds())
+    return None if instant is None else _clamped((instant - now).total_seconds())
 
 
 def _from_epoch(number: float, now: datetime) -> float:
@@ -141,7 +141,7 @@ def _from_epoch(number: float, now: datetime) -> float:
     return number - now.timestamp() if number >= 1e9 else number
 
 
-def _believed(seconds: float) -> float:
+def _clamped(seconds: float) -> float:
     return min(max(seconds, 0.0), HORIZON)
 
 
@@ -156,12 +156,12 @@ def _number(text: str) -> float | None:
 
 
 def _instant(text: str) -> datetime | None:
-    """An HTTP date or one of RFC 3339; UTC where it does not say."""
+    """Return an HTTP date or one of RFC 3339; UTC without a time zone."""
     if not 8 <= len(text) <= 64:
         return None
     try:
         found = parsedate_to_datetime(text) if text[0].isalpha() else datetime.fromisoformat(text)
-        # A year at the end of the calendar may have no form in UTC.
+        # A year at the end of the calendar may not be representable in UTC.
         return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except (ValueError, TypeError, IndexError, OverflowError):
         return None

@@ -1,7 +1,7 @@
-"""Hooks for httpx inside a job: a refusal puts the job back until the server takes requests again.
+"""Hooks for httpx inside a job: a refusal puts the job back until the server accepts requests again.
 
-`httpx.AsyncClient(event_hooks={"response": [raise_rate_limited]})`. The attempt is not spent, and nothing starts before
-on the buckets that the job draws on, whichever worker would run it.
+`httpx.AsyncClient(event_hooks={"response": [raise_rate_limited]})`. The attempt is not spent, and until then nothing
+starts on the buckets that the job draws on, on any worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headgate.contrib.httpx.advice import refused_for
 
 
 async def raise_rate_limited(response: httpx.Response) -> None:
-    """Raise RateLimited for an answer that refuses, for as long as it says; 5 s for a 429 that does not say.
+    """Raise RateLimited for an answer that refuses, for as long as it states; 5 s for a 429 without a wait.
 
     For `httpx.AsyncClient`.
     """

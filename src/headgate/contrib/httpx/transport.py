@@ -1,4 +1,4 @@
-"""Transports for httpx that wait for their turn: `httpx.AsyncClient(transport=LimitedTransport(limiter))`."""
+"""Transports for httpx that wait for a limiter: `httpx.AsyncClient(transport=LimitedTransport(limiter))`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from headgate.contrib.httpx.advice import closed_for
 logger = logging.getLogger("headgate.httpx")
 
 Key = str | Callable[[httpx.Request], str]
-"""Whose budget a request draws on: one for all, or what a function says of it."""
+"""The key of the budget that a request draws on: one for all, or the result of a function."""
 
 
 def host_of(request: httpx.Request) -> str:
-    """The host that a request goes to."""
+    """Return the host that a request goes to."""
     return request.url.host
 
 
 class LimitedTransport(httpx.AsyncBaseTransport):
-    """Sends each request when the limiter lets it, and none under a key while its server refuses them.
+    """Sends each request when the limiter allows it, and none under a key while its server refuses requests.
 
-    `key` says whose budget a request draws on (default: that of its host): a text, or a function of the request.
-    `transport` is what sends it (default: httpx's own). The permit of a `Concurrency` is held until the answer has been
-    read or closed. With a `timeout` (seconds, a timedelta, or "5m") a request whose turn comes later raises
+    `key` is the key of the budget (default: the request's host): a text, or a function of the request. `transport`
+    sends the request (default: httpx's own). The permit of a `Concurrency` is held until the answer has been read or
+    closed. With a `timeout` (seconds, a timedelta, or "5m") a request that would start later raises
     `httpx.PoolTimeout`; nothing is sent then.
 
-    An answer that refuses, or was the last one of its window, penalises its key for as long as `closed_for` says: until
-    then nobody goes who draws on the same bucket, in other clients and, with a shared store, in other programs. It is
-    handed on as it is: nothing is sent again by itself. Redirects and repeats draw on the budget, too.
+    An answer that refuses, or was the last one of its window, penalises its key for as long as `closed_for` returns:
+    until then nothing starts on the same bucket, in other clients and, with a shared store, in other programs. The
+    answer itself is returned unchanged: nothing is sent again automatically. Redirects and repeats draw on the budget,
+    too.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class LimitedTransport(httpx.AsyncBaseTransport):
                 try:
                     await self._limiter.penalize(key, seconds)
                 except StorageUnavailable as error:
-                    _note(key, seconds, error)
+                    _log_unpenalized(key, seconds, error)
                 except BaseException:
-                    # Whoever gave the request up cannot close an answer that never came to them.
+                    # A caller that gave the request up cannot close an answer that it never received.
                     await response.aclose()
                     raise
-            # What was read before it came here is not closed again.
+            # An answer that was read already is not closed again.
             if not response.is_closed:
                 assert isinstance(response.stream, httpx.AsyncByteStream)
                 response.stream = _PermitStream(response.stream, held.pop_all())
@@ -80,7 +81,7 @@ class LimitedTransport(httpx.AsyncBaseTransport):
 
 
 class SyncLimitedTransport(httpx.BaseTransport):
-    """The same for `httpx.Client`, which blocks its thread."""
+    """`LimitedTransport` for `httpx.Client`; it blocks its thread."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class SyncLimitedTransport(httpx.BaseTransport):
                 try:
                     self._limiter.penalize(key, seconds)
                 except StorageUnavailable as error:
-                    _note(key, seconds, error)
+                    _log_unpenalized(key, seconds, error)
                 except BaseException:
                     response.close()
                     raise
@@ -123,7 +124,7 @@ class SyncLimitedTransport(httpx.BaseTransport):
 
 
 class _PermitStream(httpx.AsyncByteStream):
-    """The body of an answer; a permit is given back when it is closed."""
+    """The body of an answer; closing it returns the permit."""
 
     def __init__(self, stream: httpx.AsyncByteStream, held: AsyncExitStack) -> None:
         self._stream = stream
@@ -139,7 +140,7 @@ class _PermitStream(httpx.AsyncByteStream):
 
 
 class _SyncPermitStream(httpx.SyncByteStream):
-    """The same for `httpx.Client`."""
+    """`_PermitStream` for `httpx.Client`."""
 
     def __init__(self, stream: httpx.SyncByteStream, held: ExitStack) -> None:
         self._stream = stream
@@ -170,6 +171,6 @@ def _too_late(key: str, timeout: float | None, request: httpx.Request) -> httpx.
     return httpx.PoolTimeout(f"no start was free for {key!r} within {timeout:g} s; nothing was sent", request=request)
 
 
-def _note(key: str, seconds: float, error: StorageUnavailable) -> None:
-    # The answer is worth more than telling the others of it.
-    logger.warning("a server refuses %r for %g s, and the limiter could not be told: %s", key, seconds, error)
+def _log_unpenalized(key: str, seconds: float, error: StorageUnavailable) -> None:
+    # The answer matters more than the penalty.
+    logger.warning("a server refuses %r for %g s, but the limiter could not store that: %s", key, seconds, error)

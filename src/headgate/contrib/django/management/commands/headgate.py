@@ -1,4 +1,4 @@
-"""`manage.py headgate worker`, and all other words of the command `headgate`, on the app of a task backend."""
+"""`manage.py headgate worker`, and all other subcommands of `headgate`, on the app of a task backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand
 
 
 class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
-    help = "Run jobs and look at them, as `headgate` does: manage.py headgate worker --processes 2"
+    help = "Run and inspect jobs, as `headgate` does: manage.py headgate worker --processes 2"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--backend", default="default", help="The alias in TASKS (default: default).")
@@ -22,5 +22,5 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
     def handle(self, *_: Any, backend: str, words: Sequence[str], **__: Any) -> None:
         os.environ["HEADGATE_APP"] = f"headgate.contrib.django.worker:{backend}"
         sys.argv = ["headgate", *(words or ["--help"])]
-        # As `python -m headgate`: which commands there are is the command line's own affair.
+        # As `python -m headgate`: the command line defines its own subcommands.
         runpy.run_module("headgate", run_name="__main__", alter_sys=True)
