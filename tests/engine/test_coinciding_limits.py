@@ -61,7 +61,7 @@ async def test_two_owners_of_one_key_are_refused_when_a_call_is_enqueued(app: He
         await (await merge.enqueue(1, 2, "x", "y")).result(timeout=10)
         await (await merge.enqueue(1, 1, "x", "x")).result(timeout=10)
         with pytest.raises(
-            PayloadError, match=r"'mutex'.*one key, 'orders:1', with two owners, 'x' and 'y'.*holds a permit once"
+            PayloadError, match=r"'mutex'.*the same key, 'orders:1', but two owners, 'x' and 'y'.*holds a permit once"
         ):
             await merge.enqueue(1, 1, "x", "y")
         assert len(await app.admin.jobs()) == 2

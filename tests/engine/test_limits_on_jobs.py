@@ -598,7 +598,7 @@ def test_a_missing_key_runs_ungated_shares_a_bucket_or_is_refused_as_declared() 
             await shared.enqueue_many([(None,)] * 3)
             await by_header.enqueue_many([()] * 3)
             await by_header.using(headers={"tenant": "acme"}).enqueue()
-            with pytest.raises(PayloadError, match="its key came out empty; nothing was stored"):
+            with pytest.raises(PayloadError, match="its key is empty; nothing was stored"):
                 await refuse.enqueue(None)
             await asyncio.sleep(1)
             jobs = await app.admin.jobs(count=50)

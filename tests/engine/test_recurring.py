@@ -919,8 +919,8 @@ def test_code_that_cannot_await_has_the_same_verbs() -> None:
         ({"overlap": "maybe"}, 'must be "skip", "queue" or "allow"'),
         ({"misfire": "run_all", "overlap": "skip"}, "would skip all but one"),
         ({"name": ""}, "must be 1 to 200 printable characters"),
-        ({"trigger": "0 6 * * *"}, "is no trigger; pass Cron"),
-        ({"trigger": Every}, "is no trigger; pass Cron"),
+        ({"trigger": "0 6 * * *"}, "is not a trigger; pass Cron"),
+        ({"trigger": Every}, "is not a trigger; pass Cron"),
     ],
 )
 def test_what_can_never_work_is_refused_where_it_is_declared(options: dict[str, Any], why: str) -> None:

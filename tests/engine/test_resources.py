@@ -527,8 +527,8 @@ def test_what_can_never_be_given_to_anyone_is_an_error_where_it_is_declared() ->
     for function, message in (
         (plain, "must be a generator"),
         (untyped, "does not say what it yields"),
-        (nothing, "which says nothing"),
-        (takes_an_argument, "takes 'dsn', which is no resource"),
+        (nothing, "which is not a specific type"),
+        (takes_an_argument, "takes 'dsn', which is not a resource"),
         (takes_a_session, "is opened once for the node and cannot take 'session'"),
     ):
         with pytest.raises(DeclarationError, match=message):

@@ -140,12 +140,12 @@ def test_options_are_those_of_using(project: Project) -> None:
 @pytest.mark.parametrize(
     ("task", "payload", "said"),
     [
-        ("sync", "{}", "task 'sync' misses argument 'tenant'"),
+        ("sync", "{}", "task 'sync' lacks argument 'tenant'"),
         ("sync", '{"tenant": 7}', "argument 'tenant' of task 'sync' does not fit its annotation"),
         ("sync", '{"tenant": "a", "since": "May"}', "argument 'since' of task 'sync' does not fit its annotation"),
         ("sync", '{"tenant": "a", "pge": 2}', "has no argument 'pge'; it has: tenant, page, since"),
-        ("sync", '["a"]', "have to be a JSON object"),
-        ("sync", '{"tenant"', "are no JSON"),
+        ("sync", '["a"]', "must be a JSON object"),
+        ("sync", '{"tenant"', "are not JSON"),
         ("snyc", "{}", "declares no task 'snyc'; it declares: Ship, charged, only, stopped, sync"),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_second_ctrl_c_ends_it_at_once_and_says_what_is_not_known(project: Pro
 @pytest.mark.parametrize(
     ("payload", "said"),
     [
-        ('{"tenant": "", "page": 1}', "its key came out empty"),
+        ('{"tenant": "", "page": 1}', "its key is empty"),
         ('{"tenant": "a", "page": -1}', "costs -1; a cost is a whole number from 1"),
         ('{"tenant": "a", "page": 6}', "6"),
     ],
@@ -301,5 +301,5 @@ def test_jobs_are_not_enqueued_where_nobody_will_find_them(
 def test_a_payload_that_is_parsed_is_what_a_call_would_be(project: Project) -> None:
     payload = project.app.tasks["sync"].payload
     assert payload.parse(b'{"tenant": "a", "since": "2026-05-01"}') == ([], {"tenant": "a", "since": date(2026, 5, 1)})
-    with pytest.raises(PayloadError, match="misses argument 'tenant'"):
+    with pytest.raises(PayloadError, match="lacks argument 'tenant'"):
         payload.parse("{}")

@@ -128,7 +128,7 @@ class Semaphore(Rule[HeldPermits], frozen=True, tag="concurrency", tag_field="ki
     @classmethod
     def spelled(cls, text: str, like: Rule[Any] | None, options: SpelledOptions) -> Limit:
         if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
-            raise DeclarationError(f"{text!r} is no whole number; what runs at once is limited by one, as 5")
+            raise DeclarationError(f"{text!r} is not a whole number; write how many may run at once, such as 5")
         return Concurrency(int(text))
 
 

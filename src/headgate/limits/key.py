@@ -36,7 +36,7 @@ def header(name: str = "tenant") -> Header:
         raise DeclarationError(f'header({name!r:.80}) needs the name of a header; write header("tenant")')
     if "{" in name or "}" in name:
         bare = name.strip("{} ") or "tenant"
-        raise DeclarationError(f'header({name!r:.80}) names one header and is no template; write header("{bare}")')
+        raise DeclarationError(f'header({name!r:.80}) names one header and is not a template; write header("{bare}")')
     return Header(name)
 
 
@@ -232,7 +232,7 @@ def _compile_callable(key: Callable[..., object], parameters: Sequence[str], whe
     unknown = [name for name in signature if name not in parameters]
     if unknown:
         raise DeclarationError(
-            f"the key callable of {where} asks for {', '.join(unknown)}; it may ask for: {', '.join(parameters)}"
+            f"the key callable of {where} has the parameters {', '.join(unknown)}; it may have: {', '.join(parameters)}"
         )
     named = [name for name, parameter in signature.items() if parameter.kind is parameter.KEYWORD_ONLY]
     placed = [name for name in signature if name not in named]

@@ -62,7 +62,7 @@ class RuleKinds:
         except msgspec.DecodeError as error:
             known = ", ".join(repr(kind) for kind in sorted(self._by_name))
             raise DeclarationError(
-                f"{text[:100]!r} is no rule that this version knows: {error}; its kind must be one of {known}"
+                f"{text[:100]!r} is not a rule of this version: {error}; its kind must be one of {known}"
             ) from None
 
     def limit(self, kind: str, text: str, like: AnyRule | None, options: SpelledOptions) -> Limit:

@@ -246,7 +246,7 @@ def _client_of(step: Step) -> Client:
     """Return the client of all calls. Raises DeclarationError if they belong to several apps, or there are none."""
     clients = {id(call.task._client): call.task._client for call in _calls(step) if call.task is not None}
     if not clients:
-        raise DeclarationError("there is no call in this batch, so no app to enqueue it in")
+        raise DeclarationError("this batch has no calls, so it belongs to no app")
     if len(clients) > 1:
         raise DeclarationError("the calls of a chain or a batch belong to several apps; one commit is in one store")
     (client,) = clients.values()

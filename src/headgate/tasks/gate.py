@@ -40,7 +40,7 @@ class BoundLimit:
         self._cost = None if fixed else compile_key(limit.cost, parameters, f"the cost of {self.where}", fields)
         if isinstance(limit.cost, str) and is_constant(limit.cost) and not limit.cost.strip().isdecimal():
             raise DeclarationError(
-                f"cost={limit.cost!r:.80} of {self.where} is no number and names no argument; write cost=5, or "
+                f"cost={limit.cost!r:.80} of {self.where} is not a number and names no argument; write cost=5, or "
                 'cost="{argument}"'
             )
         self.fixed_cost: int = limit.cost if isinstance(limit.cost, int) else 0
@@ -73,9 +73,9 @@ class BoundLimit:
             case "shared":
                 return SHARED
             case "fail":
-                raise PayloadError(f"{self.where}: its key came out empty; nothing was stored")
+                raise PayloadError(f"{self.where}: its key is empty; nothing was stored")
             case _:
-                on_skip(self.name, "its key came out empty")
+                on_skip(self.name, "its key is empty")
                 return None
 
     def cost(self, arguments: Arguments, headers: Headers) -> int:
@@ -101,7 +101,7 @@ class BoundLimit:
             return self.holding
         owner = bucket_key(self._owner(arguments, headers))
         if not owner:
-            raise PayloadError(f"{self.where}: the owner of its permit came out empty; nothing was stored")
+            raise PayloadError(f"{self.where}: the owner of its permit is empty; nothing was stored")
         return PermitTerms(self.holding.until, owner)
 
 
@@ -212,7 +212,7 @@ def _stricter(one: PermitTerms | None, other: PermitTerms | None, draw: Draw) ->
         return one or other
     if one.owner is not None and other.owner is not None and one.owner != other.owner:
         raise PayloadError(
-            f"the limits {draw.limit!r} come out as one key, {draw.key!r}, with two owners, {one.owner!r} and "
+            f"the limits {draw.limit!r} have the same key, {draw.key!r}, but two owners, {one.owner!r} and "
             f"{other.owner!r}; a job holds a permit once: let the keys differ or the owners be the same. Nothing was "
             "stored"
         )

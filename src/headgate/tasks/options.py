@@ -157,7 +157,7 @@ def options_over(task: Task[Any, Any], changes: EnqueueOptions) -> EnqueueOption
     if options.get("promise") and options.get("connection") is not None:
         raise DeclarationError(f"{where}: nothing is promised of a job before your own transaction commits")
     if on_conflict is not None and "unique_key" not in options:
-        raise DeclarationError(f"{where}: on_conflict={on_conflict!r} says nothing without a unique_key")
+        raise DeclarationError(f"{where}: on_conflict={on_conflict!r} has no effect without a unique_key")
     if "unique_key" in new:
         _require_unique_key(cast(str, new["unique_key"]), task, where)
     return options

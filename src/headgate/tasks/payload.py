@@ -136,16 +136,16 @@ class PayloadType:
         try:
             given = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise PayloadError(f"the arguments of {self._where} are no JSON: {error}") from None
+            raise PayloadError(f"the arguments of {self._where} are not JSON: {error}") from None
         if not isinstance(given, dict):
-            raise PayloadError(f"the arguments of {self._where} have to be a JSON object, and this is {shown(given)}")
+            raise PayloadError(f"the arguments of {self._where} must be a JSON object, not {shown(given)}")
         known = ", ".join(self.parameters) or "none"
         for name in given:
             if name not in self._names:
                 raise PayloadError(f"{self._where} has no argument {name!r}; it has: {known}")
         missing = ", ".join(repr(name) for name in self.parameters if name in self._required - given.keys())
         if missing:
-            raise PayloadError(f"{self._where} misses argument {missing}")
+            raise PayloadError(f"{self._where} lacks argument {missing}")
         try:
             return self._as_call(self._decode(text))
         except Exception as error:  # the code of a model or a class can raise anything
@@ -171,7 +171,7 @@ class PayloadType:
         try:
             stored = msgspec.json.decode(payload)
             if not isinstance(stored, dict):
-                raise TypeError(f"the stored arguments are no JSON object: {shown(stored)}")
+                raise TypeError(f"the stored arguments are not a JSON object: {shown(stored)}")
             return self._decode(to_json(self._upgrade(stored)))
         except Exception as error:
             raise PayloadError(
@@ -243,7 +243,7 @@ class PayloadType:
                 given[name] = value
         if len(given) < len(self.parameters) and not self._required <= given.keys():
             missing = ", ".join(repr(name) for name in self.parameters if name in self._required - given.keys())
-            raise TypeError(f"{self._where} misses argument {missing}")
+            raise TypeError(f"{self._where} lacks argument {missing}")
         return given
 
     def _option_passed_as_argument(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

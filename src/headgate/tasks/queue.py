@@ -115,6 +115,6 @@ def _require_backlog(queue: Queue) -> None:
     if when_full not in get_args(WhenFull):
         raise DeclarationError(f'{where}: when_full={when_full!r} must be "wait", "raise" or "fallback"')
     if bound is None and when_full != "wait":
-        raise DeclarationError(f"{where}: when_full={when_full!r} says nothing without a max_backlog")
+        raise DeclarationError(f"{where}: when_full={when_full!r} has no effect without a max_backlog")
     if when_full == "fallback" and queue.name == DEFAULT_QUEUE:
         raise DeclarationError(f"{where} is where the others fall back to; it can wait or raise when it is full")

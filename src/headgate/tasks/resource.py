@@ -60,14 +60,14 @@ def declare_resource(function: Callable[..., Any], scope: str, known: Mapping[An
     kind = _yielded(function, hints.get("return"), where)
     if kind in known:
         raise DeclarationError(
-            f"{where} yields {_named(kind)}, as resource {known[kind].name!r} does; handlers ask by type, so tell them "
-            'apart: Annotated[…, "replica"], a NewType or a subclass'
+            f"{where} yields {_named(kind)}, as resource {known[kind].name!r} does; handlers ask by type, so "
+            'use different ones: Annotated[…, "replica"], a NewType or a subclass'
         )
     needs = _needs(function, hints, known)
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name not in needs:
             raise DeclarationError(
-                f"{where} takes {parameter.name!r}, which is no resource; a resource takes only resources, by type, "
+                f"{where} takes {parameter.name!r}, which is not a resource; a resource takes only resources, by type, "
                 "that were declared before it"
             )
     for need in needs.values():
@@ -126,7 +126,7 @@ def _yielded(function: Callable[..., Any], returned: Any, where: str) -> Any:
         ) from None
     if kind in (Any, object, type(None)):
         raise DeclarationError(
-            f"{where} yields {_named(kind)}, which says nothing; name the type that handlers ask for"
+            f"{where} yields {_named(kind)}, which is not a specific type; name the type that handlers ask for"
         )
     return kind
 

@@ -77,7 +77,7 @@ def schedule_spec(name: str, trigger: Trigger, options: ScheduleOptions) -> Sche
         raise DeclarationError(f"schedule name {name!r:.80} must be 1 to 200 printable characters")
     if not isinstance(trigger, Trigger) or isinstance(trigger, type):
         raise DeclarationError(
-            f'{where}: {trigger!r:.80} is no trigger; pass Cron("0 6 * * *"), Every(minutes=5), Calendar(…), or an '
+            f'{where}: {trigger!r:.80} is not a trigger; pass Cron("0 6 * * *"), Every(minutes=5), Calendar(…), or an '
             "object with next_after, latest_at_or_before and describe"
         )
     if first not in ("now", "after") and not isinstance(first, datetime):

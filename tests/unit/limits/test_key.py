@@ -173,7 +173,7 @@ def test_a_callable_that_returns_none_gives_an_empty_key() -> None:
 
 
 def test_a_callable_that_asks_for_an_unknown_argument_is_refused_at_declaration() -> None:
-    assert "asks for tenant, x; it may ask for: tenant_id, page" in refusal(
+    assert "has the parameters tenant, x; it may have: tenant_id, page" in refusal(
         lambda tenant, x, page: "", ["tenant_id", "page"]
     )
 

@@ -85,5 +85,5 @@ def test_a_text_that_is_no_known_rule_is_told_the_kinds_there_are(text: str) -> 
 
 
 def test_an_unknown_kind_is_named() -> None:
-    with pytest.raises(DeclarationError, match="is no rule that this version knows: Invalid value 'leaky'"):
+    with pytest.raises(DeclarationError, match="is not a rule of this version: Invalid value 'leaky'"):
         load_rule('{"kind": "leaky", "count": 15}')

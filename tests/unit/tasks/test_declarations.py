@@ -201,7 +201,7 @@ async def test_arguments_that_do_not_fit_the_signature_are_refused_like_a_call(a
 
     async with app.open():
         for args, kwargs, reason in [
-            ((), {}, "misses argument 'tenant'"),
+            ((), {}, "lacks argument 'tenant'"),
             (("a", 1, 2), {}, "takes 2 positional"),
             (("a",), {"tenant": "b"}, "twice"),
             (("a",), {"pages": 1}, "no argument 'pages'"),

@@ -281,7 +281,9 @@ def test_a_constant_that_spells_a_field_of_the_only_argument_is_told_the_braces(
 def test_a_cost_that_is_neither_a_number_nor_a_template_is_refused(app: Headgate) -> None:
     async def work(order: int) -> None: ...
 
-    with pytest.raises(DeclarationError, match=r"cost='expensive' .* is no number and names no argument; write cost=5"):
+    with pytest.raises(
+        DeclarationError, match=r"cost='expensive' .* is not a number and names no argument; write cost=5"
+    ):
         app.task(limits=[StrictRate("15/m", cost="expensive")])(work)
     app.task(limits=[StrictRate("15/m", cost="5")])(work)
 
@@ -346,7 +348,7 @@ def test_gates_of_other_queues_look_into_annotations_too() -> None:
 
 
 def test_the_name_of_a_header_is_no_template() -> None:
-    with pytest.raises(DeclarationError, match=re.escape('is no template; write header("tenant")')):
+    with pytest.raises(DeclarationError, match=re.escape('is not a template; write header("tenant")')):
         header("{tenant}")
     for name in ("", None, 5):
         with pytest.raises(DeclarationError, match="needs the name of a header"):

@@ -75,9 +75,9 @@ class GatedTask:
             return None
         if not key and self.limit.key is not None:
             if self.limit.on_missing_key == "fail":
-                raise PayloadError(f"{self._where}: its key came out empty; nothing was published")
+                raise PayloadError(f"{self._where}: its key is empty; nothing was published")
             if self.limit.on_missing_key == "run":
-                self._warn("its key came out empty")
+                self._warn("its key is empty")
                 return None
             key = SHARED
         return self.line_of_key(key)

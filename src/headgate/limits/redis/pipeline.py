@@ -287,7 +287,7 @@ class RedisConnection(asyncio.Protocol):
             self._reader.feed(data)
             while (reply := self._reader.gets()) is not _NOTHING:
                 if not self._expected:
-                    raise hiredis.ProtocolError("Redis sent a reply that nobody asked for")
+                    raise hiredis.ProtocolError("Redis sent a reply without a request")
                 self.replies.append(reply)
                 if len(self.replies) == self._expected[0]:
                     self._expected.popleft()

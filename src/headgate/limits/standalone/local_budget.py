@@ -44,7 +44,9 @@ class LocalBudget:
         if self.is_closed:
             raise GateClosed
         if self.hands_out_permits:
-            raise HeadgateError("a permit comes back when its holder is done, so nobody knows its slot; use `hold()`")
+            raise HeadgateError(
+                "a permit comes back when its holder is done, so its slot cannot be predicted; use `hold()`"
+            )
         return self.table.reserve(key, cost, id)
 
     def cancel(self, key: str, id: str) -> bool:

@@ -70,7 +70,7 @@ class MemoryBuckets:
     def _table_of(self, bucket: Bucket) -> BucketTable:
         if bucket.rule.holds_permits:
             raise DeclarationError(
-                "a bucket store counts starts; permits belong to who holds them: use `Limiter(Concurrency(…)).hold()`"
+                "a bucket store counts starts; permits belong to their holders: use `Limiter(Concurrency(…)).hold()`"
             )
         return self.table(bucket.limit, bucket.rule)
 

@@ -905,7 +905,7 @@ def test_starts_are_not_given_back_and_permits_not_settled_or_booked() -> None:
     rate, permits = (Limiter(limit, clock=ManualClock()) for limit in (RateLimit("1/m"), Concurrency(1)))
     with pytest.raises(HeadgateError, match="counts starts"):
         rate.release()
-    with pytest.raises(HeadgateError, match="nobody knows its slot"):
+    with pytest.raises(HeadgateError, match="its slot cannot be predicted"):
         permits.sync.reserve()
     with permits.sync.hold() as held, pytest.raises(HeadgateError, match="given back whole"):
         held.settle(1)
