@@ -232,7 +232,8 @@ def _compile_callable(key: Callable[..., object], parameters: Sequence[str], whe
     unknown = [name for name in signature if name not in parameters]
     if unknown:
         raise DeclarationError(
-            f"the key callable of {where} has the parameters {', '.join(unknown)}; it may have: {', '.join(parameters)}"
+            f"the key callable of {where} has unknown parameters: {', '.join(unknown)}; it may have: "
+            f"{', '.join(parameters)}"
         )
     named = [name for name, parameter in signature.items() if parameter.kind is parameter.KEYWORD_ONLY]
     placed = [name for name in signature if name not in named]

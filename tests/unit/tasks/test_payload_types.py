@@ -424,7 +424,7 @@ def test_an_upgrade_is_asked_only_for_a_payload_that_does_not_fit() -> None:
     [
         ('{"pagez":7}', "its upgrade does not help: KeyError: 'pages'"),
         ('{"pages":"seven"}', "Expected `int"),
-        ("[1]", "no JSON object"),
+        ("[1]", "not a JSON object"),
         ("{", "malformed|truncated"),
     ],
 )
